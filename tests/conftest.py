@@ -38,6 +38,7 @@ from harness import (
     compile_with,
     compiled_quickly,
     copied_population,
+    from_numpy,
     lettered_words,
     made_up_users,
     small_population,
@@ -47,7 +48,7 @@ from harness import (
 from taciturn.data.population import Population, write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
-from taciturn.privacy import sampler, wide
+from taciturn.privacy import sampler
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.recipe.recipe import Recipe
 from taciturn.runs.ngram_baselines import count_population
@@ -113,7 +114,7 @@ def copied_runs(finished_runs: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def one_deviation(monkeypatch) -> None:
     """In place of noise exactly one standard deviation of it, for all coordinates alike."""
-    monkeypatch.setattr(sampler, "white", lambda spread, key, stream, size: wide.from_numpy(np.full(size, int(spread.deviation))))
+    monkeypatch.setattr(sampler, "white", lambda spread, key, stream, size: from_numpy(np.full(size, int(spread.deviation))))
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from taciturn.privacy.chacha20 import key_words
 from taciturn.privacy.clipping import Whole
 from taciturn.privacy.curator import device_program
 from taciturn.privacy.ledger import FILE_NAME
+from taciturn.privacy.wide import Wide
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import parse_recipe
@@ -166,6 +167,11 @@ def tiny_recipe(population: Population, **sections) -> Recipe:
         else:
             content[section] = values
     return parse_recipe(content)
+
+
+def from_numpy(numbers) -> Wide:
+    numbers = np.asarray(numbers, np.int64)
+    return Wide(jnp.asarray((numbers >> 32).astype(np.int32)), jnp.asarray((numbers & 0xFFFFFFFF).astype(np.uint32)))
 
 
 def exact(report, clip_norm):

@@ -6,8 +6,7 @@ import re
 _ADVICE = {
     errno.ENOSPC: "free some space, then run the command again",
     errno.ENOENT: "check the path",
-    errno.ENOTDIR: "part of this path is a file; choose another path",
-    errno.EEXIST: "part of this path is a file; choose another path",
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "part of this path is a file; choose another path"),
     errno.EISDIR: "name a file, not a folder",
     errno.EADDRINUSE: "choose another port",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose a place that you may write to, or change its permissions"),

@@ -17,7 +17,6 @@ from taciturn.core import PyTree
 
 UNIT_ROUNDOFF = 2.0**-24  # float32
 
-
 add, subtract = partial(jax.tree.map, jnp.add), partial(jax.tree.map, jnp.subtract)  # of two trees
 
 

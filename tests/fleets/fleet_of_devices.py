@@ -8,7 +8,7 @@ from enrolling import ISSUER, enrolled
 from harness import made_up_users, tiny_recipe
 from taciturn.data.population import write_population
 from taciturn.fleets import assemble
-from taciturn.fleets.devices.device import WISHES
+from taciturn.fleets.devices.device import Wishes
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.recipe.build import with_noise
 
@@ -50,7 +50,7 @@ class FleetOfDevices:
         for number in range(count):
             self.start(number)
 
-    def start(self, number: int, recipe=None, key=None, wishes=WISHES) -> None:
+    def start(self, number: int, recipe=None, key=None, wishes=Wishes()) -> None:
         """A device that is new, or the same after a restart."""
         folder = self.folder / f"device-{number}"
         folder.mkdir(exist_ok=True)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness import from_numpy
 from taciturn.core import Report
 from taciturn.privacy import wide
 from taciturn.privacy.clipping import REACH, STEPS
@@ -30,7 +31,7 @@ def steps(estimator, users) -> int:
     """Return what is noised, for reports in integers and a clip norm of 1."""
     weights = [math.floor(w * STEPS) for w, _ in users]
     sums = sum(math.trunc(w / STEPS * d * REACH) for w, (_, d) in zip(weights, users, strict=True))
-    return int(wide.to_numpy(divided(estimator)(wide.from_numpy(np.array([sums])), jnp.int32(sum(weights))))[0])
+    return int(wide.to_numpy(divided(estimator)(from_numpy(np.array([sums])), jnp.int32(sum(weights))))[0])
 
 
 @functools.cache
@@ -54,8 +55,8 @@ def test_one_user_of_norm_at_most_1_moves_what_is_noised_by_at_most_its_sensitiv
 @given(count=st.integers(0, 65_534), sign=st.sampled_from([-1.0, 1.0]))
 @settings(max_examples=50, deadline=None)
 def test_the_sensitivity_holds_among_the_largest_number_of_users(estimator, count, sign):
-    crowd = wide.from_numpy(np.array([count * int(REACH)])), jnp.int32(count * int(STEPS))
-    more = wide.from_numpy(np.array([int((count + sign) * REACH)])), jnp.int32((count + 1) * int(STEPS))
+    crowd = from_numpy(np.array([count * int(REACH)])), jnp.int32(count * int(STEPS))
+    more = from_numpy(np.array([int((count + sign) * REACH)])), jnp.int32((count + 1) * int(STEPS))
     before, after = (int(wide.to_numpy(divided(estimator)(*one))[0]) for one in (crowd, more))
     assert abs(after - before) <= estimator.sensitivity(1) * REACH
 

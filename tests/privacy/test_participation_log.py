@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import curators
 from curators import averaging, few_people, simulated
-from harness import Cut, cut_off_rows
+from harness import Cut, cut_off_rows, from_numpy
 from taciturn.core import FailedRound
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.fleets.simulation.in_process import SimulatedFleet
@@ -557,7 +557,7 @@ def test_one_band_is_independent_noise(people, tmp_path):
     noise = banded(1.0, Bands(17, [1.0]))
     state, drawn = noise.init(3), []
     for round in range(3):
-        white = wide.from_numpy(np.arange(3) + 10 * round)
+        white = from_numpy(np.arange(3) + 10 * round)
         row, state = noise.next(state, lambda stream, white=white: white)
         drawn.append(wide.to_numpy(row))
         assert state == []

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import curators
-from harness import lowers_for_gpus
+from harness import from_numpy, lowers_for_gpus
 from taciturn.privacy import chacha20, sampler, wide
 from taciturn.privacy.clipping import MOST_REPORTS, flat_clip
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
@@ -214,7 +214,7 @@ def test_wide_numbers_are_integers_of_64_bits(a, b, factor, bits, divisor, fract
     def wrapped(number: int) -> int:
         return (number + 2**63) % 2**64 - 2**63
 
-    left, right = wide.from_numpy(np.int64(a)), wide.from_numpy(np.int64(b))
+    left, right = from_numpy(np.int64(a)), from_numpy(np.int64(b))
     for made, expected in (
         (wide.add(left, right), a + b),
         (wide.subtract(left, right), a - b),

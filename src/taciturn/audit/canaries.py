@@ -124,10 +124,7 @@ def copies_read(user: SyntheticUser, layout: Layout | None = None) -> int:
 
 def save_canaries(path: Path, seen: Mapping[Canary, float], vocabulary: Vocabulary) -> None:
     """Save canaries with their words spelled out, for people and other vocabularies, and how often each is seen (`expected_sightings`)."""
-    rows = [
-        {"words": [vocabulary.words[word] for word in canary.words], "users": canary.users, "copies": canary.copies, "seen": often}
-        for canary, often in seen.items()
-    ]
+    rows = [one._asdict() | {"words": [vocabulary.words[word] for word in one.words], "seen": often} for one, often in seen.items()]
     write_atomically(path, json.dumps(rows, ensure_ascii=False, indent=1).encode())
 
 

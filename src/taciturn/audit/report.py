@@ -43,7 +43,6 @@ class MembershipResults(NamedTuple):
     delta: float
     turns: int  # of one user, at most
     whole: float | None  # the μ of the run's claim about every person, where it is one of μ-GDP
-    scores: np.ndarray
     mu: np.ndarray  # claimed, of each user
     included: np.ndarray
 
@@ -79,16 +78,16 @@ def membership_results(folder: Path, recipe: Recipe) -> MembershipResults | None
     pattern = np.arange(len(seen.included)) % len(seen.patterns)
     scores = np.einsum("ri,ri->i", by_pattern[:, pattern], seen.products)
     came = apart[pattern] > 0  # a run that ended early never reached the turns of the others
-    scores, mu, included = scores[came], apart[pattern][came], seen.included[came]
+    mu, included = apart[pattern][came], seen.included[came]
     try:
-        found = audited(scores, mu, included)
+        found = audited(scores[came], mu, included)
     except ValueError as error:
         raise DataError(f"{folder} cannot be audited: {error}") from None
     participation, whole = build.participation(recipe), None
     if participation.limits and not participation.sampled_by_curator:
         squared = build.noise(recipe, multiplier).strategy.sensitivity_squared(len(seen.rows), *participation.limits)
         whole = math.sqrt(squared) / multiplier
-    return MembershipResults(found, recipe.delta, max(map(len, seen.patterns)), whole, scores, mu, included)
+    return MembershipResults(found, recipe.delta, max(map(len, seen.patterns)), whole, mu, included)
 
 
 class AuditReport(NamedTuple):

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import typer
@@ -18,13 +18,8 @@ core.HAS_RICH = False  # or help in plain text has its brackets escaped, for a r
 
 click.IntRange.name, click.FloatRange.name = "integer", "number"  # or errors speak of a «valid integer range»
 
-app = Commands(
-    no_args_is_help=True,
-    suggest_commands=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"max_content_width": 100},
-)
+plain: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "context_settings": {"max_content_width": 100}}
+app = Commands(no_args_is_help=True, suggest_commands=False, **plain)
 for command in (
     demo.demo, plan.plan, tune.tune, pretrain.pretrain, train.train, evaluate.evaluate, evaluate.compare, evaluate.report, export.export,
     personalise.personalise, bench.bench, bench.doctor,

@@ -55,9 +55,8 @@ def _print_membership(membership: "MembershipResults") -> None:
     title = f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(membership.delta)}"
     least = "found, at least (99.9 % confidence)"
     figures = ("claimed", 1.0, math.ceil), ("found", audit.times, round), (least, audit.times_at_least, math.floor)
-    rows = (
-        (name, _two_digits(times * audit.mu, rounded), _two_digits(membership.epsilon(times), rounded)) for name, times, rounded in figures
-    )
+    found = ((name, times * audit.mu, membership.epsilon(times), rounded) for name, times, rounded in figures)
+    rows = ((name, _two_digits(mu, rounded), _two_digits(epsilon, rounded)) for name, mu, epsilon, rounded in found)
     print_table(("of these turns", "μ", "ε"), rows, title, left=("of these turns",))
     if audit.refuted:
         less = f"{_two_digits(audit.times_at_least, math.floor)} times less noise than is claimed, or reports are as much longer"

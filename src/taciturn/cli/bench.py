@@ -45,7 +45,11 @@ def bench(
         raise TaciturnError(f"--against takes {', '.join(PEERS)}, not {unknown[0]!r}: name some of them")
     if write and not others:
         raise TaciturnError("--write needs a comparison to write: name a framework, for example --against torch,pfl,fedjax")
-    program = _program_of_turns() if others else {}
+    # What runs other frameworks in turns with ours is part of the repository, not of the package.
+    path = Path(__file__).parents[3] / "benchmarks" / "in_turns.py"
+    if others and not path.exists():
+        raise TaciturnError("the other frameworks' programs are in benchmarks/ of the repository: run taciturn from a clone of it")
+    program = runpy.run_path(str(path)) if others else {}
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
     used, device = precision or usual_precision, jax.devices()[0].device_kind
     seen, parts = count(), 3 + (program["TURNS"] * (1 + len(others)) if others else 0)
@@ -67,14 +71,6 @@ def bench(
         rows = [(name, *(f"{one:,.1f}" for one in each), ratio) for name, each, ratio in program["compared"](speeds["in_turns"])]
         print_table(("users/s of the paper round, turn by turn", *map(str, range(1, program["TURNS"] + 1)), "ours is"), rows)
     return speeds
-
-
-def _program_of_turns() -> dict[str, Any]:
-    """Load the program that runs other frameworks in turns with ours; it is part of the repository, not of the package."""
-    program = Path(__file__).parents[3] / "benchmarks" / "in_turns.py"
-    if not program.exists():
-        raise TaciturnError("the other frameworks' programs are in benchmarks/ of the repository: run taciturn from a clone of it")
-    return runpy.run_path(str(program))
 
 
 def doctor() -> tuple[list[dict[str, Any]], int]:

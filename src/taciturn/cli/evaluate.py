@@ -17,9 +17,7 @@ NAMES = {
     "loss": "loss",
     "perplexity": "perplexity",
 }
-HeldOutOf = Annotated[
-    Path | None, Option("--data", help="measure on the held-out users of another population, built with --same-people-as the run's")
-]
+HeldOutOf = Annotated[Path | None, Option("--data", help="held-out users of another population, built with --same-people-as the run's")]
 Run = Annotated[Path, Argument(help="a run folder")]
 
 

@@ -10,19 +10,17 @@ from taciturn.cli.output import begin, console, say, stages
 from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
 
+To = Option(
+    help="model: model.safetensors; onnx, onnx-int8: an ONNX step graph, of floats or of bytes; arpa: n-grams for Presage, fcitx, KenLM; "
+    "combined: a word list for HeliBoard and other AOSP keyboards; js: one script for pages and Keyman"
+)
 Blocklist = Annotated[Path | None, Option(help="file of words never to suggest, one on each line; # begins a comment")]
 
 
 def export(
     run: Annotated[Path, Argument(help="a run folder, or a folder of n-grams counted on users")],
     out: Annotated[Path, Option(help="new folder for the model and its guarantee")],
-    to: Annotated[
-        ExportFormat,
-        Option(
-            help="model: model.safetensors; onnx, onnx-int8: an ONNX step graph, of floats or of bytes; arpa: n-grams for Presage, fcitx, "
-            "KenLM; combined: a word list for HeliBoard and other AOSP keyboards; js: one script for pages and Keyman"
-        ),
-    ] = "model",
+    to: Annotated[ExportFormat, To] = "model",
     non_private: Annotated[bool, Option("--non-private", help="export a model without any guarantee")] = False,
     blocklist: Blocklist = None,
     samples: Annotated[int, Option(min=1000, help="arpa, combined: words that the model generates, to be counted")] = 2_000_000,

@@ -1,18 +1,14 @@
 """`taciturn keyboard`: type with a model, simulate people typing, and count n-grams as keyboards use today."""
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from taciturn.cli.export import Blocklist
 from taciturn.cli.output import begin, console, group, print_metrics, say, stages
 from taciturn.names import Smoothing
-
-if TYPE_CHECKING:
-    from taciturn.runs.typing import TypingResults
 
 keyboard_app = group("keyboard", "Try models at a keyboard: type, or simulate people who do.", "taciturn keyboard open runs/first")
 NAMES = {
@@ -84,25 +80,13 @@ def evaluate(
     """
     from taciturn.data.columns import Columns
     from taciturn.data.sources import Source
+    from taciturn.keyboard.typing_simulation import PICKED_RATE
     from taciturn.runs.typing import simulate_typing
 
     source = None if text == [Path("sotu")] else Source(text, Columns(user_column, text_column))
     paths = [model] if other is None else [model, other]
     with stages() as show:
         tried = simulate_typing(paths, source, history, people, words, show)
-    _print(paths, tried, history)
-    found = zip(paths, tried.typings, strict=True)
-    listed = [{"model": str(path)} | {metric: vars(typed[metric]) for metric in NAMES} for path, typed in found]
-    content = {"people": tried.people, "words": tried.words, "left_out": tried.trained_on, "history": history, "models": listed}
-    if len(listed) > 1:
-        first, second = tried.typings
-        content["change"] = {metric: vars(second.change_from(first, metric)) for metric in NAMES}
-    return content
-
-
-def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None:
-    from taciturn.keyboard.typing_simulation import PICKED_RATE
-
     others = "people on whom an ARPA file or a personal model was trained cannot be known, so they may be among them"
     if tried.trained_on is not None:
         others = f"left out: {tried.trained_on:,} on whom a model was trained, or who opted out"
@@ -118,6 +102,13 @@ def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None
         "Modified, and a minute: noisy taps, re-scored by the model.",
         style="dim",
     )
+    found = zip(paths, tried.typings, strict=True)
+    listed = [{"model": str(path)} | {metric: vars(typed[metric]) for metric in NAMES} for path, typed in found]
+    content = {"people": tried.people, "words": tried.words, "left_out": tried.trained_on, "history": history, "models": listed}
+    if len(listed) > 1:
+        first, second = tried.typings
+        content["change"] = {metric: vars(second.change_from(first, metric)) for metric in NAMES}
+    return content
 
 
 @keyboard_app.command()

@@ -69,15 +69,7 @@ def show(
         rows.append(row("all together", "", epsilon, delta, rho, "zero out one user"))
     columns = "run", "releases", "ε", "δ", "ρ", "neighbours differ by"
     print_table(columns, rows, f"{population}: what was released about these users", left=("run", "neighbours differ by"))
-    console.print("\n".join(_notes(book)))
-    found["made_from_python"] = _made_from_python(population) is not None
-    if found["made_from_python"]:
-        console.print("Made from Python: whether its runs are about the same people, and whether other ledgers know of them, is unknown.")
-    return found
-
-
-def _notes(book: "Ledger") -> list[str]:
-    """Explain the totals, and what there is beside them: a budget, an anchor."""
+    # Explain the totals, and what there is beside them: a budget, an anchor.
     torn = sum(row["kind"] == "torn" for row in book.rows)
     lines = [
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
@@ -91,7 +83,11 @@ def _notes(book: "Ledger") -> list[str]:
         lines.append(f"Budget for all runs together: {pair_text(book.budget.epsilon, book.budget.delta)}.{still}")
     if book.anchor:
         lines.append(f"Anchored in {book.anchor}.")
-    return lines
+    console.print("\n".join(lines))
+    found["made_from_python"] = _made_from_python(population) is not None
+    if found["made_from_python"]:
+        console.print("Made from Python: whether its runs are about the same people, and whether other ledgers know of them, is unknown.")
+    return found
 
 
 @ledger_app.command()
@@ -112,9 +108,7 @@ def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to
 def budget(
     population: Folder,
     epsilon: Annotated[float, Option(help="what all runs together may cost, in whatever order")],
-    delta: Annotated[
-        float | None, Option(help="δ of the budget (default: that of the last budget, or the runs' smallest, or 1e-10)")
-    ] = None,
+    delta: Annotated[float | None, Option(help="δ of it (default: that of the last budget, or the runs' smallest, or 1e-10)")] = None,
 ) -> dict[str, float]:
     """Set a budget for all runs on these people together. It can only be lowered later.
 

@@ -1,14 +1,11 @@
 """`taciturn personalise`: a personal model, which stays on this device."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from taciturn.cli.output import bar, change_text, console, finite, print_table, say
-
-if TYPE_CHECKING:
-    from taciturn.keyboard.personal_model import Personal
 
 MANY_UNKNOWN = 0.3  # of all words: then it may be another language
 
@@ -37,24 +34,20 @@ def personalise(
     learning = Learning(epochs, learning_rate, corpus, user_share)
     with bar("personalising", "epochs") as show:
         done = personalise(model, text, out, learning, delete_text, lambda epochs, all: show(epochs, all, ""))
-    _print_change(done)
+    console.print(f"{done.messages:,} messages, {done.words:,} words and punctuation marks")
+    for reason, count in done.left_out.items():
+        console.print(f"Left out: {reason}: {count:,}")
+    if done.unknown > MANY_UNKNOWN * done.words:
+        console.print(f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it for this language?", style="yellow")
+    rows = []
+    for metric, name, spec in (("perplexity", "perplexity", ".1f"), ("accuracy_top1", "AccuracyTop1", ".2%")):
+        figures = (f"{scores[metric].value:{spec}}" for scores in (done.before, done.after))
+        rows.append((name, *figures, change_text(done.after.change_from(done.before, metric))))
+    title = f"On the last {done.held_out:,} messages, which were not trained on"
+    print_table(("", "before", "after", "change ± 95 %"), rows, title)
     stays = f"it may repeat them, so it stays on this device. Type with it: taciturn keyboard open {out}"
     say(f"{out / 'model.safetensors'}: personal, learned from {done.messages - done.held_out:,} messages; {stays}")
     if delete_text:
         say(f"{text} is deleted.")
     found = {metric: {"before": done.before[metric].value, "after": done.after[metric].value} for metric in ("perplexity", "accuracy_top1")}
     return {"model": str(out), "messages": done.messages, **found}
-
-
-def _print_change(done: "Personal") -> None:
-    console.print(f"{done.messages:,} messages, {done.words:,} words and punctuation marks")
-    for reason, count in done.left_out.items():
-        console.print(f"Left out: {reason}: {count:,}")
-    if done.unknown > MANY_UNKNOWN * done.words:
-        console.print(f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it for this language?", style="yellow")
-    title = f"On the last {done.held_out:,} messages, which were not trained on"
-    rows = []
-    for metric, name, spec in (("perplexity", "perplexity", ".1f"), ("accuracy_top1", "AccuracyTop1", ".2%")):
-        figures = (f"{scores[metric].value:{spec}}" for scores in (done.before, done.after))
-        rows.append((name, *figures, change_text(done.after.change_from(done.before, metric))))
-    print_table(("", "before", "after", "change ± 95 %"), rows, title)

@@ -11,7 +11,7 @@ from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
-    from taciturn.planning import Answer, Question
+    from taciturn.planning import Question
 
 
 def plan(
@@ -64,17 +64,7 @@ def plan(
             show(number, len(chosen), f"{name} {wait}")
             answers.append(planning.plan(question, name))
         show(len(chosen), len(chosen), "")
-    _print_answers(question, answers)
-    return {**_claim(question), "answers": [asdict(one) for one in answers]}
-
-
-def _claim(question: "Question") -> dict[str, float]:
-    return {"min_separation": question.separation, "max_participations": question.participations, "delta": question.at_delta}
-
-
-def _print_answers(question: "Question", answers: "list[Answer]") -> None:
-    population, goal, rounds = question.population, question.report_goal, question.rounds
-    updates = f"{population:,} users, {goal:,} a round, {rounds:,} rounds: {rounds * goal:,} user updates"
+    updates = f"{population:,} users, {report_goal:,} a round, {rounds:,} rounds: {rounds * report_goal:,} user updates"
     claim = f"the claim is {question.separation}, and at most {question.participations} participations"
     console.print(f"{updates}. {question.possible_separation} rounds of rest are possible; {claim}. δ = {delta_text(question.at_delta)}")
     base = next((one.error for one in answers if one.mechanism == "independent"), None)
@@ -84,6 +74,11 @@ def _print_answers(question: "Question", answers: "list[Answer]") -> None:
         cost = f"{one.noise_multiplier:.3g}", rho_text(one.rho), epsilon_text(one.epsilon)
         rows.append((name, *cost, f"{one.error:.3g}", f"{one.error / base:.2f}" if base else ""))
     print_table(("", "noise multiplier", "ρ", "ε", "error", "÷ independent"), rows)
+    return {**_claim(question), "answers": [asdict(one) for one in answers]}
+
+
+def _claim(question: "Question") -> dict[str, float]:
+    return {"min_separation": question.separation, "max_participations": question.participations, "delta": question.at_delta}
 
 
 def _grown(trial: "Question", target: float, largest_goal: int, mechanism: MechanismName) -> dict[str, Any]:

@@ -42,7 +42,16 @@ def pretrain(
     settings = model_settings(set or [])
     schedule = Schedule(epochs or 0, batch_size or 0, unroll, learning_rate or 0.0, precision, held_out, patience, seed)
     finished = watched(corpus, settings, schedule, out, resume, start)
-    _print_epochs(finished)
+    # All epochs; the one whose model was written is in bold.
+    title = f"Measured on {finished.held_out}"
+    specs = {"epoch": "d", "training_loss": ".3f", "loss": ".3f", "perplexity": ".1f", "accuracy_top1": ".2%", "tokens_per_second": ",.0f"}
+    rows = [[format(getattr(one, name), spec) for name, spec in specs.items()] for one in finished.epochs]
+    styles = ["bold" if one == finished.best else "" for one in finished.epochs]
+    print_table(("epoch", "training loss", "held-out loss", "perplexity", "Top1", "tokens/s"), rows, title, styles=styles)
+    if finished.stopped:
+        say(f"Stopped early, {finished.stopped}.", style="yellow")
+    if finished.best != finished.epochs[-1]:
+        console.print(f"Epoch {finished.best.epoch} was the best; its model was written.")
     say(f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}")
     return {"model": str(out), "best": finished.best._asdict(), "epochs": [one._asdict() for one in finished.epochs]}
 
@@ -65,16 +74,3 @@ def watched(
         saved = (out / CHECKPOINT).exists()
         kept = "All finished epochs are kept" if saved else "No epoch was finished, so nothing is kept"
         leave_interrupted(f"{kept}; continue with the same command{again}")
-
-
-def _print_epochs(finished: "Pretrained") -> None:
-    """Print all epochs; the one whose model was written is in bold."""
-    title = f"Measured on {finished.held_out}"
-    specs = {"epoch": "d", "training_loss": ".3f", "loss": ".3f", "perplexity": ".1f", "accuracy_top1": ".2%", "tokens_per_second": ",.0f"}
-    rows = [[format(getattr(one, name), spec) for name, spec in specs.items()] for one in finished.epochs]
-    styles = ["bold" if one == finished.best else "" for one in finished.epochs]
-    print_table(("epoch", "training loss", "held-out loss", "perplexity", "Top1", "tokens/s"), rows, title, styles=styles)
-    if finished.stopped:
-        say(f"Stopped early, {finished.stopped}.", style="yellow")
-    if finished.best != finished.epochs[-1]:
-        console.print(f"Epoch {finished.best.epoch} was the best; its model was written.")

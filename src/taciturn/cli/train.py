@@ -47,7 +47,12 @@ def train(
     """
     begin(f"reading {what or run or 'the recipe'}")
     if engine is not None:
-        _join(engine)
+        from taciturn.fleets.ray_engine import RayError, join
+
+        name, _, address = engine.partition(":")
+        if name != "ray":
+            raise RayError(f"--engine must be ray, or ray:ADDRESS of a cluster, not {engine}; leave it out to train in this process")
+        join(address or None)
     given = {"--epsilon": epsilon, "--users": users, "--public": public, "--minutes": minutes, "--dry-run": dry_run}
     for_people = [name for name, value in given.items() if value]
     if resume:
@@ -156,15 +161,6 @@ def _started(people: Path, public: Path, out: Path) -> Path:
     elif corpus.source not in load_model(out)[1].public_sources:
         raise TaciturnError(f"{out} was pretrained on other text than {public}: delete it, or choose another --run")
     return out
-
-
-def _join(engine: str) -> None:
-    from taciturn.fleets.ray_engine import RayError, join
-
-    name, _, address = engine.partition(":")
-    if name != "ray":
-        raise RayError(f"--engine must be ray, or ray:ADDRESS of a cluster, not {engine}; leave it out to train in this process")
-    join(address or None)
 
 
 def _watched(folder: Path, work: "Callable[[Any], TrainedRun]") -> "TrainedRun":

@@ -38,10 +38,8 @@ SMALL = 2**23  # bytes of sources below which other processes are not worth star
 LONGEST_WORD = 100  # characters of text read for each token that a user may have
 
 # Only the order is queried: texts do not go through the database.
-_ORDER = """
-    SELECT number FROM rows
-    ORDER BY position, id, TRY_CAST(nullif(trim(time), '') AS DOUBLE), nullif(trim(time), ''), md5_number(text)
-"""
+_TIME = "nullif(trim(time), '')"
+_ORDER = f"SELECT number FROM rows ORDER BY position, id, TRY_CAST({_TIME} AS DOUBLE), {_TIME}, md5_number(text)"
 
 
 @dataclass(frozen=True)

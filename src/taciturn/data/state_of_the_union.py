@@ -47,8 +47,6 @@ def simulated_users(folder: Path, vocabulary: Vocabulary, progress: Progress = u
     for user, is_held_out, words in _pieces(vocabulary, progress):
         users = held_out if is_held_out else train
         users[user] = vocabulary.encode(" ".join(words))
-    about = {
-        "source": f"State of the Union speeches from {FIRST_PRIVATE_YEAR} on (public domain)",
-        "simulated": f"pieces of {TOKENS_PER_USER} tokens play the users; no real person's messages are here",
-    }
-    return write_population(folder, train, held_out, vocabulary, about)
+    source = f"State of the Union speeches from {FIRST_PRIVATE_YEAR} on (public domain)"
+    simulated = f"pieces of {TOKENS_PER_USER} tokens play the users; no real person's messages are here"
+    return write_population(folder, train, held_out, vocabulary, {"source": source, "simulated": simulated})

@@ -48,7 +48,7 @@ _UNPOINTED = {"ar", "fa", "he", "ur"}
 _LONG_RUN = regex.compile(r"\p{M}{31,}+")
 _TURKISH = str.maketrans({"I": "ı", "İ": "i"})
 _ROMANIAN = str.maketrans("şţŞŢ", "șțȘȚ")
-_SEGMENTED = {"zh", "ja", "ko"}  # written without spaces: the longest known word is taken repeatedly
+SEGMENTED = {"zh", "ja", "ko"}  # written without spaces: the longest known word is taken repeatedly
 
 _MEANS_SOMETHING = regex.compile(r"[\p{L}\p{N}\p{Extended_Pictographic}\p{RI}]")
 
@@ -125,7 +125,7 @@ class Vocabulary:
         if self.unit == "character":
             return list(" ".join(normalize(text, self.language).split()))
         words = tokenize(text, self.language)
-        if self.language in _SEGMENTED:
+        if self.language in SEGMENTED:
             return list(chain.from_iterable(self._segments(word) for word in words))
         return words
 

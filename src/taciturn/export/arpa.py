@@ -25,8 +25,15 @@ LN10 = math.log(10)
 
 def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequence[str]) -> None:
     """Write a file atomically, with comments at its top."""
-    names = _written_names(words, model.vocabulary)
-    write_atomically(path, (part.encode() for part in _parts(model, names, comments)))
+    if len(words) != model.vocabulary:
+        raise DataError(f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together")
+    names = ["<pad>", *arpa_words(words)]
+    if len(set(names)) != len(names):
+        raise DataError("a word is in the list twice, or has the name of a special token (<s>, </s>, <unk>)")
+    for name in names:
+        if name.encode().split() != [name.encode()]:  # a gap that is not ASCII is harmless
+            raise DataError(f"an ARPA file cannot hold the word {name!r}: gaps separate words there")
+    write_atomically(path, (part.encode() for part in _parts(model, np.array(names, object), comments)))
 
 
 def _parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> Iterator[str]:
@@ -44,18 +51,6 @@ def _parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> Iterator
 def arpa_words(words: Sequence[str]) -> list[str]:
     """Spell words as the file does, which has its own names for special tokens, and none for PADDING."""
     return [SPECIAL.get(place, word) for place, word in enumerate(words) if place != PADDING]
-
-
-def _written_names(words: Sequence[str], vocabulary: int) -> np.ndarray:
-    if len(words) != vocabulary:
-        raise DataError(f"the model has {vocabulary} words and the list {len(words)}: they do not belong together")
-    names = ["<pad>", *arpa_words(words)]
-    if len(set(names)) != len(names):
-        raise DataError("a word is in the list twice, or has the name of a special token (<s>, </s>, <unk>)")
-    for name in names:
-        if name.encode().split() != [name.encode()]:  # a gap that is not ASCII is harmless
-            raise DataError(f"an ARPA file cannot hold the word {name!r}: gaps separate words there")
-    return np.array(names, object)
 
 
 def _block(levels: Sequence[Level], start: int, names: np.ndarray, vocabulary: int, weights: bool) -> str:

@@ -35,7 +35,8 @@ def write_combined(
     # A header cannot hold these characters, nor an empty description.
     plain = re.sub(r"[\s,=:]+", " ", description).strip() or "-"
     lines = [f"dictionary=main:{locale.lower()},locale={locale},description={plain},date={date},version={version}"]
-    listed = np.array([place > END and _is_listed(word) for place, word in enumerate(words)])
+    held = [len(word) <= LONGEST and any(map(str.isalpha, word)) and not re.search(r"[\s,]", word) for word in words]
+    listed = np.array(held) & (np.arange(len(words)) > END)  # words that this format can hold
     frequency = _f(_frequencies(model))
     followers = _followers(model, listed, bigrams_per_word)
     for place in sorted(np.flatnonzero(listed).tolist(), key=lambda place: (-frequency[place], place)):
@@ -56,11 +57,6 @@ def read_combined(path: Path) -> tuple[dict[str, float], dict[str, dict[str, flo
         else:
             followers[next(reversed(words))][word] = probability
     return words, followers
-
-
-def _is_listed(word: str) -> bool:
-    """Return whether it is a word that this format can hold."""
-    return len(word) <= LONGEST and any(map(str.isalpha, word)) and not re.search(r"[\s,]", word)
 
 
 def _frequencies(model: NGram) -> np.ndarray:

@@ -100,19 +100,14 @@ def _script(kind: str, model: dict[str, Any], about: Published) -> str:
     content |= {"words": "\n".join(about.words), "kind": kind, "model": model}
     runtime = "\n".join(map(_runtime, RUNTIME))
     published = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    return f"{_header(about, plain)}(function () {{\n{runtime}\npublish({published});\n}})();\n"
+    paragraphs = [f"Taciturn keyboard model «{about.name}»", *plain, *([f"Ledger row: {given.head}"] if given else [])]
+    lines = [line for paragraph in paragraphs for line in textwrap.wrap(paragraph, 100)]
+    comment = re.sub(r"\*/|<", lambda found: f"{found[0][0]} {found[0][1:]}", "\n".join(f" * {line}" for line in lines))
+    return f"/*\n{comment}\n */\n(function () {{\n{runtime}\npublish({published});\n}})();\n"
 
 
 def _runtime(name: str) -> str:
     return (files("taciturn.export") / "runtime" / name).read_text("utf-8")
-
-
-def _header(about: Published, plain: list[str]) -> str:
-    row = [f"Ledger row: {about.guarantee.head}"] if about.guarantee else []
-    paragraphs = [f"Taciturn keyboard model «{about.name}»", *plain, *row]
-    lines = [line for paragraph in paragraphs for line in textwrap.wrap(paragraph, 100)]
-    comment = re.sub(r"\*/|<", lambda found: f"{found[0][0]} {found[0][1:]}", "\n".join(f" * {line}" for line in lines))
-    return f"/*\n{comment}\n */\n"
 
 
 def _base64(array: np.ndarray) -> str:

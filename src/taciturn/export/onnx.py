@@ -152,13 +152,12 @@ def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:
     said = session.get_modelmeta().custom_metadata_map
     never, afresh = json.loads(said["never"]), set(json.loads(said["restarts"]))
     zero = {one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
+    wanted = ["logits", "top_words", *(f"next_{name}" for name in zero)]
     state, rows = zero, []
     for word in (BEGIN, *words.tolist()):
         if word in afresh:
             state, word = zero, BEGIN
-        logits, best, *after = session.run(
-            ["logits", "top_words", *(f"next_{name}" for name in state)], {"word": np.array([word], np.int64), **state}
-        )
+        logits, best, *after = session.run(wanted, {"word": np.array([word], np.int64), **state})
         state = dict(zip(state, after, strict=True))
         rows.append(log_softmax(logits[0]))
         allowed = rows[-1].copy()

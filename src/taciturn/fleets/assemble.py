@@ -15,7 +15,7 @@ from taciturn.core import FleetWithStats, LanguageModel, Mechanism, Message, PyT
 from taciturn.data.population import Population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices.device import WISHES, Device, Wishes
+from taciturn.fleets.devices.device import Device, Wishes
 from taciturn.fleets.devices.fleet import Connected, DeviceFleet
 from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
 from taciturn.fleets.ray_engine import RayFleet, is_joined
@@ -100,15 +100,15 @@ def check_enough(recipe: Recipe, devices: int) -> None:
 
 
 def build_device(
-    recipe: Recipe, words: Vocabulary, text: np.ndarray, key: Ed25519PrivateKey, authority: Authority, folder: Path, wishes: Wishes = WISHES
+    recipe: Recipe, words: Vocabulary, text: np.ndarray, key: Ed25519PrivateKey, authority: Authority, home: Path, wishes: Wishes = Wishes()
 ) -> Device:
-    """Build one person's device with this `text`; `folder` keeps its participation record. `recipe` is the server's, noise included."""
+    """Build one person's device with this `text`; `home` keeps its participation record. `recipe` is the server's, noise included."""
     algorithm = build.algorithm(recipe, len(words))
     messages = _messages(algorithm.mechanism, build.language_model(recipe.model, len(words)))
     user = build.layout(recipe, words).user_data(text, recipe.participation.weight_cap)
     limits = ParticipationLimits(recipe.fleet.timer_hours, _min_separation(recipe).min_separation, _lifetime(recipe))
     agreed, program = agreement(recipe, words, authority), device_program(algorithm)
-    return Device(key, authority, agreed, program, *messages, user, ParticipationRecord(folder, limits), wishes)
+    return Device(key, authority, agreed, program, *messages, user, ParticipationRecord(home, limits), wishes)
 
 
 @lru_cache(maxsize=8)  # so that devices of one fleet in one process compile once

@@ -212,9 +212,6 @@ class RayFleet:
             self._workers.append(worker)
             return [worker]
         self._refused.append(worker)
-        print(
-            f"taciturn: a worker ({tested.about}) gives other bits than the first ({self._bits.about}) and is not used. Take machines "
-            "of one kind, with the same versions",
-            file=sys.stderr,
-        )
+        other = f"a worker ({tested.about}) gives other bits than the first ({self._bits.about}) and is not used"
+        print(f"taciturn: {other}. Take machines of one kind, with the same versions", file=sys.stderr)
         return []

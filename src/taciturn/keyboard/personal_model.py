@@ -90,10 +90,9 @@ def personalise(
     after = evaluate(network, params, *measured)
     if not after["loss"].value < before["loss"].value:  # nor where it is NaN
         was, now = (f"{scores['perplexity'].value:.1f}" for scores in (before, after))
-        worse = (
-            f"on the last {len(held_out)} messages of {text} its perplexity went from {was} to {now}. It was not kept, and the text stays"
-        )
-        raise DataError(f"the model did not improve: {worse}; try a lower --learning-rate, fewer --epochs, or more text")
+        worse = f"on the last {len(held_out)} messages of {text} its perplexity went from {was} to {now}"
+        to_do = "It was not kept, and the text stays; try a lower --learning-rate, fewer --epochs, or more text"
+        raise DataError(f"the model did not improve: {worse}. {to_do}")
     sources = (*card.public_sources, *([general.source] if general else ()))
     personal = replace(card, personal=True, public_sources=tuple(dict.fromkeys(sources)))
     with new_folder(out, NOT_NEW, mode=0o700) as made:  # readable by its owner only

@@ -16,7 +16,7 @@ import regex
 
 from taciturn.core import UNKNOWN, WordModel
 from taciturn.data.users import listed_lines
-from taciturn.data.vocabulary import SENTENCE_ENDS, DataError, Vocabulary, is_word, normalize
+from taciturn.data.vocabulary import SEGMENTED, SENTENCE_ENDS, DataError, Vocabulary, is_word, normalize
 
 PLACES = 3  # of the strip
 COMPOSED_WORDS = 5  # in a continuation, at most
@@ -28,7 +28,6 @@ UNKNOWN_WORDS = math.log(1e5)
 
 # The half-typed word at the end of a text. Apostrophes belong to it («don'»), spelled in any way.
 _HALF_TYPED = regex.compile(r"[\p{L}\p{M}][\p{L}\p{M}'’‘ʼ`´·\u200c\u200d]*\Z|\d+\Z")
-_NO_SPACES = {"zh", "ja", "ko"}  # languages in which the beginning of a word cannot be told from a word
 _OPENING = "([{¿¡«“‘„"  # no space follows them
 
 
@@ -70,7 +69,7 @@ class Predictor:
         """Return what to show for the text before the caret: nothing, and nothing is kept, in a private field."""
         if private:
             return NOTHING
-        half = None if self.vocabulary.language in _NO_SPACES else _HALF_TYPED.search(text, max(0, len(text) - 100))
+        half = None if self.vocabulary.language in SEGMENTED else _HALF_TYPED.search(text, max(0, len(text) - 100))
         done, typed = (text[: half.start()], half[0]) if half else (text, "")  # what is finished, and the word that is being typed
         state = self._state(done)
         scores = self.model.scores(state)
@@ -148,7 +147,7 @@ class Predictor:
         return rest
 
     def _continuation(self, composed: Composed, done: str, typed: str, prefix: str) -> str:
-        between = "" if self.vocabulary.language in _NO_SPACES else " "
+        between = "" if self.vocabulary.language in SEGMENTED else " "
         text = between.join(map(self._spelled, composed.words))
         if sum(letter != " " for letter in text) - len(prefix) < LEAST_COMPOSED:
             return ""

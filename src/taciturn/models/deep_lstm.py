@@ -33,12 +33,8 @@ def deep_lstm(
         raise ValueError(f"tied embeddings need words as wide as the state: width = {width}, units = {units}")
 
     def init_layer(key: Key, inputs: int) -> Params:
-        keys = jax.random.split(key)
-        return {
-            "input": dense(keys[0], (inputs, 4 * units)),
-            "recurrent": dense(keys[1], (units, 4 * units)),
-            "gate_bias": jnp.zeros(4 * units),
-        }
+        (one, other), gates = jax.random.split(key), 4 * units
+        return {"input": dense(one, (inputs, gates)), "recurrent": dense(other, (units, gates)), "gate_bias": jnp.zeros(gates)}
 
     def init(key: Key) -> Params:
         keys = jax.random.split(key, layers + 2)

@@ -115,13 +115,8 @@ class Account:
         """Return how many releases the budget allows, fixed before the first: at most the rounds and some spare ones. All are reserved."""
         if self._allowed is None:
             most = most_releases(self.release, self.terms.rounds + spare_rounds(self.terms.rounds))
-            self._allowed = allowed_releases(
-                lambda releases: composed(self.terms.lineage, repeated(self.release, releases)),
-                self.terms.budget,
-                self.terms.accountant,
-                most,
-                self.terms.distance + self.terms.lineage_distance,
-            )
+            limits = self.terms.budget, self.terms.accountant, most, self.terms.distance + self.terms.lineage_distance
+            self._allowed = allowed_releases(lambda releases: composed(self.terms.lineage, repeated(self.release, releases)), *limits)
         return self._allowed
 
     def check_budget(self) -> None:

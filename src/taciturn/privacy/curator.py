@@ -178,14 +178,12 @@ class Curator:
             raise ParticipationBreach(f"{silent}: entries were lost or changed, so the run cannot go on")
 
     def _total_of_a_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
-        if self._log is None:
+        """Try until a cohort reports, if there is a log. Each cohort is recorded before anything is summed; a round that fails releases
+        nothing, so it uses no row of noise and counts as no participation, whatever the devices' own timers did."""
+        log = self._log
+        if log is None:
             cohort = self._drawn(round, "cohort", 0)  # Cᵗ ← sample users with probability q
             return self._total(params, state, cohort, round, 0)
-        return self._total_within_the_claim(params, state, round, self._log)
-
-    def _total_within_the_claim(self, params: Params, state: MechanismState, round: int, log: ParticipationLog) -> Report:
-        """Try until a cohort reports. Each cohort is recorded before anything is summed; a round that fails releases nothing, so it uses no
-        row of noise and counts as no participation, whatever the devices' own timers did."""
         while True:
             failures = log.failures(round)
             # If the log has more, a crash came between it and the charge: that cohort was asked, and is this row's.

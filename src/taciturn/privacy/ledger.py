@@ -210,10 +210,8 @@ class Ledger(ChainedFile):
             raise LedgerError(f"a run without privacy (ε = ∞) does not start under {within}")
         if any(isinstance(one, NonPrivateDpEvent) for one in costs):
             raise LedgerError(f"{within}, is passed already: {self.path} has a run without privacy (taciturn ledger show FOLDER)")
-        to_do = (
-            "take more noise or fewer rounds, or give back what runs that will not go on have reserved: taciturn ledger close FOLDER RUN"
-        )
-        raise LedgerError(f"{within}, could be passed: {to_do}")
+        to_do = "give back what runs that will not go on have reserved: taciturn ledger close FOLDER RUN"
+        raise LedgerError(f"{within}, could be passed: take more noise or fewer rounds, or {to_do}")
 
     def _most(self, run: str) -> int:
         """Return how many releases of a run count: all that it may make, or, once it is closed, those that it made."""

@@ -130,8 +130,7 @@ class CyclicPoisson:
     probability q. With noise that correlates no rows as far apart as that, a user's turns are separate Gaussian mechanisms, and
     sampling makes each of them cheaper (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization").
 
-    Neighbours differ in one user's reports, as with MinSeparation: numbers are places in the list of users, which stays the same.
-    """
+    Neighbours differ in one user's reports, as with MinSeparation: numbers are places in the list of users, which stays the same."""
 
     probability: float  # q, of taking a turn
     cycle: int
@@ -141,10 +140,8 @@ class CyclicPoisson:
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1 or self.cycle < 1 or self.rounds < 1:
-            raise ValueError(
-                f"users who take turns every {self.cycle} rounds would have to come with probability {self.probability:.3g}: fewer "
-                "bands, or smaller cohorts"
-            )
+            turns = f"users who take turns every {self.cycle} rounds would have to come with probability {self.probability:.3g}"
+            raise ValueError(f"{turns}: fewer bands, or smaller cohorts")
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -159,17 +156,13 @@ class CyclicPoisson:
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         if strategy.bands is None or strategy.bands > self.cycle:
-            raise ValueError(
-                f"{strategy.name} noise correlates rows further apart than the {self.cycle} rounds between two turns of a user, where "
-                "sampling proves nothing: use banded noise with no more bands than that"
-            )
+            far = f"correlates rows further apart than the {self.cycle} rounds between two turns of a user, where sampling proves nothing"
+            raise ValueError(f"{strategy.name} noise {far}: use banded noise with no more bands than that")
         counts = _counts(self.rounds, strategy)
         turn = GaussianDpEvent(noise_multiplier / math.sqrt(strategy.sensitivity_squared(counts[-1], self.cycle - 1, 1)))
         sampled = turn if self.probability == 1 else PoissonSampledDpEvent(self.probability, turn)
-        claim = (
-            f"noise: {strategy.name}; a user has a turn every {self.cycle} rounds and takes it with probability "
-            f"{self.probability:.3g}, drawn by the curator"
-        )
+        taken = f"takes it with probability {self.probability:.3g}, drawn by the curator"
+        claim = f"noise: {strategy.name}; a user has a turn every {self.cycle} rounds and {taken}"
         return CorrelatedDpEvent(tuple((n, SelfComposedDpEvent(sampled, self._turns(n))) for n in counts), claim)
 
 

@@ -132,11 +132,6 @@ def to_numpy(number: Wide) -> np.ndarray:
     return (np.asarray(number.high, np.int64) << 32) + np.asarray(number.low, np.int64)
 
 
-def from_numpy(numbers: np.ndarray) -> Wide:
-    numbers = np.asarray(numbers, np.int64)
-    return Wide(jnp.asarray((numbers >> 32).astype(np.int32)), jnp.asarray((numbers & 0xFFFFFFFF).astype(np.uint32)))
-
-
 def _product(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the upper and the lower word of a product of two words, in halves."""
     left_high, left_low = left >> HALF, left & LOW_HALF

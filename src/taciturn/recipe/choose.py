@@ -139,6 +139,7 @@ def choices(task: Task, plan: Plan, population: str, start: str, architecture: d
     """List the whole recipe. `architecture` is that of the start; the model is `measured` so often between its start and its end."""
     defaults = ModelSection().model_dump(mode="json")
     built = {name: value for name, value in architecture.items() if value != defaults[name]}
+    whole = "as the start is; all of it is trained: freezing lost more than it saved in noise"
     minutes = task.duration(plan.rounds, plan.cohort) / 60
     fast = f"{plan.rounds * plan.cohort:,} user trainings, {minutes:.1f} minutes on this machine"
     return [
@@ -146,10 +147,7 @@ def choices(task: Task, plan: Plan, population: str, start: str, architecture: d
         Choice("data", "population", population, "whose text it is"),
         Choice("data", "tokens_per_user", 1600, "of what one person wrote; 400 of twice as many people did as well"),
         Choice("model", "warm_start", start, "public text; nothing in it is private"),
-        *(
-            Choice("model", name, value, "as the start is; all of it is trained: freezing lost more than it saved in noise")
-            for name, value in built.items()
-        ),
+        *(Choice("model", name, value, whole) for name, value in built.items()),
         Choice("local", "batch_size", 2 if on_cpu else 4, "rows; 2 and 4 do equally well; which is faster depends on the machine"),
         Choice("local", "learning_rate", 0.5 if on_cpu else 0.7, "goes with the batch; between 0.2 and 1 it hardly matters"),
         Choice("local", "unroll", UNROLL, "words of a row; 20 lost 0.1 points, 160 gained nothing"),
@@ -172,10 +170,8 @@ def _clipping(architecture: dict[str, Any]) -> list[Choice]:
     short = f"{CLIP_NORM} in all: shorter than any update, so that each gives a direction; 0.1 and 0.5 do as well"
     if architecture.get("kind") != "cifg" or architecture.get("tied"):
         return [Choice("privacy", "clip_norm", CLIP_NORM, short)]
-    each = [
-        Choice("privacy.layer_clip_norms", layer, float(f"{CLIP_NORM * math.sqrt(share):.4f}"), f"√{share} of it")
-        for layer, share in LAYER_SHARES.items()
-    ]
+    norms = {layer: float(f"{CLIP_NORM * math.sqrt(share):.4f}") for layer, share in LAYER_SHARES.items()}
+    each = [Choice("privacy.layer_clip_norms", layer, norm, f"√{LAYER_SHARES[layer]} of it") for layer, norm in norms.items()]
     return [Choice("privacy", "clipping", "per-layer", f"{short}. Divided over layers it gains 0.05 points"), *each]
 
 

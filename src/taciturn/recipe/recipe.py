@@ -17,17 +17,14 @@ from taciturn.recipe import rules, sections
 from taciturn.recipe.sections import Section, setting
 
 SCHEMA = 1  # counts changes in the meaning of omitted settings
+FOR_PAPERS = {"transfer-learning": "learns from devices' average prediction, not their updates; no privacy (ε = ∞)"}
 NAMES_OF_FILES = {"data": {"population", "general", "general_test"}, "model": {"warm_start"}, "canaries": {"text"}}
 
 
 class Recipe(Section):
     """What a run is, before it begins. Sections may be dicts: `Recipe(data={"population": "people"}, …)`; docs/recipe.md lists all."""
 
-    algorithm: AlgorithmName = setting(
-        "dp-fedavg",
-        "fedavg has no privacy (ε = ∞)",
-        for_papers={"transfer-learning": "learns from devices' average prediction, not their updates; no privacy (ε = ∞)"},
-    )
+    algorithm: AlgorithmName = setting("dp-fedavg", "fedavg has no privacy (ε = ∞)", for_papers=FOR_PAPERS)
     data: sections.DataSection
     model: sections.ModelSection = sections.ModelSection()
     local: sections.LocalSection = sections.LocalSection()

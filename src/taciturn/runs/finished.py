@@ -216,10 +216,8 @@ class FinishedRun:
         """Audit the run from outside; refuse one that was trained with nothing to audit."""
         if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, canaries)):
             recipe_of(self.folder)
-            to_do = (
-                "train with --audit 1000 (users of random directions), or with [canaries] text = a folder of public text (shared secrets)"
-            )
-            raise RunError(f"{self.folder} has neither audit users nor canaries: {to_do}, and audit that run")
+            to_do = "(users of random directions), or with [canaries] text = a folder of public text (shared secrets), and audit that run"
+            raise RunError(f"{self.folder} has neither audit users nor canaries: train with --audit 1000 {to_do}")
         own, releases = self.evaluate(), self.guarantee.releases
         typed = self.model
         found = canary_results(self.folder, typed.model, typed.vocabulary, releases, references, progress)

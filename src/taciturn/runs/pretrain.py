@@ -99,9 +99,8 @@ def pretrained(
         about = {"terms": json.dumps(terms), "epochs": json.dumps(course.epochs)}
         save_state(out / CHECKPOINT, (course.training, course.best), about)
     part, whole = len(held_out.documents), len(corpus.documents)
-    measured_on = (
-        f"{'the end' if whole == 1 else f'{part:,} of {whole:,} documents'} of {corpus.source} ({held_out.documents.tokens:,} tokens)"
-    )
+    end = "the end" if whole == 1 else f"{part:,} of {whole:,} documents"
+    measured_on = f"{end} of {corpus.source} ({held_out.documents.tokens:,} tokens)"
     best, stopped = _best(course.epochs), _stopped(course.epochs, schedule)
     about = {"held_out": measured_on, "best_epoch": best.epoch, "stopped": stopped, "epochs": [one._asdict() for one in course.epochs]}
     write_atomically(out / "pretraining.json", to_json(about, indent=2).encode())

@@ -192,13 +192,9 @@ def _people(held_out: list[Group], model: Scores, start: Scores | None, noisy: b
         spans.append(Span(one.name, one.note, before["accuracy_top1"].value if before else None, figure, gain))
     legend = tag("span", class_="key start"), "start", tag("span", class_="key"), "this model, with its 95 % interval"
     few = [] if len(spans) > 1 else [_quiet(f"Too few people, or too alike, for groups of {LEAST_HELD_OUT} and more.")]
-    return section(
-        "Who gains, and how much",
-        tag("p", "AccuracyTop1 by groups of people." + (" " + COST if noisy else "")),
-        tag("p", *legend, class_="quiet"),
-        *([groups(spans, _percent, _mark)] if spans else []),
-        *few,
-    )
+    title = tag("p", "AccuracyTop1 by groups of people." + (" " + COST if noisy else ""))
+    drawn = [groups(spans, _percent, _mark)] if spans else []
+    return section("Who gains, and how much", title, tag("p", *legend, class_="quiet"), *drawn, *few)
 
 
 def _compared(tested: list[Tested], own: int) -> Html:

@@ -55,10 +55,8 @@ def tile(title: str, figure: str, note: str) -> Html:
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: int | None = None) -> Html:
     """Show rows; on a phone each becomes a card, whose figures are labelled by their columns."""
     head = tag("thead", tag("tr", *(tag("th", name) for name in columns)))
-    body = [
-        tag("tr", *(tag("td", cell, data_name=name) for name, cell in zip(columns, row, strict=True)), class_="this" if n == bold else "")
-        for n, row in enumerate(rows)
-    ]
+    named = [[tag("td", cell, data_name=name) for name, cell in zip(columns, row, strict=True)] for row in rows]
+    body = [tag("tr", *cells, class_="this" if n == bold else "") for n, cells in enumerate(named)]
     return tag("div", tag("table", head, tag("tbody", *body)), class_="scrolls")
 
 

@@ -7,6 +7,7 @@ RUN/
   private/   root (of all randomness), state (to resume from), who took part, devices' own state; mode 0700, deleted when the run ends
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -99,21 +100,13 @@ class Run:
         """Return what the ledger records when the run is opened."""
         recipe = self.recipe
         simulated = recipe.run.seed is not None or seeded or bool(self.warm_start and self.warm_start.seeded)
-        return RunTerms(
-            name=self.folder.name,
-            recipe=recipe.fingerprint,
-            population=self.population.id,
-            adjacency=self.algorithm.participation.adjacency,
-            randomness="seeded simulation" if simulated else "operating system",
-            accountant=recipe.privacy.accountant,
-            budget=build.budget(recipe),
-            rounds=recipe.run.rounds,
-            unit=unit_of(self.population, "one device" if recipe.fleet.kind == "devices" else "one user"),
-            start=params_digest(first),
-            lineage=self.lineage,
-            lineage_distance=self.lineage_distance,
-            distance=self.algorithm.mechanism.distance(trees.size(first), build.rows(recipe)),
-        )
+        drawn = "seeded simulation" if simulated else "operating system"
+        of = self.folder.name, recipe.fingerprint, self.population.id, self.algorithm.participation.adjacency, drawn
+        may_cost = recipe.privacy.accountant, build.budget(recipe), recipe.run.rounds
+        unit = unit_of(self.population, "one device" if recipe.fleet.kind == "devices" else "one user")
+        distance = self.algorithm.mechanism.distance(trees.size(first), build.rows(recipe))
+        terms = RunTerms(*of, *may_cost, start=params_digest(first), unit=unit, distance=distance)
+        return replace(terms, lineage=self.lineage, lineage_distance=self.lineage_distance)
 
     def _fleet(self, connected: Connected | None) -> FleetWithStats:
         if self.recipe.fleet.kind == "devices":

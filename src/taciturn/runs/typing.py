@@ -75,8 +75,7 @@ def simulate_typing(
         found = People(held_out_messages(vocabulary)[:most_people], 0)
     else:
         found = read_people(source, lambda id: any(is_known(id) for is_known in known), most_people, partial(progress, "reading"))
-    messages = [enough_words(one, vocabulary, most_words) for one in found.messages]
-    messages = [one for one in messages if one]
+    messages = list(filter(None, (enough_words(one, vocabulary, most_words) for one in found.messages)))
     typings = []
     for number, one in enumerate(loaded):
         model = WithHistory(one.model) if history and number == len(loaded) - 1 else one.model

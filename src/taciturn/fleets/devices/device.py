@@ -40,9 +40,6 @@ class Wishes(NamedTuple):
     text: str = ""  # names the text that reports are made of
 
 
-WISHES = Wishes()
-
-
 class Device:
     """A `Handler` (transport.py): kind of question and content → answer. One round at a time."""
 
@@ -56,7 +53,7 @@ class Device:
         public: Callable[[int], PyTree],
         user: UserData,
         record: ParticipationRecord,
-        wishes: Wishes = WISHES,
+        wishes: Wishes = Wishes(),
     ) -> None:
         """`message` has the shapes of what a round sends, `public` gives its public part by noise row, `key` is the device's own."""
         self._key, self._authority, self._agreement, self._record, self._wishes = key, authority, agreement, record, wishes

@@ -111,10 +111,9 @@ class DeviceFleet:
             if left_out := len(self._left_out()):
                 failed += f"; {left_out} devices broke the protocol and are left out of this run"
             since = f"no round has succeeded for {waited:.0f} seconds (fleet.patience): {ready} devices are present that may take part"
-            rest = (
-                "let them rest less (fleet.timer_hours, participation.min_separation) or report more often (fleet.lifetime_participations)"
-            )
-            to_do = f"Enrol or start more devices, or {rest}; then resume with `taciturn fleet serve … --resume`"
+            rest = "let them rest less (fleet.timer_hours, participation.min_separation) or report more often"
+            more = f"Enrol or start more devices, or {rest} (fleet.lifetime_participations)"
+            to_do = f"{more}; then resume with `taciturn fleet serve … --resume`"
             raise LinkError(f"{since}, {self.asked} are needed{failed}. {to_do}")
 
     def _check_list(self) -> Enrolled:

@@ -65,10 +65,8 @@ class DeviceRound:
         holders = sorted((self._device, *others))
         shares = (shamir.share(secret, needed, len(holders)) for secret in (self._seed, self._mask_secret))
         held = dict(zip(holders, zip(*shares, strict=True), strict=True))
-        sealed = {
-            device: _seal(peer.share_key, protocol.ends_of(cell, self._device, device), Secret(b"".join(held[device])))
-            for device, peer in others.items()
-        }
+        ends = {device: protocol.ends_of(cell, self._device, device) for device in others}
+        sealed = {device: _seal(peer.share_key, ends[device], Secret(b"".join(held[device]))) for device, peer in others.items()}
         own_seed, own_key = held[self._device]
         self._held = {self._device: (Secret(own_seed), Secret(own_key))}
         self._cell, self._threshold, self._others = cell, needed, others
@@ -83,10 +81,8 @@ class DeviceRound:
         if strangers := delivery.shares.keys() - self._others.keys():
             raise Refused(f"shares came from device {min(strangers)}, which is not in this cell")
         peers = {device: self._others[device] for device in delivery.shares}
-        opened = {
-            device: _open(peer.share_key, protocol.ends_of(self._cell, device, self._device), delivery.shares[device])
-            for device, peer in peers.items()
-        }
+        ends = {device: protocol.ends_of(self._cell, device, self._device) for device in peers}
+        opened = {device: _open(peer.share_key, ends[device], delivery.shares[device]) for device, peer in peers.items()}
         held = self._held | {device: shares for device, shares in opened.items() if shares is not None}
         # Only devices in this very round, now, can have sealed what opens here: a replayed old advert cannot.
         self._check_enough(held.keys(), "shared their secrets")
@@ -122,11 +118,8 @@ class DeviceRound:
         self._check_enough(agreed, "signed the survivors that this one has")
         self._stage, held, self._held = protocol.DONE, self._held, {}
         alive = self._survivors.devices
-        return Unmasking(
-            self._cell,
-            {peer: seed for peer, (seed, _) in held.items() if peer in alive},
-            {peer: key for peer, (_, key) in held.items() if peer not in alive},
-        )
+        seeds: dict[int, bytes] = {peer: seed for peer, (seed, _) in held.items() if peer in alive}
+        return Unmasking(self._cell, seeds, {peer: key for peer, (_, key) in held.items() if peer not in alive})
 
     def _check_roster(self, roster: Roster) -> tuple[bytes, int]:
         """Refuse devices that do not follow from all adverts, or are not who they claim; return the cell's name and threshold."""
@@ -161,10 +154,8 @@ class DeviceRound:
 
     def _agree(self, cell: bytes, peer: Advert) -> _Peer:
         try:
-            return _Peer(
-                protocol.pair_mask_key(self._mask_secret, peer, self._device, cell),
-                masks.agreed(self._share_secret, peer.share_key, b"shares" + cell),
-            )
+            mask_key = protocol.pair_mask_key(self._mask_secret, peer, self._device, cell)
+            return _Peer(mask_key, masks.agreed(self._share_secret, peer.share_key, b"shares" + cell))
         except ValueError as weak:
             raise Refused(f"device {peer.device}: {weak}") from None
 

@@ -110,10 +110,8 @@ class ServerCell:
         self._check_enough(self._sealed, "shared their secrets")
         sealed, self._sealed, self._stage = self._sealed, {}, protocol.MASK
         self._shared = frozenset(sealed)
-        return {
-            device: SealedShares(self._name, {peer: shares[device] for peer, shares in sealed.items() if peer != device})
-            for device in sealed
-        }
+        others = {device: {peer: shares[device] for peer, shares in sealed.items() if peer != device} for device in sealed}
+        return {device: SealedShares(self._name, shares) for device, shares in others.items()}
 
     def take_report(self, device: int, report: MaskedReport) -> None:
         """Add a report at once: no single one is kept."""

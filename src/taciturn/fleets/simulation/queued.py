@@ -73,7 +73,9 @@ class QueuedFleet:
         name = np.asarray(jax.random.key_data(key)).tobytes().hex()
         if name not in self._rounds:
             now = len(self._rounds)
-            self._keep_model(now, message.params)
+            leaves = {f"{index}": np.asarray(leaf) for index, leaf in enumerate(jax.tree.leaves(jax.device_get(message.params)))}
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            write_atomically(self._path(now), safetensors.numpy.save(leaves), 0o600)
             self._rounds[name] = now, {user: self._arrived.get(user, now) for user in cohort.tolist()}
             self._arrived = {}
             self._save()
@@ -94,11 +96,6 @@ class QueuedFleet:
     def _path(self, model: int) -> Path:
         return self._folder / f"model-{model}.safetensors"
 
-    def _keep_model(self, model: int, params: Params) -> None:
-        leaves = {f"{index}": np.asarray(leaf) for index, leaf in enumerate(jax.tree.leaves(jax.device_get(params)))}
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(self._path(model), safetensors.numpy.save(leaves), 0o600)
-
     def _model(self, model: int, like: Params) -> Params:
         if not self._path(model).exists():
             raise FailedRound(f"the model of round {model} is gone, and with it what was trained on it")
@@ -107,12 +104,9 @@ class QueuedFleet:
 
     def _save(self) -> None:
         """Write the state, then delete the models that no device needs any more."""
-        state = {
-            "training": list(self._training.items()),
-            "arrived": list(self._arrived.items()),
-            "rounds": [(name, now, list(got.items())) for name, (now, got) in self._rounds.items()],
-            "generator": self._generator.bit_generator.state,
-        }
+        rounds = [(name, now, list(got.items())) for name, (now, got) in self._rounds.items()]
+        queues = {"training": list(self._training.items()), "arrived": list(self._arrived.items())}
+        state = {**queues, "rounds": rounds, "generator": self._generator.bit_generator.state}
         self._folder.mkdir(mode=0o700, exist_ok=True)
         write_atomically(self._folder / "queue.json", json.dumps(state).encode(), 0o600)
         last = [model for now, got in list(self._rounds.values())[-1:] for model in (now, *got.values())]

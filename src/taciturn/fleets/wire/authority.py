@@ -7,6 +7,7 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from pathlib import Path
 
 from cryptography import x509
@@ -19,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from taciturn.files import write_atomically
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.secure_aggregation.identities import verified
+from taciturn.fleets.secure_aggregation.identities import CLOCKS_APART, verified
 
 AUTHORITY_KEY, AUTHORITY_CERTIFICATE = "authority.key", "authority.crt"
 SERVER_KEY, SERVER_CERTIFICATE = "server.key", "server.crt"
@@ -27,7 +28,6 @@ DEVICE_KEY, DEVICE_REQUEST = "device.key", "request.txt"
 REQUEST = "taciturn-device:"
 # browsers accept no server certificate that lasts longer
 AUTHORITY_DAYS, SERVER_DAYS = 5 * 365, 397
-CLOCKS_APART = timedelta(hours=1)  # a device whose clock is behind would find a new certificate not valid yet
 
 
 def make_authority(folder: Path) -> Path:
@@ -35,12 +35,8 @@ def make_authority(folder: Path) -> Path:
     if (folder / AUTHORITY_KEY).exists() or (folder / AUTHORITY_CERTIFICATE).exists():
         raise LinkError(f"{folder} already holds an authority that devices trust: choose another folder")
     key, name = ec.generate_private_key(ec.SECP384R1()), _name("Taciturn fleet authority")
-    certificate = (
-        _certificate(name, name, key, AUTHORITY_DAYS, is_authority=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, SHA384())
-    )
-    _write_pair(folder / AUTHORITY_KEY, key, folder / AUTHORITY_CERTIFICATE, certificate)
+    certificate = _certificate(name, name, key, AUTHORITY_DAYS, True, x509.SubjectKeyIdentifier.from_public_key(key.public_key()))
+    _write_pair(folder / AUTHORITY_KEY, key, folder / AUTHORITY_CERTIFICATE, certificate.sign(key, SHA384()))
     return folder / AUTHORITY_CERTIFICATE
 
 
@@ -52,14 +48,11 @@ def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
     issuer = x509.load_pem_x509_certificate(_read(authority / AUTHORITY_CERTIFICATE))
     assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = (
-        _certificate(_name("Taciturn fleet server"), issuer.subject, key, SERVER_DAYS, is_authority=False)
-        .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-        .sign(issuer_key, SHA256())
-    )
-    _write_pair(folder / SERVER_KEY, key, folder / SERVER_CERTIFICATE, certificate)
+    known_by = x509.SubjectAlternativeName([_alternative(name) for name in names])
+    use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    certificate = _certificate(_name("Taciturn fleet server"), issuer.subject, key, SERVER_DAYS, False, known_by, use, signed_by)
+    _write_pair(folder / SERVER_KEY, key, folder / SERVER_CERTIFICATE, certificate.sign(issuer_key, SHA256()))
 
 
 def device_request(folder: Path) -> str:
@@ -107,22 +100,23 @@ def private_folder(folder: Path) -> Path:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, is_authority: bool
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, is_authority: bool, *more: x509.ExtensionType
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     not_at_all = ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"]
     uses = dict.fromkeys(not_at_all, False) | dict.fromkeys(("key_cert_sign", "crl_sign"), is_authority)
-    return (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCKS_APART)
+        .not_valid_before(now - timedelta(seconds=CLOCKS_APART))  # or a device whose clock is behind would refuse it
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(is_authority, path_length=0 if is_authority else None), critical=True)
         .add_extension(x509.KeyUsage(digital_signature=not is_authority, **uses), critical=True)
     )
+    return reduce(lambda made, one: made.add_extension(one, critical=False), more, builder)
 
 
 def _name(common: str) -> x509.Name:

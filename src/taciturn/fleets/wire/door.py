@@ -31,7 +31,6 @@ IDLE_SECONDS = 75  # between two requests on one connection
 MOST_CONNECTIONS, MOST_OF_ONE_ADDRESS = 20_000, 12_000  # many devices may share an address: a company's, a village's
 MOST_STRANGERS, MOST_STRANGERS_OF_ONE_ADDRESS = 2_000, 500  # connections that have not sent a complete request yet
 
-
 QUIET = logging.getLogger("taciturn.fleet.http")
 QUIET.setLevel(logging.ERROR)
 
