@@ -7,13 +7,12 @@ import optax
 import pytest
 
 from taciturn import trees
-from taciturn.algorithms.dp_fedavg import federated
+from taciturn.algorithms.dp_fedavg import dp_fedavg, fedavg
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update, fedsgd_update, gradient_step
 from taciturn.core import Message, UserData
 from taciturn.privacy.clipping import flat_clip, unbounded
-from taciturn.privacy.estimators import fixed_denominator, mean
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian, no_noise
+from taciturn.privacy.estimators import fixed_denominator
+from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import PoissonSampling
 from taciturn.recipe.build import server_optimizer
 
@@ -74,8 +73,7 @@ def test_fedsgd_never_draws_a_batch_of_padding():
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam"])
 def test_every_server_optimiser_moves_with_the_estimate(name):
     update = fedavg_update(gradient_step(loss), LocalTraining(0.1))
-    average = mechanism(unbounded(), mean(), no_noise())
-    algorithm = federated(update, average, PoissonSampling(0.5), server_optimizer(name, 0.5, 0.9))
+    algorithm = fedavg(update, unbounded(), PoissonSampling(0.5), server_optimizer(name, 0.5, 0.9))
     state = algorithm.init(START)
     estimate = {"w": jnp.array([0.5, -0.25])}
     for _ in range(3):
@@ -89,9 +87,14 @@ def test_every_server_optimiser_moves_with_the_estimate(name):
 
 
 def test_plain_sgd_at_rate_1_adds_the_estimate_as_the_paper_does():
-    update = fedavg_update(gradient_step(loss), LocalTraining(0.1))
-    private = mechanism(flat_clip(1.0), fixed_denominator(5.0), gaussian(1.0))
-    algorithm = federated(update, private, PoissonSampling(0.5), optax.sgd(1.0))
+    algorithm = dp_fedavg(
+        fedavg_update(gradient_step(loss), LocalTraining(0.1)),
+        flat_clip(1.0),
+        fixed_denominator(5.0),
+        gaussian(1.0),
+        PoissonSampling(0.5),
+        optax.sgd(1.0),
+    )
     state = algorithm.server_update(algorithm.init(START), {"w": jnp.array([0.5, -0.25])})
     np.testing.assert_allclose(state.params["w"], trees.add(START, {"w": jnp.array([0.5, -0.25])})["w"])
 

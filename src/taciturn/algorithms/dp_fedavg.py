@@ -1,22 +1,63 @@
-"""DP-FedAvg and DP-FedSGD (McMahan et al. 2018, Algorithm 1), DP-FTRL (Xu et al. 2023, Algorithm 1) and FedAvg without privacy.
+"""DP-FedAvg and DP-FedSGD (McMahan et al. 2018, Algorithm 1), DP-FTRL (Xu et al. 2023) and FedAvg without privacy."""
 
-All are `federated`, and differ in what a device computes and in the mechanism (recipe/build.py). DP-FTRL differs from DP-FedAvg in two
-words: noise that is correlated over rounds, and participation that claims no sampling. The noise comes in residual form, so every server
-optimiser works unchanged.
-"""
+from typing import Any
 
 import optax
 
 from taciturn import trees
-from taciturn.algorithms.local_training import UserUpdate
+from taciturn.algorithms.local_training import LocalTraining, Loss, UserUpdate, fedsgd_update
+from taciturn.algorithms.uploads import compressed
 from taciturn.core import Algorithm, Estimate, Mechanism, Participation, ServerState
-from taciturn.privacy.clipping import flat_clip
-from taciturn.privacy.estimators import fixed_denominator
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian
+from taciturn.privacy.adaptive_clip import AdaptiveClip
+from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip
+from taciturn.privacy.estimators import Estimator, fixed_denominator, mean
+from taciturn.privacy.mechanism import adaptive_mechanism, mechanism
+from taciturn.privacy.noise import Noise, gaussian, no_noise
 from taciturn.privacy.participation import PoissonSampling
 
 Server = optax.GradientTransformation  # its step along the estimate
+
+
+def dp_fedavg(
+    user_update: UserUpdate,
+    bound: Bound,
+    estimator: Estimator,
+    noise: Noise,
+    participation: Participation,
+    server: Server,
+    most_reports: int = MOST_REPORTS,
+) -> Algorithm:
+    """Train each user for E epochs, and average the clipped updates with noise."""
+    return federated(user_update, mechanism(bound, estimator, noise, most_reports), participation, server)
+
+
+def dp_fedsgd(loss: Loss, local: LocalTraining, upload: tuple[float, int], *others: Any) -> Algorithm:
+    """Take one clipped gradient of each user: more rounds, each at a cost. `upload` is a share and bits; `others` are for `dp_fedavg`."""
+    return dp_fedavg(compressed(fedsgd_update(loss, local), *upload), *others)
+
+
+def dp_ftrl(
+    user_update: UserUpdate,
+    bound: Bound | AdaptiveClip,
+    report_goal: float,
+    noise: Noise,
+    participation: Participation,
+    server: Server,
+    most_reports: int,
+) -> Algorithm:
+    """DP-FTRL (Xu et al. 2023, Algorithm 1): Δ̃ᵗ = (1/m) PrivateSum(T_θ, Σ Δ_i), where m is the report goal, however many reports came. It
+    differs from DP-FedAvg in two words: noise that is correlated over rounds, and participation that claims no sampling. The noise comes in
+    residual form, so every server optimiser works unchanged."""
+    if isinstance(bound, AdaptiveClip):
+        private = adaptive_mechanism(bound, report_goal, noise, most_reports)
+    else:
+        private = mechanism(bound, fixed_denominator(report_goal), noise, most_reports)
+    return federated(user_update, private, participation, server)
+
+
+def fedavg(user_update: UserUpdate, bound: Bound, participation: Participation, server: Server) -> Algorithm:
+    """Take the true average: no noise, no privacy, and charged so (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
+    return federated(user_update, mechanism(bound, mean(), no_noise()), participation, server)
 
 
 def private_averaging(

@@ -13,11 +13,11 @@ import optax
 from dp_accounting import DpEvent
 from jax.typing import DTypeLike
 
-from taciturn.algorithms.dp_fedavg import federated
+from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, dp_ftrl, fedavg
 from taciturn.algorithms.fine_tuning import Text, rehearsing, transfer_learning, unforgetting_update
-from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update, fedsgd_update
+from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update
 from taciturn.algorithms.uploads import compressed, upload_bytes
-from taciturn.core import PADDING, Algorithm, LanguageModel, Mechanism, Params, Participation
+from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
 from taciturn.data.population import Population
 from taciturn.data.public import PublicCorpus
@@ -32,8 +32,8 @@ from taciturn.privacy.accounting import Budget, composed, noise_for_budget, repe
 from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
-from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
-from taciturn.privacy.mechanism import adaptive_mechanism, mechanism
+from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
+from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import Noise, gaussian, no_noise
 from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling, spare_rounds
 from taciturn.privacy.secagg_encoding import Encoding, encoding, modular
@@ -127,35 +127,28 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     given, keyed = recipe.local, recipe.model.dropout > 0 or recipe.local.forgetting == "rehearsal"
     local = LocalTraining(given.learning_rate, given.epochs, given.update_penalty, keyed, given.max_gradient_norm)
     server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
-    bound, chosen = bound_of(recipe), participation(recipe)
-    if recipe.privacy.encoding == "modular":  # the same clip, with reports in residues
-        params = jax.eval_shape(model.init, jax.random.key(0))
-        bound = modular(bound, params, report_encoding(recipe, params))
+    bound, chosen = _encoded(recipe, model), participation(recipe)
     update = _user_update(recipe, model, local, bound.project if recipe.privacy.greedy else None)
+    if recipe.algorithm == "fedavg":
+        return fedavg(update, bound, chosen, server)
     if recipe.algorithm == "transfer-learning":
         text, taught = _predicted_text(recipe, model), recipe.transfer
         return transfer_learning(model, update, text, chosen, taught.learning_rate, taught.epochs, taught.batch_size)
-    return federated(update, _mechanism(recipe, bound), chosen, server)
-
-
-def _mechanism(recipe: Recipe, bound: Bound) -> Mechanism:
-    """Build what bounds and noises; without privacy it takes the true average, and is charged so (ε = ∞)."""
-    privacy, section = recipe.privacy, recipe.participation
-    if recipe.algorithm == "fedavg":
-        return mechanism(bound, mean(), no_noise())
-    if privacy.noise_multiplier is None:
+    if recipe.privacy.noise_multiplier is None:
         raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
-    n_max, drawn = most_reports(recipe), noise(recipe, privacy.noise_multiplier)
-    if privacy.clipping == "adaptive":
-        stddev = privacy.clipped_count_stddev or section.cohort / 20
-        norm = float(privacy.clip_norm) if isinstance(privacy.clip_norm, float | int) else DEFAULT_CLIP_NORM
-        clip = AdaptiveClip(norm, stddev, privacy.target_quantile, privacy.clip_learning_rate)
-        return adaptive_mechanism(clip, section.cohort, drawn, n_max)
-    if privacy.least_weight is not None:
-        return mechanism(bound, clipped_denominator(section.probability * privacy.least_weight), drawn, n_max)
-    # DP-FTRL divides by the report goal, however many reports came.
-    goal = section.cohort if recipe.algorithm == "dp-ftrl" else section.expected_weight
-    return mechanism(bound, fixed_denominator(goal), drawn, n_max)
+    if recipe.privacy.least_weight is None:
+        estimator = fixed_denominator(recipe.participation.expected_weight)
+    else:
+        estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
+    n_max, drawn = most_reports(recipe), noise(recipe, recipe.privacy.noise_multiplier)
+    if recipe.algorithm == "dp-ftrl":
+        clip = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else bound
+        return dp_ftrl(update, clip, recipe.participation.cohort, drawn, chosen, server, n_max)
+    parts = (bound, estimator, drawn, chosen, server, n_max)
+    if recipe.algorithm == "dp-fedsgd":
+        loss = partial(cross_entropy, model, power=recipe.local.loss_power)
+        return dp_fedsgd(loss, local, (recipe.upload.share, recipe.upload.bits), *parts)
+    return dp_fedavg(update, *parts)
 
 
 def most_reports(recipe: Recipe) -> int:
@@ -175,8 +168,6 @@ def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining, pro
     """Build what a device computes; `model` has the recipe's type of products."""
     step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32, recipe.local.loss_power)
     match recipe.local.forgetting:
-        case "none" if recipe.algorithm == "dp-fedsgd":  # one gradient: more rounds, each at a cost
-            update = fedsgd_update(partial(cross_entropy, model, power=recipe.local.loss_power), local)
         case "none":
             update = fedavg_update(step, local, project)
         case "rehearsal":
@@ -261,8 +252,23 @@ def bound_of(recipe: Recipe) -> Bound:
     return flat_clip(clip_norm) if privacy.clipping == "flat" else per_layer_clip(clip_norm)
 
 
+def _encoded(recipe: Recipe, model: LanguageModel) -> Bound:
+    """Return the same clip, with reports in the recipe's encoding."""
+    if recipe.privacy.encoding == "integer":
+        return bound_of(recipe)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    return modular(bound_of(recipe), params, report_encoding(recipe, params))
+
+
 def report_encoding(recipe: Recipe, params: Params) -> Encoding:
     return encoding(size(params), most_reports(recipe), recipe.privacy.encoding_bits)
+
+
+def _adaptive(recipe: Recipe) -> AdaptiveClip:
+    privacy, start = recipe.privacy, recipe.privacy.clip_norm
+    stddev = privacy.clipped_count_stddev or recipe.participation.cohort / 20
+    norm = float(start) if isinstance(start, float | int) else DEFAULT_CLIP_NORM
+    return AdaptiveClip(norm, stddev, privacy.target_quantile, privacy.clip_learning_rate)
 
 
 def with_strategy(recipe: Recipe) -> Recipe:
