@@ -113,7 +113,7 @@ def test_a_program_for_which_padding_is_a_step_is_refused_whatever_the_size_of_a
 
     made = fleet(monkeypatch, side_by_side=True)
     monkeypatch.setattr(in_process, "_chunk_size", lambda *arguments: size)
-    with pytest.raises(NotAdditive):
+    with pytest.raises(NotAdditive, match="depends on who else"):
         made.sum_reports(padded(lambda batch: 0.01), MESSAGE, np.arange(4), KEY)
     made.sum_reports(padded(lambda batch: 0.01 * jnp.any(batch != 0)), MESSAGE, np.arange(4), KEY)  # the twin: only text counts
 

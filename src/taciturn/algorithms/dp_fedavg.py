@@ -1,12 +1,9 @@
 """DP-FedAvg and DP-FedSGD (McMahan et al. 2018, Algorithm 1), DP-FTRL (Xu et al. 2023) and FedAvg without privacy."""
 
-from typing import Any
-
 import optax
 
 from taciturn import trees
-from taciturn.algorithms.local_training import LocalTraining, Loss, UserUpdate, fedsgd_update
-from taciturn.algorithms.uploads import compressed
+from taciturn.algorithms.local_training import UserUpdate
 from taciturn.core import Algorithm, Estimate, Mechanism, Participation, ServerState
 from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip
@@ -27,13 +24,8 @@ def dp_fedavg(
     server: Server,
     most_reports: int = MOST_REPORTS,
 ) -> Algorithm:
-    """Train each user for E epochs, and average the clipped updates with noise."""
+    """Train each user, for E epochs or, as DP-FedSGD, by one gradient (local_training.py); average the clipped updates with noise."""
     return federated(user_update, mechanism(bound, estimator, noise, most_reports), participation, server)
-
-
-def dp_fedsgd(loss: Loss, local: LocalTraining, upload: tuple[float, int], *others: Any) -> Algorithm:
-    """Take one clipped gradient of each user: more rounds, each at a cost. `upload` is a share and bits; `others` are for `dp_fedavg`."""
-    return dp_fedavg(compressed(fedsgd_update(loss, local), *upload), *others)
 
 
 def dp_ftrl(

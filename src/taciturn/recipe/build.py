@@ -13,9 +13,9 @@ import optax
 from dp_accounting import DpEvent
 from jax.typing import DTypeLike
 
-from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, dp_ftrl, fedavg
+from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_ftrl, fedavg
 from taciturn.algorithms.fine_tuning import Text, rehearsing, transfer_learning, unforgetting_update
-from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update
+from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update, fedsgd_update
 from taciturn.algorithms.uploads import compressed, upload_bytes
 from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
@@ -127,7 +127,10 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     given, keyed = recipe.local, recipe.model.dropout > 0 or recipe.local.forgetting == "rehearsal"
     local = LocalTraining(given.learning_rate, given.epochs, given.update_penalty, keyed, given.max_gradient_norm)
     server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
-    bound, chosen = _encoded(recipe, model), participation(recipe)
+    bound, chosen = bound_of(recipe), participation(recipe)
+    if recipe.privacy.encoding == "modular":  # the same clip, with reports in residues
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        bound = modular(bound, params, report_encoding(recipe, params))
     update = _user_update(recipe, model, local, bound.project if recipe.privacy.greedy else None)
     if recipe.algorithm == "fedavg":
         return fedavg(update, bound, chosen, server)
@@ -144,11 +147,7 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     if recipe.algorithm == "dp-ftrl":
         clip = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else bound
         return dp_ftrl(update, clip, recipe.participation.cohort, drawn, chosen, server, n_max)
-    parts = (bound, estimator, drawn, chosen, server, n_max)
-    if recipe.algorithm == "dp-fedsgd":
-        loss = partial(cross_entropy, model, power=recipe.local.loss_power)
-        return dp_fedsgd(loss, local, (recipe.upload.share, recipe.upload.bits), *parts)
-    return dp_fedavg(update, *parts)
+    return dp_fedavg(update, bound, estimator, drawn, chosen, server, n_max)
 
 
 def most_reports(recipe: Recipe) -> int:
@@ -168,6 +167,8 @@ def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining, pro
     """Build what a device computes; `model` has the recipe's type of products."""
     step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32, recipe.local.loss_power)
     match recipe.local.forgetting:
+        case "none" if recipe.algorithm == "dp-fedsgd":  # the others are refused with it
+            update = fedsgd_update(partial(cross_entropy, model, power=recipe.local.loss_power), local)
         case "none":
             update = fedavg_update(step, local, project)
         case "rehearsal":
@@ -250,14 +251,6 @@ def bound_of(recipe: Recipe) -> Bound:
         return unbounded()
     clip_norm = DEFAULT_CLIP_NORM if privacy.clip_norm is None else privacy.clip_norm
     return flat_clip(clip_norm) if privacy.clipping == "flat" else per_layer_clip(clip_norm)
-
-
-def _encoded(recipe: Recipe, model: LanguageModel) -> Bound:
-    """Return the same clip, with reports in the recipe's encoding."""
-    if recipe.privacy.encoding == "integer":
-        return bound_of(recipe)
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    return modular(bound_of(recipe), params, report_encoding(recipe, params))
 
 
 def report_encoding(recipe: Recipe, params: Params) -> Encoding:
