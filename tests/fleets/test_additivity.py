@@ -73,8 +73,8 @@ def seat_dependent(where: str):
     """An adder that is broken on purpose: in one seat, or in company, or every second time, a report gets one step more."""
     usual, calls = in_process._adder, []
 
-    def broken(program, one_by_one):
-        add = usual(program, one_by_one)
+    def broken(program, one_by_one, streams):
+        add = usual(program, one_by_one, streams)
 
         def added(total, message, key, users, ids):
             calls.append(1)

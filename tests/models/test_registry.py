@@ -70,7 +70,7 @@ def test_it_is_trained_resumed_measured_exported_and_audited(own_kind, populatio
     resume_run(tmp_path / "run", lambda done, rounds, row: None)
     found = membership_results(tmp_path / "run", recipe_of(tmp_path / "run"))
     assert found
-    assert found.scores.size
+    assert found.mu.size
     assert FinishedRun(tmp_path / "run").evaluate().scores["loss"].value > 0
     few = {"words": 16_000, "entries": 500}
     assert FinishedRun(tmp_path / "run").export(tmp_path / "arpa", "arpa", **few).check

@@ -86,7 +86,7 @@ class SimulatedFleet:
         nobody = self._layout.user_data(np.zeros(0, np.int32))
         self._shape = jax.eval_shape(program, message, nobody, key)
         self._nothing = jax.jit(partial(trees.zeros_like, self._shape))  # all leaves in one call
-        self._program, self._add = program, _adder(program, self._on_cpu)
+        self._program, self._add = program, _adder(program, self._on_cpu, len(self._devices))
         self._size = CPU_CHUNK if self._on_cpu else _chunk_size(message.params, self._devices[0], self._cohort)
         self._check_additive(message, key)
 
@@ -169,7 +169,7 @@ def _chunk_size(params: Params, device: Any, cohort: float) -> int:
 
 
 @lru_cache(maxsize=8)
-def _adder(program: Program, one_by_one: bool):
+def _adder(program: Program, one_by_one: bool, streams: int):
     def report(message: Message, key: Key, user: UserData, id: jax.Array) -> Report:
         return program(message, user, jax.random.fold_in(key, id))
 
@@ -185,7 +185,8 @@ def _adder(program: Program, one_by_one: bool):
         # In 32 bits, also where a process switched 64 on for everything.
         return jax.tree.map(lambda sum, part: sum + jnp.sum(part, axis=0, dtype=part.dtype), total, reports)
 
-    @partial(jax.jit, donate_argnums=0)
+    # Where each core has a stream of its own, products that spread over cores would only wait for each other.
+    @partial(jax.jit, donate_argnums=0, compiler_options={"xla_cpu_multi_thread_eigen": streams == 1} if one_by_one else None)
     def add_one_by_one(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
         def add(total: Report, one: tuple[UserData, jax.Array]) -> tuple[Report, None]:
             # A padding user costs nothing here.
