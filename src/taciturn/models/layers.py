@@ -24,7 +24,7 @@ def flat(values: jax.Array) -> jax.Array:
 
 
 def transposed(matrix: jax.Array) -> jax.Array:
-    """Transpose for products: on a CPU a copy, which it is where it lies in a row. Products with a transposed view take twice as long."""
+    """Transpose for products. On a CPU it is copied, by flattening it: products with a transposed view take twice as long."""
 
     def copied(matrix: jax.Array) -> jax.Array:
         return jax.lax.optimization_barrier(matrix.T.reshape(-1)).reshape(matrix.T.shape)
@@ -33,8 +33,8 @@ def transposed(matrix: jax.Array) -> jax.Array:
 
 
 def by_itself(values: jax.Array) -> jax.Array:
-    """Return the values, as an operation that XLA's library for CPUs (YNNPACK) does not have: it would draw what is done with a sum or a
-    maximum of rows into it, at a third of the speed of XLA's own loops."""
+    """Return the values unchanged, through an operation that XLA's library for CPUs (YNNPACK) lacks. Without it the library would also do
+    what follows a sum or a maximum of rows, at a third of the speed of XLA's own loops."""
     return jnp.where(jnp.isnan(values), jnp.nan, values)
 
 

@@ -186,7 +186,7 @@ def _adder(program: Program, one_by_one: bool, streams: int):
         return jax.tree.map(lambda sum, part: sum + jnp.sum(part, axis=0, dtype=part.dtype), total, reports)
 
     # Where each core has a stream of its own, products that spread over cores would only wait for each other.
-    @partial(jax.jit, donate_argnums=0, compiler_options={"xla_cpu_multi_thread_eigen": streams == 1} if one_by_one else None)
+    @partial(jax.jit, donate_argnums=0, compiler_options={"xla_cpu_multi_thread_eigen": False} if one_by_one and streams > 1 else None)
     def add_one_by_one(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
         def add(total: Report, one: tuple[UserData, jax.Array]) -> tuple[Report, None]:
             # A padding user costs nothing here.
