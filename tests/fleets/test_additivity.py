@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -73,8 +74,8 @@ def seat_dependent(where: str):
     """An adder that is broken on purpose: in one seat, or in company, or every second time, a report gets one step more."""
     usual, calls = in_process._adder, []
 
-    def broken(program, one_by_one, streams):
-        add = usual(program, one_by_one, streams)
+    def broken(program, one_by_one):
+        add = usual(program, one_by_one)
 
         def added(total, message, key, users, ids):
             calls.append(1)
@@ -95,9 +96,28 @@ def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_t
     made = fleet(monkeypatch, side_by_side)
     loaded = []
     monkeypatch.setattr(made, "_chunks", lambda cohort: loaded.append(cohort) or [])
-    with pytest.raises(NotAdditive, match="Nothing was trained"):
-        made.sum_reports(program(), MESSAGE, np.arange(4), KEY)
+    report = program()
+    for _ in range(2):  # whoever tries again is not let in
+        with pytest.raises(NotAdditive, match="Nothing was trained"):
+            made.sum_reports(report, MESSAGE, np.arange(4), KEY)
     assert not loaded
+
+
+def test_accelerators_of_one_machine_that_compute_differently_are_refused(monkeypatch):
+    """Each is additive by itself. One user more shifts others from one to the other, and so changes their reports."""
+    made, usual, more = fleet(monkeypatch, side_by_side=True), SimulatedFleet._made_up_sum, 1
+    first, second = made._devices[0], SimpleNamespace(device_kind="another")
+
+    def on_either(message, key, device, seats):
+        off = more * np.sum(seats >= 0) if device is second else 0
+        return jax.tree.map(lambda leaf: leaf + jnp.asarray(off, leaf.dtype), usual(made, message, key, first, seats))
+
+    made._devices = [first, second]
+    monkeypatch.setattr(made, "_made_up_sum", on_either)
+    with pytest.raises(NotAdditive, match="on another"):
+        made._compile(program(), MESSAGE, KEY)
+    more = 0  # the twin: they are alike
+    made._compile(program(), MESSAGE, KEY)
 
 
 @pytest.mark.parametrize("size", [2, 7, 16, 250])
@@ -168,9 +188,9 @@ class Reading(SimulatedFleet):
     """Of forty chunks, which only says which one was read: by whom, and how many lay about."""
 
     def __init__(self, bad: int = -1) -> None:
-        self.bad, self.lying, self.most, self.began, self._texts = bad, 0, 0, [], None
+        self.bad, self.lying, self.most, self.began, self._texts, self._devices = bad, 0, 0, [], None, jax.local_devices()
 
-    def _load(self, texts, chunk):
+    def _load(self, texts, chunk, device):
         self.began.append(chunk)
         if chunk == self.bad:
             raise OSError("this shard is gone")
@@ -210,7 +230,7 @@ def test_a_reader_that_is_not_waited_for_would_be_noticed(monkeypatch):
 
     def all_at_once(self, chunks):
         reader = ThreadPoolExecutor(1)
-        yield from (one.result() for one in [reader.submit(self._load, self._texts, chunk) for chunk in chunks])
+        yield from (one.result() for one in [reader.submit(self._load, self._texts, chunk, None) for chunk in chunks])
 
     monkeypatch.setattr(Reading, "_loaded_ahead", all_at_once)
     before, reading = threading.active_count(), Reading()

@@ -9,8 +9,8 @@
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -73,14 +73,20 @@ class Layout:
         return cls(cut, batch_size, math.ceil(pieces / batch_size))
 
     def user_data(self, tokens: np.ndarray, weight_cap: float | None = None) -> UserData:
-        """Return what the device program gets. A batch holds pieces from all over the text, so that a local step sees more of the user;
-        those with text come first. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
-        pieces, row = self.cut.pieces(tokens, self.steps * self.batch_size), self.cut.length + 1
-        steps = math.ceil(len(pieces) / self.batch_size)
-        batches = np.zeros((self.steps, self.batch_size, row), np.int32)
-        padding = self.batch_size * steps - len(pieces)
-        spread = np.concatenate([pieces, np.zeros((padding, row), np.int32)]) if padding else pieces
-        batches[:steps] = spread.reshape(self.batch_size, steps, row).swapaxes(0, 1)
-        weight = np.minimum(np.float32(len(tokens)) / np.float32(weight_cap or 1), np.float32(1))
-        arrays: Any = batches, weight, np.int32(steps)
-        return UserData(*arrays)
+        """Return what the device program gets."""
+        return UserData(*(values[0] for values in self.users_data([tokens], weight_cap)))
+
+    def users_data(self, texts: Sequence[np.ndarray], weight_cap: float | None = None) -> UserData:
+        """Return the same of several users, in arrays. A batch holds pieces from all over the text, so that a local step sees more of the
+        user; those with text come first. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
+        batches = np.zeros((len(texts), self.steps, self.batch_size, row := self.cut.length + 1), np.int32)
+        steps = [0] * len(texts)
+        for user, tokens in enumerate(texts):
+            pieces = self.cut.pieces(tokens, self.steps * self.batch_size)
+            steps[user] = own = math.ceil(len(pieces) / self.batch_size)
+            full, rest = divmod(len(pieces), max(own, 1))  # rows that every batch has, and batches that have one more
+            batches[user, :own, :full] = pieces[: full * own].reshape(full, own, row).swapaxes(0, 1)
+            if rest:
+                batches[user, :rest, full] = pieces[full * own :]
+        weights = np.array([len(tokens) for tokens in texts], np.float32) / np.float32(weight_cap or 1)
+        return UserData(batches, np.minimum(weights, np.float32(1)), np.array(steps, np.int32))  # pyright: ignore

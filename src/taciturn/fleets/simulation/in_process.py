@@ -10,7 +10,8 @@ device at hand (`_check_additive`); that proves nothing for other machines.
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
+from itertools import cycle
 from typing import Any, Protocol
 
 import jax
@@ -26,6 +27,7 @@ from taciturn.errors import TaciturnError
 CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
 MOST_SEATS = 256  # of an accelerator's chunk: larger ones gain little, and mix users of more different lengths
 MADE_UP_WORDS = 32
+NOTHING = np.zeros(0, np.int32)  # the text of an empty seat
 COPIES = 8  # of a model that training a user takes at a time, intermediate values included
 
 
@@ -59,14 +61,9 @@ class SimulatedFleet:
         self._compile(program, message, key)
         totals = [jax.device_put(self._nothing(), device) for device in self._devices]
         messages = [jax.device_put((message, key), device) for device in self._devices]
-        for index, loaded in enumerate(self._loaded_ahead(self._chunks(cohort))):
-            where = index % len(self._devices)
-            users, ids = jax.device_put(loaded, self._devices[where])
-            totals[where] = self._add(totals[where], *messages[where], users, ids)
-        total = totals[0]
-        for other in totals[1:]:
-            total = trees.add(total, jax.device_put(other, self._devices[0]))
-        return total
+        for where, loaded in zip(cycle(range(len(self._devices))), self._loaded_ahead(self._chunks(cohort)), strict=False):
+            totals[where] = self._add(totals[where], *messages[where], *loaded)
+        return reduce(trees.add, jax.device_put(totals[1:], self._devices[0]), totals[0])
 
     def stats(self) -> dict[str, float]:
         return {}
@@ -83,16 +80,16 @@ class SimulatedFleet:
         """Trace, compile and test once, for use in every round."""
         if program is self._program:
             return
-        nobody = self._layout.user_data(np.zeros(0, np.int32))
-        self._shape = jax.eval_shape(program, message, nobody, key)
+        self._shape = jax.eval_shape(program, message, self._layout.user_data(NOTHING), key)
         self._nothing = jax.jit(partial(trees.zeros_like, self._shape))  # all leaves in one call
-        self._program, self._add = program, _adder(program, self._on_cpu, len(self._devices))
+        self._add = _adder(program, self._on_cpu)
         self._size = CPU_CHUNK if self._on_cpu else _chunk_size(message.params, self._devices[0], self._cohort)
         self._check_additive(message, key)
+        self._program = program  # not before: what was refused once is refused again
 
     def _check_additive(self, message: Message, key: Key) -> None:
-        """Check before the first sum: on this very device, with this program and these shapes, the sum with a user minus the sum without is
-        that user's own report, to the bit, in any seat beside any others; and a sum is the same twice. Privacy rests on it.
+        """Check before the first sum: on these very devices, with this program and these shapes, the sum with a user minus the sum without
+        is that user's own report, to the bit, in any seat of any, beside any others; and a sum is the same twice. Privacy rests on it.
 
         Tried on simulated users. Sums of floats, which have no privacy, are not additive and are not tried.
         """
@@ -107,24 +104,24 @@ class SimulatedFleet:
         splits = [even_and_odd] if self._on_cpu else [even_and_odd, short_and_long]
 
         total = partial(self._made_up_sum, message, key)
+        everyone = total(self._devices[0], seats)
         for device in self._devices[:1] if self._on_cpu else self._devices:  # all cores are alike
-            everyone = total(device, seats)
             apart = [trees.add(*(total(device, half) for half in halves)) for halves in splits]
             for again in (total(device, seats), total(device, elsewhere), *apart):
                 if not all(map(np.array_equal, jax.tree.leaves(everyone), jax.tree.leaves(again))):
                     raise NotAdditive(
-                        f"on {device.device_kind} a user's report depends on who else is trained beside them, so one user could "
+                        f"on {device.device_kind} a user's report depends on who else is trained beside them, or where, so one user could "
                         "change the sum by more than noise is made for. Nothing was trained. Update JAX and the driver, change [local] "
                         "precision, or train on CPUs (JAX_PLATFORMS=cpu)"
                     )
 
     def _made_up_sum(self, message: Message, key: Key, device: Any, seats: np.ndarray) -> Report:
         """Sum the reports of one chunk, in whose seats these simulated users are; −1 is an empty seat."""
-        return self._add(*jax.device_put((self._nothing(), message, key, *self._load(self._made_up(), seats)), device))
+        return self._add(*jax.device_put((self._nothing(), message, key), device), *self._load(self._made_up(), seats, device))
 
     def _made_up(self) -> list[np.ndarray]:
         """Make texts for as many users as a chunk holds, of many lengths up to the limit; of few words, so that many repeat."""
-        generator, most = np.random.default_rng(0), self._layout.user_data(np.zeros(0, np.int32)).batches[..., 1:].size
+        generator, most = np.random.default_rng(0), self._layout.user_data(NOTHING).batches[..., 1:].size
         lengths = [max(1, most * (place + 1) // self._size) for place in range(self._size)]
         return [generator.integers(END + 1, END + 1 + MADE_UP_WORDS, length, np.int32) for length in lengths]
 
@@ -139,21 +136,21 @@ class SimulatedFleet:
         pieces = [cohort[start : start + self._size] for start in range(0, len(cohort), self._size)]
         return [np.pad(piece, (0, self._size - len(piece)), constant_values=-1) for piece in pieces]
 
-    def _loaded_ahead(self, chunks: list[np.ndarray]) -> Iterator[tuple[UserData, np.ndarray]]:
+    def _loaded_ahead(self, chunks: list[np.ndarray]) -> Iterator[tuple[UserData, jax.Array]]:
         """Yield each chunk, read while the one before computes: starting a loop on a GPU blocks until it ends, so a second thread reads."""
         with ThreadPoolExecutor(1) as reader:
             ahead: list[Future] = []
-            for chunk in chunks:
-                ahead.append(reader.submit(self._load, self._texts, chunk))
+            for chunk, device in zip(chunks, cycle(self._devices), strict=False):
+                ahead.append(reader.submit(self._load, self._texts, chunk, device))
                 if len(ahead) > 1:
                     yield ahead.pop(0).result()
             yield from (one.result() for one in ahead)
 
-    def _load(self, texts: Texts | list[np.ndarray], chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
-        own = [texts[user] if user >= 0 else np.zeros(0, np.int32) for user in chunk]
-        each = [self._layout.user_data(text, self._weight_cap) for text in own]
-        users = jax.tree.map(lambda *parts: np.stack(parts), *each)
-        return users if self._on_cpu else users._replace(steps=users.steps.max()), chunk.astype(np.uint32)
+    def _load(self, texts: Texts | list[np.ndarray], chunk: np.ndarray, device: Any) -> tuple[UserData, jax.Array]:
+        own = [texts[user] if user >= 0 else NOTHING for user in chunk]
+        users = self._layout.users_data(own, self._weight_cap)
+        users = users if self._on_cpu else users._replace(steps=users.steps.max())
+        return jax.device_put((users, chunk.astype(np.uint32)), device)
 
 
 def with_room(expected: float) -> float:
@@ -169,7 +166,7 @@ def _chunk_size(params: Params, device: Any, cohort: float) -> int:
 
 
 @lru_cache(maxsize=8)
-def _adder(program: Program, one_by_one: bool, streams: int):
+def _adder(program: Program, one_by_one: bool):
     def report(message: Message, key: Key, user: UserData, id: jax.Array) -> Report:
         return program(message, user, jax.random.fold_in(key, id))
 
@@ -185,8 +182,8 @@ def _adder(program: Program, one_by_one: bool, streams: int):
         # In 32 bits, also where a process switched 64 on for everything.
         return jax.tree.map(lambda sum, part: sum + jnp.sum(part, axis=0, dtype=part.dtype), total, reports)
 
-    # Where each core has a stream of its own, products that spread over cores would only wait for each other.
-    @partial(jax.jit, donate_argnums=0, compiler_options={"xla_cpu_multi_thread_eigen": False} if one_by_one and streams > 1 else None)
+    # On one core: products that spread over several round by how many there are, and where each has a stream they wait for each other.
+    @partial(jax.jit, donate_argnums=0, compiler_options={"xla_cpu_multi_thread_eigen": False} if one_by_one else None)
     def add_one_by_one(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
         def add(total: Report, one: tuple[UserData, jax.Array]) -> tuple[Report, None]:
             # A padding user costs nothing here.
