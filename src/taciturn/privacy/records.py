@@ -31,7 +31,7 @@ from taciturn.core import Params, Release
 from taciturn.errors import TaciturnError
 from taciturn.files import sync_folder, write_atomically
 
-PIECE = 2**20  # bytes
+PIECE = 2**18  # bytes that one core hashes: a GPU waits for all of them
 RESTORE = "Restore the run's private folder from a copy, or start a new run with model.warm_start"
 Content = tuple[bytes, memoryview]  # what it is, in a line, and its numbers
 
