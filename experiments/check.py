@@ -90,7 +90,10 @@ def main(names: Sequence[str] = CHECKED) -> int:
         shutil.copytree(listed.HERE, here, ignore=shutil.ignore_patterns("*.png", "figures", "__pycache__"))
         listed.HERE = page.HERE = here
         people, starts = made_up(work)
-        for one in [one for paper in listed.papers() for one in listed.listed(paper) if f"{one.paper}/{one.id}" in names]:
+        runs = [one for paper in listed.papers() for one in listed.listed(paper)]
+        for one in runs:  # runs of two rounds and of a thousand are not drawn in one figure
+            one.result.unlink(missing_ok=True)
+        for one in [one for one in runs if f"{one.paper}/{one.id}" in names]:
             took = time.monotonic()
             results.save(one, train.train(one, *shrunk(one, people, starts)))
             print(f"{one.paper}/{one.id}: {time.monotonic() - took:.1f} s", flush=True)

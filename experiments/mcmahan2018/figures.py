@@ -19,6 +19,8 @@ NAMES = {"none": "no noise, S = ∞", "0.003-15": "σ = 0.003, S = 15", "0.006-1
 PRINTED = {"none": printed.MCMAHAN_NO_NOISE, "0.003-15": 0.1749, "0.006-10": 0.1704, "0.012-15": 0.1633}
 NORMS = ("5", "7.9", "10", "12.6", "20")  # clip norms at z = 0.06
 LARGER = (20000, 30000)  # words
+MORE_WORDS = "a modest gain in accuracy"
+LEARNED = 0.05  # a model that always says the commonest words has less
 TABLE_2 = "17.62 → 17.49, 17.04, 16.33 % at ε = 4.634, 2.314, 2.038"
 
 
@@ -213,24 +215,32 @@ def figure_10(sgd: Group, averaging: Group) -> Judged:
     return Judged(ours, Verdict.HOLDS if lost > beside else Verdict.FAILS, "", {"sgd-levels.svg": svg})
 
 
-@judged(PAPER, "words-clip", "Figure 11", "clip norms with 20,000 and 30,000 words", "the same S does")
-def figure_11(words: Group) -> Judged:
-    lines = [_over(words, f"{many} words", [(norm, f"{many}-{norm}") for norm in (5, 10, 20)], 300) for many in LARGER]
-    svg = figure("Clip norms and larger dictionaries", "S", "AccuracyTop1, %", lines, log=True)
-    apart = [abs(words.last(f"{many}-20").value - words.last(f"{many}-10").value) for many in LARGER]
-    ours = (
-        f"{' and '.join(f'{100 * one:.2f}' for one in apart)} points between S = 10 and 20 with 20,000 and 30,000 words, after 300 rounds"
-    )
-    return Judged(ours, Verdict.HOLDS if max(apart) < CLOSE else Verdict.FAILS, "", {"words-clip.svg": svg})
+@judged(PAPER, "words-clip clip", "Figure 11", "clip norms with 20,000 and 30,000 words", f"the same S does; {MORE_WORDS}")
+def figure_11(words: Group, ten: Group) -> Judged:
+    svg = figure("Clip norms and larger dictionaries", "S", "AccuracyTop1, %", _by_words(words, ten, (5, 10, 20)), log=True)
+    return _with_more_words(words, ten, ("S = 10", 10), ("S = 20", 20), {"words-clip.svg": svg})
 
 
-@judged(PAPER, "words-levels", "Figure 12", "noise with 20,000 and 30,000 words", "the same σ does")
-def figure_12(words: Group) -> Judged:
-    lines = [_over(words, f"{many} words", [(level, f"{many}-{level}") for level in (0.003, 0.012, 0.048)], 300) for many in LARGER]
+@judged(PAPER, "words-levels levels", "Figure 12", "noise with 20,000 and 30,000 words", f"the same σ does; {MORE_WORDS}")
+def figure_12(words: Group, ten: Group) -> Judged:
+    lines = _by_words(words, ten, (0.003, 0.012, 0.048))
     svg = figure("Noise at S = 20 and larger dictionaries", "σ", "AccuracyTop1, %", lines, log=True)
-    lost = [words.last(f"{many}-0.003").value - words.last(f"{many}-0.012").value for many in LARGER]
-    ours = f"σ = 0.012 costs {' and '.join(f'{100 * one:.2f}' for one in lost)} points with 20,000 and 30,000 words, after 300 rounds"
-    return Judged(ours, Verdict.HOLDS if max(lost) < CLOSE else Verdict.FAILS, "", {"words-levels.svg": svg})
+    return _with_more_words(words, ten, ("σ = 0.012", 0.012), ("0.003", 0.003), {"words-levels.svg": svg})
+
+
+def _by_words(words: Group, ten: Group, values: tuple[float, ...]) -> list[Line]:
+    larger = [_over(words, f"{many} words", [(value, f"{many}-{value}") for value in values], 300) for many in LARGER]
+    return [_over(ten, "10000 words", [(value, f"flat-{value}") for value in values], 300), *larger]
+
+
+def _with_more_words(words: Group, ten: Group, tried: tuple[str, float], usual: tuple[str, float], figures: dict[str, str]) -> Judged:
+    """Judge whether what is tried costs the same with any number of words, and whether more words are better."""
+    lost, best = ([ten.at(f"flat-{v}", 300).value, *(words.at(f"{many}-{v}", 300).value for many in LARGER)] for _, v in (tried, usual))
+    cost = [a - b for a, b in zip(best, lost, strict=True)]
+    same, better = max(abs(one - cost[0]) for one in cost) < CLOSE, min(best[1:]) > best[0]
+    ours = f"{tried[0]} costs {_points(cost)} points against {usual[0]} with 10,000, 20,000 and 30,000 words, which have {_points(best)} %"
+    verdict = Verdict.FAILS if not same else Verdict.HOLDS if better else Verdict.PART
+    return Judged(f"{ours}, after 300 rounds", verdict, "", figures)
 
 
 @judged(PAPER, "kinds", "beyond", "GRU, Transformer and characters at σ = 0.003, S = 15", "left to others")
@@ -238,7 +248,8 @@ def other_models(kinds: Group) -> Judged:
     names = ("gru", "transformer", "characters")
     ours = ", ".join(f"{name} {percent(kinds.last(f'{name}-none'))} → {percent(kinds.last(f'{name}-noise'))}" for name in names)
     lost = [kinds.last(f"{name}-none").value - kinds.last(f"{name}-noise").value for name in names]
-    return Judged(f"{ours}, after 300 rounds", Verdict.HOLDS if max(lost) < CLOSE else Verdict.PART)
+    learned = min(kinds.last(f"{name}-none").value for name in names) > LEARNED
+    return Judged(f"{ours}, after 300 rounds", Verdict.HOLDS if learned and max(lost) < CLOSE else Verdict.PART)
 
 
 def _trade_off(trade_off: Group, later: Group, figures: dict[str, str]) -> Judged:
@@ -252,6 +263,11 @@ def _trade_off(trade_off: Group, later: Group, figures: dict[str, str]) -> Judge
 def _flat_and_per_layer(group: Group, values: tuple[float, ...]) -> list[Line]:
     kinds = [(kind, rounds) for kind in ("flat", "per-layer") for rounds in (100, 500)]
     return [_over(group, kind, [(value, f"{kind}-{value}") for value in values], rounds) for kind, rounds in kinds]
+
+
+def _points(values: list[float]) -> str:
+    *first, last = (f"{100 * value:.2f}" for value in values)
+    return f"{', '.join(first)} and {last}"
 
 
 def _over(group: Group, name: str, places: list[tuple[float, str]], rounds: int) -> Line:

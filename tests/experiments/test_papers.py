@@ -83,7 +83,10 @@ def test_every_listed_run_has_a_recipe_that_goes_together(one):
 def test_where_all_runs_have_results_every_figure_is_drawn(elsewhere):
     for one in RUNS:
         results.save(one, made_up(one, 0.17 + 0.001 * (len(one.name) % 7)))
-    named = {"ramaswamy2020": ["Katz, with history", "noise of Ramaswamy et al.", "noise of Xu et al."], "xu2023": ["30,000 words"]}
+    named = {
+        "ramaswamy2020": ["Katz, with history", "noise of Ramaswamy et al.", "noise of Xu et al."],
+        "xu2023": ["Kneser–Ney", "10,000 words", "30,000 words"],
+    }
     for paper, models in named.items():
         (elsewhere / paper / "results" / "typing.json").write_text(json.dumps(typed_by(*models)))
     made = page.page()
