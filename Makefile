@@ -10,8 +10,8 @@ demo: setup  ## the whole road in three minutes
 test: setup  ## linter, types, tests and doctests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@echo "$(BIN)/basedpyright, and beside it $(BIN)/python -m pytest -n 2 --dist worksteal"
-	@$(BIN)/basedpyright & types=$$!; $(BIN)/python -m pytest -n 2 --dist worksteal; tests=$$?; wait $$types && exit $$tests
+	@echo "$(BIN)/basedpyright, and beside it $(BIN)/python -m pytest -n 3 --dist worksteal"  # on two cores: some tests wait
+	@$(BIN)/basedpyright & types=$$!; $(BIN)/python -m pytest -n 3 --dist worksteal; tests=$$?; wait $$types && exit $$tests
 
 test-slow: setup  ## everything killed again and again, and the real wire on this machine with processes; half an hour
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow tests
