@@ -15,7 +15,7 @@ from harness import Cut, tiny_recipe
 from taciturn import trees
 from taciturn.algorithms.dp_fedavg import federated
 from taciturn.core import Release, UserData
-from taciturn.privacy import records
+from taciturn.privacy import records, sampler
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.clipping import flat_clip
@@ -163,8 +163,8 @@ def test_the_record_on_disk_at_the_charge_is_what_leaves(tmp_path, monkeypatch):
     assert same(seen[0], estimate)
 
 
-@pytest.mark.parametrize("what", ["gone", "changed", "of another run"])
-def test_a_record_that_is_not_the_one_that_was_charged_stops_the_run(tmp_path, what):
+@pytest.mark.parametrize("what", ["gone", "changed", "of another run", "of a version whose noise had other bits"])
+def test_a_record_that_is_not_the_one_that_was_charged_stops_the_run(tmp_path, what, monkeypatch):
     first, made = door(tmp_path)
     first.private_mean(PARAMS, made.init(PARAMS), 0)
     path = tmp_path / "releases" / "release-0"
@@ -172,8 +172,10 @@ def test_a_record_that_is_not_the_one_that_was_charged_stops_the_run(tmp_path, w
         path.unlink()
     elif what == "changed":
         path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
-    else:
+    elif what == "of another run":
         Records(tmp_path / "releases", bytes(32)).write(0, Release(PARAMS), "-0")
+    else:
+        monkeypatch.setattr(sampler, "KNOWN", "1" + sampler.KNOWN[1:])
     again, _ = door(tmp_path, reopened=True)
     with pytest.raises(RecordError, match="warm_start"):
         again.private_mean(PARAMS, made.init(PARAMS), 0)

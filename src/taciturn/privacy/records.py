@@ -30,6 +30,7 @@ from jax.sharding import SingleDeviceSharding
 from taciturn.core import Params, Release
 from taciturn.errors import TaciturnError
 from taciturn.files import sync_folder, write_atomically
+from taciturn.privacy import sampler
 
 PIECE = 2**18  # bytes that one core hashes: a GPU waits for all of them
 RESTORE = "Restore the run's private folder from a copy, or start a new run with model.warm_start"
@@ -73,7 +74,7 @@ class Records:
             raise RecordError(f"the release of round {row} is charged, and its record is gone: {again}. {RESTORE}")
         about, numbers = content
         if not hmac.compare_digest(self._checksum(about, map(_hash, _pieces(numbers))), checksum):
-            other = "it was damaged, or belongs to another run"
+            other = "it was damaged, or belongs to another run or version"
             raise RecordError(f"the record of round {row} is not the one that was charged: {other}. {RESTORE}")
         said, values, leaves = json.loads(about), np.frombuffer(numbers, "<f4"), []
         for shape in said["shapes"]:
@@ -100,7 +101,8 @@ class Records:
         return about + end, memoryview(numbers)
 
     def _checksum(self, about: bytes, hashes: Iterable[bytes]) -> str:
-        return hmac.new(self._key, about + b"".join(hashes), "sha256").hexdigest()
+        # Of this very noise: from another version's, whose noise has other bits, no state would follow.
+        return hmac.new(self._key, sampler.KNOWN.encode() + about + b"".join(hashes), "sha256").hexdigest()
 
 
 def _on_host(leaves: list[jax.Array]) -> memoryview:

@@ -5,9 +5,10 @@ Gaussian mechanism, and reveals nothing else. Floating-point noise has no such i
 reaches depends on what it hides.
 
 How: X = Σ c_i X_i, where each X_i is a discrete Gaussian of standard deviation `BASE`, looked up in a table of cumulative probabilities by
-comparing all 127 random bits, and c_i are integers small enough that each addition stays a discrete Gaussian (Micciancio and
-Walter 2017, "Gaussian sampling over the integers"). σ is so large that a discrete Gaussian and a rounded normal are the same to
-2⁻⁹⁰ or better. All of it is integers; the bits are ChaCha20's, and the same whether a GPU's own kernel draws them or any other machine.
+comparing 127 random bits, of which 96 are drawn only where the first 31 do not decide; and c_i are integers small enough that each addition
+stays a discrete Gaussian (Micciancio and Walter 2017, "Gaussian sampling over the integers"). σ is so large that a discrete Gaussian and a
+rounded normal are the same to 2⁻⁹⁰ or better. All of it is integers; the bits are ChaCha20's, and the same on every machine, whether a
+GPU's own kernel draws them or not.
 
 **Guarantee:** a draw of `white` is within `distance` of independent rounded normals of standard deviation `deviation`, in total variation,
 for uniform bits. docs/proofs.md has the proof.
@@ -18,6 +19,7 @@ for uniform bits. docs/proofs.md has the proof.
 import functools
 import hashlib
 import math
+from collections.abc import Callable
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -37,15 +39,16 @@ BASE = 2048  # standard deviation of a table's discrete Gaussian
 BITS = 127  # of a cumulative probability
 LARGEST = 2**15 - 1  # of what a table gives; 16 standard deviations
 WORDS = 4  # of 32 bits, for each draw of each coordinate: 127 bits and a sign
-HELD, HELD_BY_A_CORE = 128, 8192  # blocks that one program of a GPU, and a core, draw from at a time
+LANES = chacha20.WORDS  # coordinates whose first words are one block
+HELD, HELD_BY_A_CORE = 128, 4096  # blocks that one program of a GPU, and a core, draw from at a time
 # A lattice of spacing c meets a Gaussian of standard deviation ≥ 2c: its sums over the lattice differ by 2 exp(−8π²), less than 2⁻¹¹².
 SMOOTHING = Fraction(1, 4) - Fraction(1, BASE**2)
 ADDITION_ERROR = 2.0**-111  # of one addition, in total variation
 TABLE_ERROR = (LARGEST + 1) * 2.0 ** -(BITS + 1) + 2.0**-180  # of one look-up: rounded probabilities, and the tail that is cut off
 GUIDED = 3  # steps of a search that a guide begins
 SEEN_ON = ("cpu",)  # platforms whose noise tests have seen
-# The hash of 10⁵ draws at a standard deviation of 2⁵⁷ steps, key 0 … 7, stream 1: so many that one word does not decide for all.
-KNOWN = "7ea1bf83c53e4ac00d42608054f0c5752e0d2356cba313ad4d978b313c1b69f9"
+# The hash of 10⁵ draws at a standard deviation of 2⁵⁷ steps, key 0 … 7, stream 5: for four of them the first word would decide wrongly.
+KNOWN = "0bdc679dc07e868f0dd49788448a9d8e9ba601ac4b5d2fffaab486c30a658288"
 
 
 class OtherBits(TaciturnError):
@@ -91,24 +94,32 @@ def _white(*given: Any) -> Wide:
 
 
 def plain(spread: Spread, key: jax.Array, stream: jax.Array, size: int) -> Wide:
-    """Draw by definition: a block of ChaCha20 serves four coordinates, one in each quarter of them all. A cache holds `held` blocks."""
-    blocks = -(-size // WORDS)
+    """Draw by definition: a block of ChaCha20 has the first words of 16 coordinates, one in each sixteenth of them all. A cache holds
+    `held` blocks."""
+    blocks = -(-size // LANES)
     held = min(blocks, HELD_BY_A_CORE)
-    given = len(spread.factors), key, stream, *_halves(spread), tuple(map(jnp.asarray, cumulative())), jnp.asarray(guide())
+    table, start = (tuple(map(jnp.asarray, cumulative())), jnp.asarray(guide())), wide.zeros((LANES, held))
+    lower, upper = _halves(spread)
 
-    def draw(first: jax.Array) -> list[Wide]:
-        return _drawn(first + jnp.arange(held, dtype=jnp.uint32), *given)
+    def draw(first: jax.Array) -> Wide:
+        def add(name: jax.Array, sum: Wide) -> Wide:
+            words = functools.partial(_words, key, name, stream)
+            counters = first + jnp.arange(held, dtype=jnp.uint32)
+            drawn = discrete(*table, jnp.stack(words(0, counters)), lambda place: words(1 + place // held, counters[place % held]))
+            return wide.add(sum, _times(drawn, lower[name], upper[name]))
+
+        return jax.lax.fori_loop(0, len(spread.factors), add, start)
 
     drawn = jax.lax.map(draw, jnp.arange(0, blocks, held, dtype=jnp.uint32))  # the last may draw more than is asked for
-    return jax.tree.map(lambda *quarters: jnp.concatenate([quarter.reshape(-1)[:blocks] for quarter in quarters])[:size], *drawn)
+    return jax.tree.map(lambda words: words.swapaxes(0, 1).reshape(LANES, -1)[:, :blocks].reshape(-1)[:size], drawn)
 
 
 def in_one_kernel(spread: Spread, key: jax.Array, stream: jax.Array, size: int, interpret: bool = False) -> Wide:
     """Draw the same bits on a GPU (Pallas): a program keeps `HELD` blocks in registers. XLA would write all words of all blocks to
     memory after every double round, and the state of every search after every step."""
-    blocks = -(-size // WORDS)
+    blocks = -(-size // LANES)
     programs = -(-blocks // HELD)
-    out = jax.ShapeDtypeStruct((WORDS, programs * HELD), jnp.int32), jax.ShapeDtypeStruct((WORDS, programs * HELD), jnp.uint32)
+    out = jax.ShapeDtypeStruct((LANES, programs * HELD), jnp.int32), jax.ShapeDtypeStruct((LANES, programs * HELD), jnp.uint32)
     kernel, options = functools.partial(_kernel, len(spread.factors)), None if interpret else triton.CompilerParams(num_warps=4)
     call = pallas.pallas_call(kernel, grid=(programs,), out_shape=out, compiler_params=options, interpret=interpret)
     drawn = call(key, stream[None], *_halves(spread), *map(jnp.asarray, cumulative()))
@@ -119,20 +130,27 @@ def _kernel(factors: int, key_ref, stream_ref, lower_ref, upper_ref, *refs) -> N
     table, drawn_refs = refs[:WORDS], refs[WORDS:]
     first = pallas.program_id(0) * HELD
     counters = (first + jnp.arange(HELD)).astype(jnp.uint32)
-    for quarter, sum in enumerate(_drawn(counters, factors, key_ref, stream_ref[0], lower_ref, upper_ref, table)):
-        for ref, words in zip(drawn_refs, sum, strict=True):
-            ref[quarter, pallas.ds(first, HELD)] = words
-
-
-def _drawn(counters: jax.Array, factors: int, key, stream: jax.Array, lower, upper, table: tuple, guide: Any = None) -> list[Wide]:
-    """Draw Σ c_i X_i for the four coordinates of each block."""
 
     def add(name: jax.Array, sums: list[Wide]) -> list[Wide]:
-        words = chacha20.blocks(key, counters, (name.astype(jnp.uint32), stream, jnp.uint32(0)))
-        drawn = [discrete(table, words[WORDS * quarter :][:WORDS], guide) for quarter in range(WORDS)]
-        return [wide.add(sum, _times(one, lower[name], upper[name])) for sum, one in zip(sums, drawn, strict=True)]
+        words = functools.partial(_words, key_ref, name, stream_ref[0])
 
-    return jax.lax.fori_loop(0, factors, add, [wide.zeros(counters.shape)] * WORDS)
+        def take_turns(lane: jax.Array, lanes: list[tuple[jax.Array, Wide]]) -> list[tuple[jax.Array, Wide]]:
+            """Add to the first of them, and put it last: registers have no numbers."""
+            (word, sum), *others = lanes
+            drawn = discrete_in_registers(table, word, lambda: words(1 + lane, counters))
+            return [*others, (word, wide.add(sum, _times(drawn, lower_ref[name], upper_ref[name])))]
+
+        lanes = jax.lax.fori_loop(0, LANES, take_turns, list(zip(words(0, counters), sums, strict=True)))
+        return [sum for _, sum in lanes]
+
+    for lane, sum in enumerate(jax.lax.fori_loop(0, factors, add, [wide.zeros(counters.shape)] * LANES)):
+        for ref, words in zip(drawn_refs, sum, strict=True):
+            ref[lane, pallas.ds(first, HELD)] = words
+
+
+def _words(key, name: jax.Array, stream: jax.Array, kind: jax.Array | int, counters: jax.Array) -> list[jax.Array]:
+    """Draw blocks for the term of this name: of kind 0 they are first words, and of kind 1 + lane what else a coordinate may need."""
+    return chacha20.blocks(key, counters, (name.astype(jnp.uint32), stream, jnp.asarray(kind, jnp.uint32)))
 
 
 @functools.cache
@@ -141,7 +159,7 @@ def check_bits(device: Any) -> None:
     if device.platform in SEEN_ON:
         return
     key = jax.device_put(np.arange(8, dtype=np.uint32), device)  # wherever else JAX would put it
-    drawn = jax.jit(lambda key: white(spread(2.0**57), key, 1, 10**5))(key)
+    drawn = jax.jit(lambda key: white(spread(2.0**57), key, 5, 10**5))(key)
     if hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest() != KNOWN:
         to_do = "Nothing was released. Update JAX and the driver, or train on CPUs (JAX_PLATFORMS=cpu)"
         raise OtherBits(f"on {device.device_kind} noise has other bits than elsewhere, so nothing is known of it. {to_do}")
@@ -165,30 +183,46 @@ def _times(drawn: jax.Array, lower: jax.Array, upper: jax.Array) -> Wide:
     return wide.add(wide.times(number, lower), wide.shifted(wide.times(number, upper), 31))
 
 
-def discrete(table: tuple[jax.Array, ...], bits: list[jax.Array], guide: jax.Array | None = None) -> jax.Array:
-    """Draw a discrete Gaussian from each four words: one bit is the sign, 127 are looked up. Only the first words are compared where they
-    decide for all of them (they do not for one draw in 2¹⁷), and all four otherwise. A guide says where to begin."""
-    first, second, third, fourth = bits
-    number = first >> 1, second, third, fourth
+def discrete(table: tuple[jax.Array, ...], guide: jax.Array, first: jax.Array, more: Callable[[jax.Array], list[jax.Array]]) -> jax.Array:
+    """Draw a discrete Gaussian from each first word: one bit is the sign, 31 are looked up. Where they do not decide (for one draw in 2¹⁷)
+    `more` draws three words for it, and all 127 bits are looked up. The guide says where to begin."""
+    number = (first >> 1).reshape(-1)
 
-    def search(words: int, start: jax.Array, steps: int) -> jax.Array:
-        """Count the entries of the table that are no larger, or, if only their first words are compared, smaller."""
+    def decide(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        found, undecided = state
+        place = jnp.argmax(undecided)
+        return found.at[place].set(_search(table, number[place], more(place))), undecided.at[place].set(False)
 
-        def halve(step: jax.Array, found: jax.Array) -> jax.Array:
-            size = jnp.int32(2 ** (steps - 1)) >> step
-            place = found + size - 1
-            smaller, same = jnp.asarray(False), jnp.asarray(True)
-            for entry, word in zip(table[:words], number, strict=False):
-                here = entry[place]
-                smaller, same = smaller | (same & (here < word)), same & (here == word)
-            return found + jnp.where(smaller | (same & (words == WORDS)), size, 0)
+    found = _search(table, number, [], guide[_stretch(number)], GUIDED)
+    found, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), decide, (found, table[0][found] == number))
+    return _signed(first, found.reshape(first.shape))
 
-        return jax.lax.fori_loop(0, steps, halve, start)
 
-    nothing = jnp.zeros(first.shape, jnp.int32)
-    found = search(1, nothing, 15) if guide is None else search(1, guide[_stretch(number[0])], GUIDED)
-    undecided = jnp.max((table[0][found] == number[0]).astype(jnp.int32)) > 0
-    found = jax.lax.cond(undecided, lambda: search(WORDS, nothing, 15), lambda: found)
+def discrete_in_registers(table: tuple, first: jax.Array, more: Callable[[], list[jax.Array]]) -> jax.Array:
+    """Draw the same without a guide; if one of them is undecided, all are looked up again."""
+    number = first >> 1
+    found = _search(table, number, [])
+    undecided = jnp.max((table[0][found] == number).astype(jnp.int32)) > 0
+    return _signed(first, jax.lax.cond(undecided, lambda: _search(table, number, more()), lambda: found))
+
+
+def _search(table: tuple, number: jax.Array, more: list[jax.Array], start: jax.Array | int = 0, steps: int = 15) -> jax.Array:
+    """Count the entries of the table that are no larger, or, if only their first words are compared, smaller."""
+    words = [number, *more[: WORDS - 1]]
+
+    def halve(step: jax.Array, found: jax.Array) -> jax.Array:
+        size = jnp.int32(2 ** (steps - 1)) >> step
+        place = found + size - 1
+        smaller, same = jnp.asarray(False), jnp.asarray(True)
+        for entry, word in zip(table, words, strict=False):
+            here = entry[place]
+            smaller, same = smaller | (same & (here < word)), same & (here == word)
+        return found + jnp.where(smaller | (same & (len(words) == WORDS)), size, 0)
+
+    return jax.lax.fori_loop(0, steps, halve, jnp.broadcast_to(jnp.int32(start), number.shape))
+
+
+def _signed(first: jax.Array, found: jax.Array) -> jax.Array:
     return jnp.where(first & 1 == 1, -found, found)
 
 
