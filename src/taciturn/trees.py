@@ -60,19 +60,14 @@ def norm_upper_bound(tree: PyTree) -> jax.Array:
     terms = len(leaves)
     squares = []
     for leaf in leaves:
-        row = _row_length(leaf.size)
+        root = max(1, math.isqrt(leaf.size))
+        row = next((row for row in range(root, root // 4, -1) if leaf.size % row == 0), root)  # a divisor needs no padding
         rows = jnp.pad(leaf, (0, -leaf.size % row)).reshape(-1, row)
         # A product, not a division: compilers divide by multiplying with a reciprocal, which may underflow.
         squares.append(jnp.sum(jnp.sum(jnp.square(rows * _power_of_two(-exponent)), axis=1)))
         terms = max(terms, len(leaves) + row + rows.shape[0])
     slack = 1.0 + (terms + 8) * UNIT_ROUNDOFF
     return _power_of_two(exponent) * (jnp.sqrt(jnp.sum(jnp.stack(squares))) * slack)
-
-
-def _row_length(size: int) -> int:
-    """Return about √size, and a divisor of it if one is near, so that nothing has to be padded."""
-    root = max(1, math.isqrt(size))
-    return next((row for row in range(root, root // 4, -1) if size % row == 0), root)
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:

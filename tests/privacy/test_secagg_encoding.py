@@ -364,9 +364,9 @@ def test_every_round_has_its_own_signs_on_which_server_and_devices_agree():
     np.testing.assert_allclose(decoding(bound)(bound.public(3), report.update)["a"], update["a"], atol=1e-4)
     other = decoding(bound)(bound.public(4), report.update)["a"]  # the twin
     assert np.linalg.norm(np.asarray(other - update["a"])) > 0.5 * np.linalg.norm(update["a"])
-    signs_of = jax.jit(lambda round: secagg_encoding._signs(encoded, bound.public(round)))
+    signs_of = jax.jit(lambda round: 1 - 2 * secagg_encoding._coins(encoded, bound.public(round)).astype(jnp.int32))
     signs = [np.asarray(signs_of(jnp.int32(round))) for round in range(20)]
-    assert all(set(one) == {-1.0, 1.0} for one in signs)
+    assert all(set(one) == {-1, 1} for one in signs)
     assert max(abs(np.mean(one * other)) for n, one in enumerate(signs) for other in signs[:n]) < 0.25
 
 

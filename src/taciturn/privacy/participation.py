@@ -145,10 +145,7 @@ class CyclicPoisson:
 
     @property
     def limits(self) -> tuple[int, int]:
-        return self.cycle - 1, self._turns(self.rounds + spare_rounds(self.rounds))
-
-    def _turns(self, rows: int) -> int:
-        return most_participations(rows, self.cycle - 1)
+        return self.cycle - 1, most_participations(self.rounds + spare_rounds(self.rounds), self.cycle - 1)
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         turn = available[available % self.cycle == row % self.cycle]
@@ -163,7 +160,7 @@ class CyclicPoisson:
         sampled = turn if self.probability == 1 else PoissonSampledDpEvent(self.probability, turn)
         taken = f"takes it with probability {self.probability:.3g}, drawn by the curator"
         claim = f"noise: {strategy.name}; a user has a turn every {self.cycle} rounds and {taken}"
-        return CorrelatedDpEvent(tuple((n, SelfComposedDpEvent(sampled, self._turns(n))) for n in counts), claim)
+        return CorrelatedDpEvent(tuple((n, SelfComposedDpEvent(sampled, most_participations(n, self.cycle - 1))) for n in counts), claim)
 
 
 def _counts(rounds: int, strategy: Strategy) -> list[int]:

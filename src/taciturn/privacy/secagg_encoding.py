@@ -120,6 +120,7 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
     """Encode what `clip` leaves of an update in residues mod M. `params` may be only shapes. Reports do not state their weight: a fixed
     denominator does not need it, and no other is possible, because rounding makes light reports longer than weight × clip norm."""
     shapes, structure = _shapes(params), jax.tree.structure(params)
+    in_blocks = encoded.block, -1  # each block is a column, of parameters at equal distances
     if trees.size(params) != encoded.size:
         raise ValueError(f"the encoding is for {encoded.size} parameters, and the model has {trees.size(params)}")
 
@@ -132,13 +133,14 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
     def pack(rotation: Rotation, update: Update, key: Key) -> jax.Array:
         flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(update)])
         scaled = jnp.pad(flat * (encoded.radius / rotation.clip_norm), (0, encoded.padded - encoded.size))
-        turned = hadamard(_in_blocks(encoded, scaled * _signs(encoded, rotation))) / math.sqrt(encoded.block)
+        signed = scaled * (1.0 - 2.0 * _coins(encoded, rotation).astype(jnp.float32))
+        turned = hadamard(signed.reshape(in_blocks)) / math.sqrt(encoded.block)
         whole = conditionally_rounded(encoded, turned, key)
         return jnp.ravel(jax.lax.bitcast_convert_type(whole, jnp.uint32)) & jnp.uint32(encoded.modulus - 1)
 
     def unpack(rotation: Rotation, total: jax.Array) -> PyTree:
         """Return H · x: turned back but for the factor 1/√(size of a block), which is in the length of a step."""
-        turned = jax.tree.map(jnp.ravel, _exactly_turned(_in_blocks(encoded, centred(encoded, total))))
+        turned = jax.tree.map(jnp.ravel, _exactly_turned(centred(encoded, total).reshape(in_blocks)))
         flat = wide.where(_coins(encoded, rotation) == 1, wide.negative(turned), turned)
         ends = np.cumsum([math.prod(shape) for shape in shapes])
         parts = [
@@ -215,16 +217,6 @@ def _exactly_turned(whole: jax.Array) -> Wide:
     """Return H · x of integers below 2²⁹, exactly. By roundings one user could move a total further than the noise is made for."""
     high, low = hadamard(jnp.stack([whole >> DIGIT, whole & (2**DIGIT - 1)]))
     return wide.add(wide.shifted(wide.of(high), DIGIT), wide.of(low))
-
-
-def _in_blocks(encoded: Encoding, flat: jax.Array) -> jax.Array:
-    """Make each block a column, of parameters at equal distances."""
-    return flat.reshape(encoded.block, -1)
-
-
-def _signs(encoded: Encoding, rotation: Rotation) -> jax.Array:
-    """Return ξ."""
-    return 1.0 - 2.0 * _coins(encoded, rotation).astype(jnp.float32)
 
 
 def _coins(encoded: Encoding, rotation: Rotation) -> jax.Array:

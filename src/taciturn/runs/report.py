@@ -33,6 +33,7 @@ from taciturn.runs.report_page import Html, Span, chart, groups, page, section, 
 FILE_NAME = "report.html"
 _quiet = partial(tag, "p", class_="quiet")
 OUTSIDE = "Seen from outside"
+PERCENT = (lambda value: f"{100 * value:.2f} %"), (lambda value: f"{100 * value:g} %")  # in a text, and on an axis
 FREQUENT = 10  # of the words, sorted by frequency, one in this many is frequent; all others are rare
 COST = "Noise hides what few people share: people who gain less here pay more for privacy."
 REBUILT = "The population's text was replaced since this run: only the curves are of the people it was measured on then."
@@ -127,14 +128,6 @@ def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
     return [one for one in found if len(one.users) >= LEAST_HELD_OUT]
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f} %"
-
-
-def _mark(value: float) -> str:
-    return f"{100 * value:g} %"
-
-
 def _with_margin(figure: Interval, times: float = 100.0, unit: str = " %") -> str:
     margin = f" ± {times * figure.margin:.2f}" if math.isfinite(figure.margin) else ""
     return f"{times * figure.value:.2f}{margin}{unit}"
@@ -174,7 +167,7 @@ def _curves(rows: list[dict[str, Any]]) -> Html:
         return [(row["round"], Interval(row[column], row.get(margin, 0.0))) for row in rows]
 
     drawn = [
-        chart("AccuracyTop1 of held-out people", points("accuracy_top1", "accuracy_top1_margin"), _percent, _mark),
+        chart("AccuracyTop1 of held-out people", points("accuracy_top1", "accuracy_top1_margin"), *PERCENT),
         *(chart(title, points(column), "{:.3g}".format, "{:g}".format) for column, title in CURVES.items() if column in rows[-1]),
         chart("ε spent", points("epsilon"), epsilon_text, "{:g}".format, from_zero=True, kind="second")
         if math.isfinite(rows[-1]["epsilon"])
@@ -193,7 +186,7 @@ def _people(held_out: list[Group], model: Scores, start: Scores | None, noisy: b
     legend = tag("span", class_="key start"), "start", tag("span", class_="key"), "this model, with its 95 % interval"
     few = [] if len(spans) > 1 else [_quiet(f"Too few people, or too alike, for groups of {LEAST_HELD_OUT} and more.")]
     title = tag("p", "AccuracyTop1 by groups of people." + (" " + COST if noisy else ""))
-    drawn = [groups(spans, _percent, _mark)] if spans else []
+    drawn = [groups(spans, *PERCENT)] if spans else []
     return section("Who gains, and how much", title, tag("p", *legend, class_="quiet"), *drawn, *few)
 
 
