@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import curators
@@ -58,6 +58,36 @@ def test_no_user_takes_part_too_soon_or_too_often(tmp_path):
     assert 2 in book.eligible(np.arange(10))
     assert book.observed == (2, 3)
     assert log(tmp_path).observed == (2, 3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from([0, 1, 2, 4, 2**31 - 2, 2**31, 2**40]),
+    st.integers(0, 3),
+    st.lists(st.tuples(st.sets(st.integers(0, 5), max_size=3), st.booleans()), max_size=14),
+)
+@example(2**40, 3, [({0}, False), ({0}, False)])  # longer than its type
+def test_who_may_take_part_next_is_what_the_claim_says(tmp_path_factory, separation, most, rounds):
+    """By definition: in no row within the separation, and in fewer rows than the most, whatever failed between."""
+    folder, cohorts = tmp_path_factory.mktemp("log"), []
+    book = log(folder, separation, most)
+
+    def allowed() -> list[int]:
+        taken = {user: [row for row, cohort in enumerate(cohorts) if user in cohort] for user in range(6)}
+        return [user for user, rows in taken.items() if len(rows) < most and all(len(cohorts) - row - 1 >= separation for row in rows)]
+
+    for cohort, fails in rounds:
+        assert book.eligible(np.arange(6)).tolist() == allowed()
+        if cohort <= set(allowed()):
+            book.record(np.array(sorted(cohort), np.int64))
+            cohorts.append(cohort)
+            if fails:
+                book.fail()
+                cohorts.pop()
+        else:
+            with pytest.raises(ParticipationBreach, match="nothing was summed"):
+                book.record(np.array(sorted(cohort), np.int64))
+    assert book.eligible(np.arange(6)).tolist() == log(folder, separation, most).eligible(np.arange(6)).tolist() == allowed()
 
 
 def test_a_user_cannot_be_twice_in_one_cohort(tmp_path):

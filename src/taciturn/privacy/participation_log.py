@@ -23,6 +23,7 @@ from taciturn.files import sync_folder
 _COUNT = struct.Struct("<q")
 _FAILED = -1  # in place of a count: the entry before is of a round that failed
 _CHECKSUM = 16
+NEVER = 2**31 - 1  # a row that no run reaches
 
 
 class ParticipationBreach(TaciturnError):
@@ -37,8 +38,9 @@ class ParticipationLog:
         self._cohorts: list[UserIds] = []
         self._marks: list[str] = []
         self._failures: dict[int, int] = {}  # row → cohorts that were asked for it and of which too few reported
-        self._settled = 0  # rows that are in the two arrays below; the newest is not, as long as it may still fail
-        self._last, self._times = np.zeros(0, np.int64), np.zeros(0, np.int64)  # by user: last row + 1, participations
+        self._settled = 0  # rows that are in the arrays below; the newest is not, as long as it may still fail
+        # By user: last row + 1, participations, and the first row that they may be in next.
+        self._last, self._times, self._next = (np.zeros(0, np.int32) for _ in range(3))
         self._closest: int | None = None
         self._end = 0  # of complete entries
         self._chain = self._checksum(b"", repr(self.limits).encode())
@@ -74,9 +76,7 @@ class ParticipationLog:
         self._settle()
         users = np.asarray(users)
         self._make_room(users)
-        last = self._last[users]
-        rested = (last == 0) | (self.rows + 1 - last >= self._distance)
-        return users[rested & (self._times[users] < self._most)]
+        return users[(self._next[users] <= self.rows) & (self._most > 0)]
 
     def record(self, cohort: UserIds) -> None:
         """Record the cohort of the next row, as it was asked; those who report are among them."""
@@ -131,12 +131,13 @@ class ParticipationLog:
                 self._closest = nearest if self._closest is None else min(self._closest, nearest)
             self._last[cohort] = row + 1
             self._times[cohort] += 1
+            self._next[cohort] = np.where(self._times[cohort] < self._most, min(row + self._distance, NEVER), NEVER)
         self._settled = self.rows
 
     def _make_room(self, users: UserIds) -> None:
         missing = int(users.max(initial=-1)) + 1 - len(self._last)
         if missing > 0:
-            self._last, self._times = np.pad(self._last, (0, missing)), np.pad(self._times, (0, missing))
+            self._last, self._times, self._next = (np.pad(one, (0, missing)) for one in (self._last, self._times, self._next))
 
     def _check_newest(self) -> None:
         if self._settled == self.rows:
