@@ -119,7 +119,7 @@ def inflated_square(radius: float, size: int) -> float:
 def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
     """Encode what `clip` leaves of an update in residues mod M. `params` may be only shapes. Reports do not state their weight: a fixed
     denominator does not need it, and no other is possible, because rounding makes light reports longer than weight × clip norm."""
-    shapes, structure = _shapes(params), jax.tree.structure(params)
+    shapes, structure = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)], jax.tree.structure(params)
     in_blocks = encoded.block, -1  # each block is a column, of parameters at equal distances
     if trees.size(params) != encoded.size:
         raise ValueError(f"the encoding is for {encoded.size} parameters, and the model has {trees.size(params)}")
@@ -153,7 +153,7 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
         return rotation.clip_norm * (1 / (encoded.radius * math.sqrt(encoded.block)))
 
     def check(params: Params) -> None:
-        if jax.tree.structure(params) != structure or _shapes(params) != shapes:
+        if jax.tree.structure(params) != structure or [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] != shapes:
             raise ValueError("reports were to be encoded for a model of other layers")
         clip.check(params)
 
@@ -226,7 +226,3 @@ def _coins(encoded: Encoding, rotation: Rotation) -> jax.Array:
     words = jnp.concatenate(chacha20.blocks(np.zeros(8, np.uint32), blocks, nonce))
     coins = (words[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
     return jnp.ravel(coins)[: encoded.padded]
-
-
-def _shapes(params: PyTree) -> list[tuple[int, ...]]:
-    return [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]

@@ -6,7 +6,7 @@ Both sides know from the recipe which arrays a message has, so none is described
 import hashlib
 import os
 import struct
-import time
+from datetime import UTC, datetime
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ COME_BACK = "come back"  # after a number of seconds
 SECONDS = struct.Struct(">d")
 READY, NOT_NOW = b"ready", b"not now"
 NAME_BYTES = 16  # of an attempt at a round
-ROUND_BITS = 16  # of a round's number; the bits above are when its run began, in microseconds
+ROUND_BITS = 16  # of a round's number; the bits above are when its run began
 
 
 def pack_fields(*parts: bytes) -> bytes:
@@ -38,17 +38,21 @@ def unpack_fields(content: bytes, count: int) -> list[bytes]:
 
 def new_name() -> bytes:
     """Name an attempt at a round: names rise, and are never reused."""
-    return struct.pack(">Q", time.time_ns() // 1000) + os.urandom(NAME_BYTES - 8)
+    return struct.pack(">Q", _microseconds()) + os.urandom(NAME_BYTES - 8)
 
 
 def first_round() -> int:
     """Number a run's first round, above all rounds of runs that began before it."""
-    return (time.time_ns() // 1000) << ROUND_BITS
+    return _microseconds() << ROUND_BITS
 
 
 def latest(name: bytes, round: int) -> float:
     """Return the later of the times, in seconds, in a name and a round's number."""
     return max(int.from_bytes(name[:8], "big"), round >> ROUND_BITS) / 1e6
+
+
+def _microseconds() -> int:
+    return int(1e6 * datetime.now(UTC).timestamp())
 
 
 def message_hash(run: bytes, round: bytes, model: bytes, key: bytes) -> bytes:
