@@ -54,8 +54,11 @@ def test_epsilon_of_a_rho_as_printed(printed_rho, printed_epsilon):
 
 
 def test_the_sensitivity_of_a_tree_takes_no_time():
-    tree_sensitivity_squared.cache_clear()
-    began = time.perf_counter()
-    for rounds, min_separation, max_participations, *_ in XU_MODELS.values():
-        tree_sensitivity_squared(rounds, min_separation, max_participations)
-    assert (time.perf_counter() - began) / len(XU_MODELS) < 0.01
+    took = []
+    for _ in range(5):  # something else may be running
+        tree_sensitivity_squared.cache_clear()
+        began = time.process_time()
+        for rounds, min_separation, max_participations, *_ in XU_MODELS.values():
+            tree_sensitivity_squared(rounds, min_separation, max_participations)
+        took.append(time.process_time() - began)
+    assert min(took) / len(XU_MODELS) < 0.01

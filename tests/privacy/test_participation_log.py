@@ -62,11 +62,12 @@ def test_no_user_takes_part_too_soon_or_too_often(tmp_path):
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.sampled_from([0, 1, 2, 4, 2**31 - 2, 2**31, 2**40]),
+    st.sampled_from([0, 1, 2, 4, 2**31 - 2, 2**31, 2**40, np.int16(1), np.int32(2**31 - 1)]),
     st.integers(0, 3),
     st.lists(st.tuples(st.sets(st.integers(0, 5), max_size=3), st.booleans()), max_size=14),
 )
 @example(2**40, 3, [({0}, False), ({0}, False)])  # longer than its type
+@example(np.int16(1), 1, [({0}, False), ({1}, False), ({0}, False)])  # of a type in which «never» is a row long ago
 def test_who_may_take_part_next_is_what_the_claim_says(tmp_path_factory, separation, most, rounds):
     """By definition: in no row within the separation, and in fewer rows than the most, whatever failed between."""
     folder, cohorts = tmp_path_factory.mktemp("log"), []

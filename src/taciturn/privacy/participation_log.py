@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import struct
+from operator import index
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +33,14 @@ class ParticipationBreach(TaciturnError):
 
 class ParticipationLog:
     def __init__(self, path: Path, min_separation: int, max_participations: int, key: bytes) -> None:
-        """Open a log; `key` is the run's own secret, so the log of another run does not verify."""
+        """Open a log; `key` is the run's own secret, so the log of another run does not verify. Limits are integers."""
         self.limits = min_separation, max_participations
-        self._path, self._distance, self._most, self._key = path, min_separation + 1, max_participations, key
+        self._path, self._distance, self._most, self._key = path, index(min_separation) + 1, index(max_participations), key
         self._cohorts: list[UserIds] = []
         self._marks: list[str] = []
         self._failures: dict[int, int] = {}  # row → cohorts that were asked for it and of which too few reported
         self._settled = 0  # rows that are in the arrays below; the newest is not, as long as it may still fail
-        # By user: last row + 1, participations, and the first row that they may be in next.
-        self._last, self._times, self._next = (np.zeros(0, np.int32) for _ in range(3))
+        self._last, self._times, self._next = (np.zeros(0, np.int32) for _ in range(3))  # by user: last row + 1, participations, next row
         self._closest: int | None = None
         self._end = 0  # of complete entries
         self._chain = self._checksum(b"", repr(self.limits).encode())
