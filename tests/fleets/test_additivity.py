@@ -103,6 +103,20 @@ def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_t
     assert not loaded
 
 
+def test_after_a_refusal_the_program_before_it_is_summed_by_itself(monkeypatch):
+    """The refused one has taken its place in the fleet: whoever asks for the first again must not get the other's sum."""
+    made, first, cohort = fleet(monkeypatch, side_by_side=True), program(), np.arange(4)
+    right = made.sum_reports(first, MESSAGE, cohort, KEY)
+    with monkeypatch.context() as patch:
+        patch.setattr(in_process, "_adder", seat_dependent("company"))
+        with pytest.raises(NotAdditive):
+            made.sum_reports(program(), MESSAGE, cohort, KEY)
+        refused = made._add
+    assert all(map(np.array_equal, jax.tree.leaves(right), jax.tree.leaves(made.sum_reports(first, MESSAGE, cohort, KEY))))
+    made._add = refused  # the twin: what the fleet would sum with
+    assert not all(map(np.array_equal, jax.tree.leaves(right), jax.tree.leaves(made.sum_reports(first, MESSAGE, cohort, KEY))))
+
+
 def test_accelerators_of_one_machine_that_compute_differently_are_refused(monkeypatch):
     """Each is additive by itself. One user more shifts others from one to the other, and so changes their reports."""
     made, usual, more = fleet(monkeypatch, side_by_side=True), SimulatedFleet._made_up_sum, 1

@@ -164,9 +164,12 @@ class Ledger(ChainedFile):
         return [(run, cost) for run in self.runs() for cost in self._own_cost(run, self._charges(run))]
 
     def _together(self, spent: Sequence[tuple[str, DpEvent]], delta: float) -> tuple[float, float]:
-        costs, distance = [cost for _, cost in spent], sum(self.run_rows(run)[0].get("distance", 0.0) for run, _ in spent)
+        costs, distance = [cost for _, cost in spent], sum(self._own_distance(run) for run, _ in spent)
         together = epsilon if len(costs) == 1 else lambda _, delta: epsilon_of_all(costs, delta)
         return with_distance(lambda delta: together(costs[0], delta), delta, distance), sum(map(rho, costs))
+
+    def _own_distance(self, run: str) -> float:
+        return self.run_rows(run)[0].get("distance", 0.0)
 
     def _charges(self, run: str) -> int:
         return sum(row["kind"] == "charge" for row in self.run_rows(run))
@@ -199,7 +202,7 @@ class Ledger(ChainedFile):
             return
         counted = [(run, self._own_cost(run, self._most(run))) for run in self.runs()]
         costs = [*cost, *(one for _, own in counted for one in own)]
-        distances = distance + sum(self.run_rows(run)[0].get("distance", 0.0) for run, own in counted if own)
+        distances = distance + sum(self._own_distance(run) for run, own in counted if own)
         if budget.allows(costs, distances):
             return
         within = f"the budget of these people, {pair_text(budget.epsilon, budget.delta)} for all runs together"

@@ -7,8 +7,8 @@ that are the same on every machine (`Mechanism.follow`).
 
 **Guarantee:** a release is on disk (fsync) when `write` returns. `read` gives what was written, or raises: a charge carries the keyed
 checksum of its release. A plain hash would let anyone confirm a guess at what is beneath the noise. The release is hashed in pieces, side
-by side, and the checksum is of their hashes: to change a piece, or their order or number, takes a collision. It names
-the noise, too: where noise has other bits, as in another version, the state that follows would be another.
+by side, and the checksum is of their hashes: to change a piece, or their order or number, takes a collision. The
+checksum also covers which noise was drawn: from other bits, as another version draws them, another state would follow.
 
 Records are kept in a run's private folder until its state is saved, and deleted with it.
 """
@@ -75,7 +75,7 @@ class Records:
             raise RecordError(f"the release of round {row} is charged, and its record is gone: {again}. {RESTORE}")
         about, numbers = content
         if not hmac.compare_digest(self._checksum(about, map(_hash, _pieces(numbers))), checksum):
-            other = "it was damaged, or belongs to another run, or to a version of Taciturn with other noise, which alone can resume it"
+            other = "it was damaged, belongs to another run, or was written by another version of Taciturn (resume the run with that one)"
             raise RecordError(f"the record of round {row} is not the one that was charged: {other}. {RESTORE}")
         said, values, leaves = json.loads(about), np.frombuffer(numbers, "<f4"), []
         for shape in said["shapes"]:

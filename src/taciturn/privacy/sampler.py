@@ -39,7 +39,7 @@ BASE = 2048  # standard deviation of a table's discrete Gaussian
 BITS = 127  # of a cumulative probability
 LARGEST = 2**15 - 1  # of what a table gives; 16 standard deviations
 WORDS = 4  # of 32 bits, for each draw of each coordinate: 127 bits and a sign
-LANES = chacha20.WORDS  # coordinates whose first words are one block
+LANES = chacha20.WORDS  # coordinates whose first words one block holds
 HELD, HELD_BY_A_CORE = 128, 4096  # blocks that one program of a GPU, and a core, draw from at a time
 # A lattice of spacing c meets a Gaussian of standard deviation ≥ 2c: its sums over the lattice differ by 2 exp(−8π²), less than 2⁻¹¹².
 SMOOTHING = Fraction(1, 4) - Fraction(1, BASE**2)
@@ -110,9 +110,7 @@ def plain(spread: Spread, key: jax.Array, stream: jax.Array, size: int) -> Wide:
         return jax.lax.fori_loop(0, len(spread.factors), add, wide.zeros((LANES * held,)))
 
     drawn = jax.lax.map(draw, jnp.arange(0, blocks, held, dtype=jnp.uint32))  # the last may draw more than is asked for
-    return jax.tree.map(
-        lambda words: words.reshape(-1, LANES, held).swapaxes(0, 1).reshape(LANES, -1)[:, :blocks].reshape(-1)[:size], drawn
-    )
+    return jax.tree.map(lambda one: one.reshape(-1, LANES, held).swapaxes(0, 1).reshape(LANES, -1)[:, :blocks].reshape(-1)[:size], drawn)
 
 
 def in_one_kernel(spread: Spread, key: jax.Array, stream: jax.Array, size: int, interpret: bool = False) -> Wide:
@@ -136,7 +134,7 @@ def _kernel(factors: int, key_ref, stream_ref, lower_ref, upper_ref, *refs) -> N
         words = functools.partial(_words, key_ref, name, stream_ref[0])
 
         def take_turns(lane: jax.Array, lanes: list[tuple[jax.Array, Wide]]) -> list[tuple[jax.Array, Wide]]:
-            """Add to the first of them, and put it last: registers have no numbers."""
+            """Add to the first lane, and put it last: registers cannot be indexed."""
             (word, sum), *others = lanes
             drawn = discrete(table, word, lambda _: words(1 + lane, counters))
             return [*others, (word, wide.add(sum, _times(drawn, lower_ref[name], upper_ref[name])))]
@@ -149,7 +147,7 @@ def _kernel(factors: int, key_ref, stream_ref, lower_ref, upper_ref, *refs) -> N
 
 
 def _words(key, name: jax.Array, stream: jax.Array, kind: jax.Array | int, counters: jax.Array) -> list[jax.Array]:
-    """Draw blocks for the term of this name: of kind 0 they are first words, and of kind 1 + lane what else a coordinate may need."""
+    """Draw blocks for the term of this name: kind 0 has first words, and kind 1 + lane has further words for that lane."""
     return chacha20.blocks(key, counters, (name.astype(jnp.uint32), stream, jnp.asarray(kind, jnp.uint32)))
 
 
@@ -184,9 +182,9 @@ def _times(drawn: jax.Array, lower: jax.Array, upper: jax.Array) -> Wide:
 
 
 def discrete(table: tuple, first: jax.Array, more: Callable[[Any], list[jax.Array]], guide: jax.Array | None = None) -> jax.Array:
-    """Draw a discrete Gaussian from each first word: one bit is the sign, 31 are looked up. Where they do not decide (for one draw in 2¹⁷)
-    `more` draws three more words for it, and all 127 bits are looked up: one by one with a guide, which says where to begin, and without
-    one, in a GPU's registers, all again."""
+    """Draw a discrete Gaussian from each first word: one bit is the sign, 31 are looked up. Where they do not decide (for one draw in
+    190,000), `more` draws three more words, and all 127 bits are looked up: with a guide, which says where a search begins, one draw after
+    another; without one, as in a GPU's registers, all at once."""
     number = first >> 1
 
     def decide(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -199,8 +197,7 @@ def discrete(table: tuple, first: jax.Array, more: Callable[[Any], list[jax.Arra
     if guide is not None:
         found, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), decide, (found, undecided))
     else:
-        is_any = jnp.max(undecided.astype(jnp.int32)) > 0
-        found = jax.lax.cond(is_any, lambda: _search(table, [number, *more(None)]), lambda: found)
+        found = jax.lax.cond(jnp.max(undecided.astype(jnp.int32)) > 0, lambda: _search(table, [number, *more(None)]), lambda: found)
     return jnp.where(first & 1 == 1, -found, found)
 
 

@@ -120,7 +120,6 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
     """Encode what `clip` leaves of an update in residues mod M. `params` may be only shapes. Reports do not state their weight: a fixed
     denominator does not need it, and no other is possible, because rounding makes light reports longer than weight × clip norm."""
     shapes, structure = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)], jax.tree.structure(params)
-    in_blocks = encoded.block, -1  # each block is a column, of parameters at equal distances
     if trees.size(params) != encoded.size:
         raise ValueError(f"the encoding is for {encoded.size} parameters, and the model has {trees.size(params)}")
 
@@ -134,13 +133,13 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
         flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(update)])
         scaled = jnp.pad(flat * (encoded.radius / rotation.clip_norm), (0, encoded.padded - encoded.size))
         signed = scaled * (1.0 - 2.0 * _coins(encoded, rotation).astype(jnp.float32))
-        turned = hadamard(signed.reshape(in_blocks)) / math.sqrt(encoded.block)
+        turned = hadamard(signed.reshape(encoded.block, -1)) / math.sqrt(encoded.block)  # a block is a column, of distant parameters
         whole = conditionally_rounded(encoded, turned, key)
         return jnp.ravel(jax.lax.bitcast_convert_type(whole, jnp.uint32)) & jnp.uint32(encoded.modulus - 1)
 
     def unpack(rotation: Rotation, total: jax.Array) -> PyTree:
         """Return H · x: turned back but for the factor 1/√(size of a block), which is in the length of a step."""
-        turned = jax.tree.map(jnp.ravel, _exactly_turned(centred(encoded, total).reshape(in_blocks)))
+        turned = jax.tree.map(jnp.ravel, _exactly_turned(centred(encoded, total).reshape(encoded.block, -1)))
         flat = wide.where(_coins(encoded, rotation) == 1, wide.negative(turned), turned)
         ends = np.cumsum([math.prod(shape) for shape in shapes])
         parts = [

@@ -80,12 +80,13 @@ class SimulatedFleet:
         """Trace, compile and test once, for use in every round."""
         if program is self._program:
             return
+        self._program = None  # until it has passed: nothing is summed by a program that was refused, nor under another's name
         self._shape = jax.eval_shape(program, message, self._layout.user_data(NOTHING), key)
         self._nothing = jax.jit(partial(trees.zeros_like, self._shape))  # all leaves in one call
         self._add = _adder(program, self._on_cpu)
         self._size = CPU_CHUNK if self._on_cpu else _chunk_size(message.params, self._devices[0], self._cohort)
         self._check_additive(message, key)
-        self._program = program  # not before: what was refused once is refused again
+        self._program = program
 
     def _check_additive(self, message: Message, key: Key) -> None:
         """Check before the first sum: on these very devices, with this program and these shapes, the sum with a user minus the sum without
