@@ -109,7 +109,7 @@ def test_after_a_refusal_the_program_before_it_is_summed_by_itself(monkeypatch):
     right = made.sum_reports(first, MESSAGE, cohort, KEY)
     with monkeypatch.context() as patch:
         patch.setattr(in_process, "_adder", seat_dependent("company"))
-        with pytest.raises(NotAdditive):
+        with pytest.raises(NotAdditive, match="Nothing was trained"):
             made.sum_reports(program(), MESSAGE, cohort, KEY)
         refused = made._add
     assert all(map(np.array_equal, jax.tree.leaves(right), jax.tree.leaves(made.sum_reports(first, MESSAGE, cohort, KEY))))
