@@ -8,6 +8,7 @@ over scores.
 
 import functools
 import math
+import operator
 from typing import NamedTuple
 
 import jax
@@ -18,9 +19,11 @@ from jax.typing import DTypeLike
 
 from taciturn.models.layers import add_rows, by_itself, dot, transposed
 
-SPLITS = 4  # shares of the vocabulary that run side by side for one user
-BLOCK, WARPS = 64, 4  # words that a kernel holds at a time; measured on an H200, like the stages
+BLOCK, WARPS, STAGES = 64, 4, 3  # words that a kernel holds at a time; measured on an H200, like the splits
+SPLITS = 5  # shares of the vocabulary that run side by side for one user
 GROUP = 64  # tokens that a program holds at a time, where there are more than twice as many: their sums must fit into registers
+LOG2_E = math.log2(math.e)
+FAR_BELOW = -1e30  # all scores: of words that do not exist
 MOST_HELD = 320 * 96 * 2  # bytes of a step's contexts: more were not measured, and many, as on public text, are for plain products
 
 
@@ -66,15 +69,15 @@ def plain(
 def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp.float32, power=0.0, interpret=False) -> Stepped:
     """Return what `plain` returns."""
     (vocabulary, width), tokens = matrix.shape, len(contexts)
-    is_many = tokens > 2 * GROUP
-    padding = -tokens % (GROUP if is_many else 16)
+    # A power of two, so that one product on tensor cores serves them all.
+    group = GROUP if tokens > 2 * GROUP else max(16, 1 << (tokens - 1).bit_length())
+    padding = -tokens % group
     padded = jnp.pad(contexts, ((0, padding), (0, 0)))
-    group = GROUP if is_many else len(padded)
 
-    def call(kernel, stages: int, grid: tuple[int, ...], **outputs):
+    def call(kernel, grid: tuple[int, ...], **outputs):
         rows = BLOCK * math.ceil(vocabulary / (SPLITS * BLOCK))
-        shape = _Shape(vocabulary, rows, group, len(padded) // group, parts(width), unit_norm, product)
-        options = triton.CompilerParams(num_warps=WARPS, num_stages=stages)
+        shape = _Shape(vocabulary, rows, tokens, group, len(padded) // group, parts(width), unit_norm, product, interpret)
+        options = triton.CompilerParams(num_warps=WARPS, num_stages=STAGES)
         return pallas.pallas_call(
             functools.partial(kernel, shape), grid=grid, compiler_params=None if interpret else options, interpret=interpret, **outputs
         )
@@ -82,19 +85,19 @@ def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp
     rounded = padded.astype(product)
     share = jax.ShapeDtypeStruct((SPLITS, len(padded)), jnp.float32)
     means = jax.ShapeDtypeStruct((SPLITS, *padded.shape), jnp.float32)
-    largest, sums, drawn = call(_expectations, 1, (SPLITS, len(padded) // group), out_shape=(share, share, means))(rounded, matrix, bias)
+    largest, sums, drawn = call(_expectations, (SPLITS, len(padded) // group), out_shape=(share, share, means))(rounded, matrix, bias)
     top = jnp.max(largest, axis=0)
-    scales = jnp.exp(largest - top)
+    scales = jnp.exp2(largest - top)
     total = jnp.sum(sums * scales, axis=0)
     expected = jnp.sum(drawn * scales[..., None], axis=0) / total[:, None]  # Σ_v p_v row_v
     wanted = matrix[targets] * (_inverse_norms(matrix[targets])[:, None] if unit_norm else 1.0)
-    normaliser = top + jnp.log(total)  # log Σ_v exp(s_v)
+    normaliser = top + jnp.log2(total)  # log₂ Σ_v exp(s_v)
     if power:
-        scores = jnp.sum(contexts * wanted, axis=-1) + bias[targets]
-        weights = weights * jnp.exp(power * jnp.minimum(scores - normaliser[:tokens], 0.0))  # differently rounded, it may be above 0
+        scores = (jnp.sum(contexts * wanted, axis=-1) + bias[targets]) * LOG2_E
+        weights = weights * jnp.exp2(power * jnp.minimum(scores - normaliser[:tokens], 0.0))  # differently rounded, it may be above 0
     d_contexts = weights[:, None] * (expected[:tokens] - wanted)
     shapes = [jax.ShapeDtypeStruct(one.shape, jnp.float32) for one in (matrix, bias)]
-    step = call(functools.partial(_step, rate), 3, (SPLITS,), out_shape=shapes, input_output_aliases={1: 0, 2: 1})
+    step = call(functools.partial(_step, rate), (SPLITS,), out_shape=shapes, input_output_aliases={1: 0, 2: 1})
     targets, weights = jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding))
     stepped, stepped_bias = step(rounded, matrix, bias, targets, weights, normaliser)
     return Stepped(stepped, stepped_bias, d_contexts)
@@ -108,11 +111,13 @@ def fits(contexts: jax.Array, product: DTypeLike) -> bool:
 class _Shape(NamedTuple):
     vocabulary: int
     rows: int  # of one split
+    tokens: int
     group: int  # tokens that are held at a time
     groups: int
     width: list[tuple[int, int]]  # tiles: start, size
     unit_norm: bool
     product: DTypeLike
+    interpret: bool
 
 
 def parts(size: int) -> list[tuple[int, int]]:
@@ -127,36 +132,27 @@ def parts(size: int) -> list[tuple[int, int]]:
 
 def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref, sums_ref, drawn_ref) -> None:
     """Per token, over this split's words: the largest score, Σ exp(score − largest), and Σ exp(score − largest) · row. Attention, in
-    which the word matrix is both keys and values; done as Dao et al. 2022 do it."""
-    split, group = pallas.program_id(0), pallas.program_id(1)
-    places = _places(shape, group)
-    contexts = [_tiles(contexts_ref, shape, at) for at in places]
+    which the word matrix is both keys and values; done as Dao et al. 2022 do it. Scores are logarithms to base 2."""
+    split, tokens = pallas.program_id(0), pallas.ds(pallas.program_id(1) * shape.group, shape.group)
+    contexts = _tiles(contexts_ref, shape, tokens)
 
     def block(index, carry):
-        first = split * shape.rows + index * BLOCK
-        inside, rows, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
-        rounded, after = [row.astype(shape.product) for row in rows], []
-        for tiles, (largest, total, sums) in zip(contexts, carry, strict=True):
-            score = sum(triton.dot(tile, row, trans_b=True) for tile, row in zip(tiles, rounded, strict=True))
-            score = jnp.where(inside[None, :], score * inverse[None, :] + bias[None, :], -1e30)
-            larger = jnp.maximum(largest, jnp.max(score, axis=1))
-            shrink, exponentials = jnp.exp(largest - larger), jnp.exp(score - larger[:, None])
-            total = total * shrink + jnp.sum(exponentials, axis=1)
-            weights = (exponentials * inverse[None, :]).astype(shape.product)
-            sums = [s * shrink[:, None] + triton.dot(weights, row) for s, row in zip(sums, rounded, strict=True)]
-            after.append((larger, total, sums))
-        return after
+        largest, total, sums = carry
+        _, rows, inverse, bias = _block(shape, matrix_ref, bias_ref, split * shape.rows + index * BLOCK)
+        rounded = [row.astype(shape.product) for row in rows]
+        score = _sum(triton.dot(tile, row, trans_b=True) for tile, row in zip(contexts, rounded, strict=True))
+        score = score * (inverse * LOG2_E)[None, :] + (bias * LOG2_E)[None, :]
+        larger = jnp.maximum(largest, jnp.max(score, axis=1))
+        shrink, exponentials = _exp2(shape, largest - larger), _exp2(shape, score - larger[:, None])
+        weights = (exponentials * inverse[None, :]).astype(shape.product)
+        sums = [s * shrink[:, None] + triton.dot(weights, row) for s, row in zip(sums, rounded, strict=True)]
+        return larger, total * shrink + jnp.sum(exponentials, axis=1), sums
 
-    start = [
-        (jnp.full(n, -1e30, jnp.float32), jnp.zeros(n, jnp.float32), [jnp.zeros((n, m), jnp.float32) for _, m in shape.width])
-        for _, n in parts(shape.group)
-    ]
-    carry = jax.lax.fori_loop(0, _blocks(shape, split), block, start)
-    for at, (largest, total, sums) in zip(places, carry, strict=True):
-        largest_ref[split, at] = largest
-        sums_ref[split, at] = total
-        for (w, m), drawn in zip(shape.width, sums, strict=True):
-            drawn_ref[split, at, pallas.ds(w, m)] = drawn
+    nothing = [jnp.zeros((shape.group, m), jnp.float32) for _, m in shape.width]
+    start = jnp.full(shape.group, FAR_BELOW, jnp.float32), jnp.zeros(shape.group, jnp.float32), nothing
+    largest_ref[split, tokens], sums_ref[split, tokens], sums = jax.lax.fori_loop(0, _blocks(shape, split), block, start)
+    for (w, m), drawn in zip(shape.width, sums, strict=True):
+        drawn_ref[split, tokens, pallas.ds(w, m)] = drawn
 
 
 def _step(
@@ -179,10 +175,10 @@ def _step(
         def add(group, sums):
             d_rows, d_bias = sums
             for tiles, targets, weights, normaliser in held or loaded(group):
-                score = sum(triton.dot(row, tile, trans_b=True) for tile, row in zip(tiles, rounded, strict=True))
+                score = _sum(triton.dot(row, tile, trans_b=True) for tile, row in zip(tiles, rounded, strict=True))
                 # No share is above 1, but recomputed scores may round differently.
-                share = jnp.exp(jnp.minimum(score * inverse[:, None] + (bias[:, None] - normaliser[None, :]), 0.0))
-                d_score = (share - (words[:, None] == targets[None, :])) * weights[None, :]
+                share = jnp.minimum(score * (inverse * LOG2_E)[:, None] + ((bias * LOG2_E)[:, None] - normaliser[None, :]), 0.0)
+                d_score = (_exp2(shape, share) - (words[:, None] == targets[None, :])) * weights[None, :]
                 d_bias = d_bias + jnp.sum(d_score, axis=1)
                 d_product = (d_score * inverse[:, None]).astype(shape.product)
                 d_rows = [d + triton.dot(d_product, tile) for d, tile in zip(d_rows, tiles, strict=True)]
@@ -191,7 +187,7 @@ def _step(
         nothing = [jnp.zeros((BLOCK, m), jnp.float32) for _, m in shape.width], jnp.zeros(BLOCK, jnp.float32)
         d_rows, d_bias = add(0, nothing) if held else jax.lax.fori_loop(0, shape.groups, add, nothing)
         if shape.unit_norm:
-            along = sum(jnp.sum(row * d, axis=1) for row, d in zip(rows, d_rows, strict=True))
+            along = _sum(jnp.sum(row * d, axis=1) for row, d in zip(rows, d_rows, strict=True))
             along = (along * inverse * inverse)[:, None]
             d_rows = [d - row * along for row, d in zip(rows, d_rows, strict=True)]
         for (w, m), row, d in zip(shape.width, rows, d_rows, strict=True):
@@ -204,8 +200,9 @@ def _step(
 
 
 def _places(shape: _Shape, group):
-    """Return the positions of a group's tokens, tile by tile."""
-    return [pallas.ds(group * shape.group + start, size) for start, size in parts(shape.group)]
+    """Return the positions of a group's tokens, tile by tile; of a single group without most of its padding."""
+    tokens = shape.group if shape.groups > 1 else shape.tokens + -shape.tokens % 16
+    return [pallas.ds(group * shape.group + start, size) for start, size in parts(tokens)]
 
 
 def _tiles(contexts_ref, shape: _Shape, at):
@@ -219,10 +216,10 @@ def _block(shape: _Shape, matrix_ref, bias_ref, first):
         triton.load(matrix_ref.at[pallas.ds(first, BLOCK), pallas.ds(w, m)], mask=jnp.broadcast_to(inside[:, None], (BLOCK, m)), other=0.0)
         for w, m in shape.width
     ]
-    bias = triton.load(bias_ref.at[pallas.ds(first, BLOCK)], mask=inside, other=0.0)
+    bias = triton.load(bias_ref.at[pallas.ds(first, BLOCK)], mask=inside, other=FAR_BELOW)
     inverse = jnp.ones(BLOCK, jnp.float32)
     if shape.unit_norm:
-        inverse = jax.lax.rsqrt(sum(jnp.sum(row * row, axis=1) for row in rows) + 1e-12)
+        inverse = jax.lax.rsqrt(_sum(jnp.sum(row * row, axis=1) for row in rows) + 1e-12)
     return inside, rows, inverse, bias
 
 
@@ -230,6 +227,20 @@ def _blocks(shape: _Shape, split):
     """Count the blocks of this split that have words in them."""
     left = shape.vocabulary - split * shape.rows
     return jnp.clip((left + BLOCK - 1) // BLOCK, 0, shape.rows // BLOCK)
+
+
+def _sum(terms):
+    """Add without the 0 that `sum` begins with: it would keep a product from adding to the one before."""
+    return functools.reduce(operator.add, terms)
+
+
+def _exp2(shape: _Shape, exponents: jax.Array) -> jax.Array:
+    """Return 2^x by a GPU's own instruction, which takes what is below 2⁻¹²⁶ for 0; `jnp.exp2` is several."""
+    if shape.interpret:
+        return jnp.exp2(exponents)
+    shapes = [jax.ShapeDtypeStruct(exponents.shape, exponents.dtype)]
+    asm = "ex2.approx.ftz.f32 $0, $1;"
+    return triton.elementwise_inline_asm(asm, args=[exponents], constraints="=f,f", pack=1, result_shape_dtypes=shapes)[0]
 
 
 def _inverse_norms(matrix: jax.Array) -> jax.Array:
