@@ -160,7 +160,9 @@ def by_hand(monkeypatch, shape):
     """Both ways over time of the first user, in such memory: what is read back of it."""
     machine, cell = Machine(monkeypatch), shape[0]
 
-    def called(kernel, cell, shape, out):
+    def called(kernel, cell, shape, warps, stages, out):
+        del warps, stages  # a machine without either
+
         def run(*given):
             ins = [Memory(machine, np.array(one), True) for one in given]
             outs = [Memory(machine, np.full(one.shape, 7.0, np.float32), False) for one in out]

@@ -22,7 +22,6 @@ from taciturn.models.layers import flat
 from taciturn.models.softmax_step import parts
 
 ROWS = 16  # of a batch, at most: the smallest product on tensor cores
-TILE, WARPS = 32, 4  # units that a program holds at a time; measured on an H200, for both passes, like the stages
 MOST_WIDE = 256  # of what is fed back: more does not fit into registers, and was not measured
 
 Columns = tuple[Any, int, Any]  # where they begin, how many, and which of them exist
@@ -39,8 +38,13 @@ class _Shape(NamedTuple):
     interpret: bool
 
     @property
+    def tile(self) -> int:
+        """Units that a program holds at a time; measured on an H200, like warps and stages."""
+        return 64 if self.projected else 32
+
+    @property
     def tiles(self) -> int:
-        return math.ceil(self.units / TILE)
+        return math.ceil(self.units / self.tile)
 
 
 def fits(x: jax.Array, recurrent: jax.Array, product: DTypeLike) -> bool:
@@ -56,7 +60,7 @@ def forwards(cell: Any, product: DTypeLike, x: jax.Array, recurrent: jax.Array, 
     out = [_array(rows, shape.width), _array(rows, x.shape[-1]), _array(rows, shape.units)]
     out += [_array(rows, shape.units, product)] if shape.projected else []
     given = [flat(x), *_tiled(shape, recurrent, projection)]
-    fed_back, r, carries, *outputs = _call(_forwards, cell, shape, out)(*given)
+    fed_back, r, carries, *outputs = _call(_forwards, cell, shape, 4, 3 if shape.projected else 2, out)(*given)
     return tuple(None if part is None else part.reshape(*x.shape[:2], -1) for part in (fed_back, r, carries, *(outputs or [None])))
 
 
@@ -66,7 +70,7 @@ def backwards(cell: Any, product: DTypeLike, gradient, x, r, carries, recurrent,
     rows = shape.length * shape.batch
     out = [_array(rows, x.shape[-1]), _array(rows, x.shape[-1], product), _array(rows, shape.width), _array(2 * ROWS, shape.units)]
     given = [flat(part) for part in (gradient, x, r, carries)] + _tiled(shape, recurrent, projection)
-    *found, _ = _call(_backwards, cell, shape, out)(*given)
+    *found, _ = _call(_backwards, cell, shape, 4 if shape.projected else 8, 3, out)(*given)
     return tuple(part.reshape(*x.shape[:2], -1) for part in found)
 
 
@@ -144,8 +148,8 @@ def _shape(x, recurrent, projection, product, interpret: bool) -> _Shape:
     return _Shape(length, batch, units, width, all_gates // units, product, projection is not None, interpret)
 
 
-def _call(kernel: Callable[..., None], cell: Any, shape: _Shape, out_shape: list[jax.ShapeDtypeStruct]):
-    options = None if shape.interpret else triton.CompilerParams(num_warps=WARPS, num_stages=3 if shape.projected else 2)
+def _call(kernel: Callable[..., None], cell: Any, shape: _Shape, warps: int, stages: int, out_shape: list[jax.ShapeDtypeStruct]):
+    options = None if shape.interpret else triton.CompilerParams(num_warps=warps, num_stages=stages)
     return pallas.pallas_call(
         functools.partial(kernel, cell, shape), grid=(1,), out_shape=out_shape, compiler_params=options, interpret=shape.interpret
     )
@@ -157,9 +161,9 @@ def _array(rows: int, columns: int, dtype: DTypeLike = jnp.float32) -> jax.Shape
 
 def _tiled(shape: _Shape, recurrent: jax.Array, projection: jax.Array | None) -> list[jax.Array]:
     """Return the matrices as the programs read them: rounded, and the columns of one tile of units adjacent in memory."""
-    padding = shape.tiles * TILE - shape.units
+    padding = shape.tiles * shape.tile - shape.units
     by_gate = jnp.pad(recurrent.astype(shape.product).reshape(shape.width, shape.gates, shape.units), ((0, 0), (0, 0), (0, padding)))
-    by_tile = by_gate.reshape(shape.width, shape.gates, shape.tiles, TILE).transpose(2, 1, 0, 3).reshape(-1, TILE)
+    by_tile = by_gate.reshape(shape.width, shape.gates, shape.tiles, shape.tile).transpose(2, 1, 0, 3).reshape(-1, shape.tile)
     return [by_tile] if projection is None else [by_tile, jnp.pad(projection.astype(shape.product), ((0, padding), (0, 0)))]
 
 
@@ -174,12 +178,12 @@ def _recurrent(shape: _Shape, matrices: tuple, index, gate: int) -> list[jax.Arr
 
 
 def _projection(shape: _Shape, matrices: tuple, index) -> list[jax.Array]:
-    return [matrices[1][pallas.ds(index * TILE, TILE), pallas.ds(k, m)] for k, m in parts(shape.width)]
+    return [matrices[1][pallas.ds(index * shape.tile, shape.tile), pallas.ds(k, m)] for k, m in parts(shape.width)]
 
 
 def _units(shape: _Shape, index) -> Columns:
     """Return the columns of a tile."""
-    return index * TILE, TILE, index * TILE + jnp.arange(TILE) < shape.units
+    return index * shape.tile, shape.tile, index * shape.tile + jnp.arange(shape.tile) < shape.units
 
 
 def _gates(shape: _Shape, index) -> list[Columns]:

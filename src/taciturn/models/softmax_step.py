@@ -19,8 +19,7 @@ from jax.typing import DTypeLike
 
 from taciturn.models.layers import add_rows, by_itself, dot, transposed
 
-BLOCK, WARPS, STAGES = 64, 4, 3  # words that a kernel holds at a time; measured on an H200, like the splits
-SPLITS = 5  # shares of the vocabulary that run side by side for one user
+BLOCK, WARPS = 64, 4  # words that a kernel holds at a time; measured on an H200, like splits and stages
 GROUP = 64  # tokens that a program holds at a time, where there are more than twice as many: their sums must fit into registers
 LOG2_E = math.log2(math.e)
 FAR_BELOW = -1e30  # all scores: of words that do not exist
@@ -69,23 +68,25 @@ def plain(
 def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp.float32, power=0.0, interpret=False) -> Stepped:
     """Return what `plain` returns."""
     (vocabulary, width), tokens = matrix.shape, len(contexts)
-    # A power of two, so that one product on tensor cores serves them all.
-    group = GROUP if tokens > 2 * GROUP else max(16, 1 << (tokens - 1).bit_length())
+    is_many = tokens > 2 * GROUP
+    group = GROUP if is_many else max(16, 1 << (tokens - 1).bit_length())  # a power of two: one product on tensor cores serves them all
+    splits = 4 if is_many else 5  # shares of the vocabulary that run side by side for one user
     padding = -tokens % group
     padded = jnp.pad(contexts, ((0, padding), (0, 0)))
 
-    def call(kernel, grid: tuple[int, ...], **outputs):
-        rows = BLOCK * math.ceil(vocabulary / (SPLITS * BLOCK))
+    def call(kernel, stages: int, grid: tuple[int, ...], **outputs):
+        rows = BLOCK * math.ceil(vocabulary / (splits * BLOCK))
         shape = _Shape(vocabulary, rows, tokens, group, len(padded) // group, parts(width), unit_norm, product, interpret)
-        options = triton.CompilerParams(num_warps=WARPS, num_stages=STAGES)
+        options = triton.CompilerParams(num_warps=WARPS, num_stages=stages)
         return pallas.pallas_call(
             functools.partial(kernel, shape), grid=grid, compiler_params=None if interpret else options, interpret=interpret, **outputs
         )
 
     rounded = padded.astype(product)
-    share = jax.ShapeDtypeStruct((SPLITS, len(padded)), jnp.float32)
-    means = jax.ShapeDtypeStruct((SPLITS, *padded.shape), jnp.float32)
-    largest, sums, drawn = call(_expectations, (SPLITS, len(padded) // group), out_shape=(share, share, means))(rounded, matrix, bias)
+    share = jax.ShapeDtypeStruct((splits, len(padded)), jnp.float32)
+    found = share, share, jax.ShapeDtypeStruct((splits, *padded.shape), jnp.float32)
+    expect = call(_expectations, 1 if is_many else 3, (splits, len(padded) // group), out_shape=found)
+    largest, sums, drawn = expect(rounded, matrix, bias)
     top = jnp.max(largest, axis=0)
     scales = jnp.exp2(largest - top)
     total = jnp.sum(sums * scales, axis=0)
@@ -97,7 +98,7 @@ def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp
         weights = weights * jnp.exp2(power * jnp.minimum(scores - normaliser[:tokens], 0.0))  # differently rounded, it may be above 0
     d_contexts = weights[:, None] * (expected[:tokens] - wanted)
     shapes = [jax.ShapeDtypeStruct(one.shape, jnp.float32) for one in (matrix, bias)]
-    step = call(functools.partial(_step, rate), (SPLITS,), out_shape=shapes, input_output_aliases={1: 0, 2: 1})
+    step = call(functools.partial(_step, rate), 3, (splits,), out_shape=shapes, input_output_aliases={1: 0, 2: 1})
     targets, weights = jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding))
     stepped, stepped_bias = step(rounded, matrix, bias, targets, weights, normaliser)
     return Stepped(stepped, stepped_bias, d_contexts)
