@@ -22,6 +22,7 @@ TOKEN = 1.3e-7  # of one person's text, by a model of 10,000 words
 TOKENS = {"local/steam-show": 400}  # of nearly everybody there, at most
 SHARED = 0.6  # of the time that runs would take one after another: side by side they fill each other's gaps
 WORDS = {"local/blogs-1600-20k": 20_000, "local/blogs-1600-30k": 30_000, "local/blogs-characters": 200}
+WORDS |= dict.fromkeys(("local/popov/people", "local/popov/ten", "local/popov/one"), 30_000)
 
 
 class Estimate(NamedTuple):

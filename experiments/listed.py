@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 KEYS = {"about", "item", "recipe", "seeds", "settings", "runs", "measures"}
 LAST_OF_TURN = (6, 8, 10)  # items
-MEASURES = {"clipped", "head-words", "canaries", "audit"}
+MEASURES = {"clipped", "head-words", "canaries", "audit", "typed"}
 
 
 class ListError(Exception):

@@ -24,7 +24,10 @@ from listed import HERE, ListedRun, ListError, chosen
 from results import Result, save
 
 WORK = Path("local/papers")  # runs on their way
-KEPT = ("round", "accuracy_top1", "accuracy_top1_margin", "accuracy_top3", "loss", "epsilon", "rho", "clip_norm", "clip_estimate")
+KEPT = (
+    "round", "accuracy_top1", "accuracy_top1_margin", "accuracy_top3", "loss", "epsilon", "rho", "clip_norm", "clip_estimate",
+    "general_perplexity", "upload_bytes", "staleness",
+)  # fmt: skip
 REFERENCES = 2_000_000  # random continuations that a canary is ranked among
 CLIPPED_ON = 200  # held-out users, who have no guarantee: whom a clip shortens is a secret of the others
 
@@ -73,6 +76,10 @@ def train(run: ListedRun, *more: str) -> Result:
         result["canaries"] = [list(found) for found in canary_ranks(finished)]
     if "audit" in run.measures and recipe.audit.users:
         result["audit"] = audit_users(finished)
+    if "typed" in run.measures:
+        from keystrokes import measured
+
+        result["typed"] = measured(folder)
     shutil.rmtree(people)
     return result
 
