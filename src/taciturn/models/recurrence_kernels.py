@@ -22,6 +22,7 @@ from taciturn.models.layers import flat
 from taciturn.models.softmax_step import parts
 
 ROWS = 16  # of a batch, at most: the smallest product on tensor cores
+TILE = 32  # units that a program holds at a time; measured on an H200, like warps and stages
 MOST_WIDE = 256  # of what is fed back: more does not fit into registers, and was not measured
 
 Columns = tuple[Any, int, Any]  # where they begin, how many, and which of them exist
@@ -38,13 +39,8 @@ class _Shape(NamedTuple):
     interpret: bool
 
     @property
-    def tile(self) -> int:
-        """Units that a program holds at a time; measured on an H200, like warps and stages."""
-        return 64 if self.projected else 32
-
-    @property
     def tiles(self) -> int:
-        return math.ceil(self.units / self.tile)
+        return math.ceil(self.units / TILE)
 
 
 def fits(x: jax.Array, recurrent: jax.Array, product: DTypeLike) -> bool:
@@ -161,9 +157,9 @@ def _array(rows: int, columns: int, dtype: DTypeLike = jnp.float32) -> jax.Shape
 
 def _tiled(shape: _Shape, recurrent: jax.Array, projection: jax.Array | None) -> list[jax.Array]:
     """Return the matrices as the programs read them: rounded, and the columns of one tile of units adjacent in memory."""
-    padding = shape.tiles * shape.tile - shape.units
+    padding = shape.tiles * TILE - shape.units
     by_gate = jnp.pad(recurrent.astype(shape.product).reshape(shape.width, shape.gates, shape.units), ((0, 0), (0, 0), (0, padding)))
-    by_tile = by_gate.reshape(shape.width, shape.gates, shape.tiles, shape.tile).transpose(2, 1, 0, 3).reshape(-1, shape.tile)
+    by_tile = by_gate.reshape(shape.width, shape.gates, shape.tiles, TILE).transpose(2, 1, 0, 3).reshape(-1, TILE)
     return [by_tile] if projection is None else [by_tile, jnp.pad(projection.astype(shape.product), ((0, padding), (0, 0)))]
 
 
@@ -178,12 +174,12 @@ def _recurrent(shape: _Shape, matrices: tuple, index, gate: int) -> list[jax.Arr
 
 
 def _projection(shape: _Shape, matrices: tuple, index) -> list[jax.Array]:
-    return [matrices[1][pallas.ds(index * shape.tile, shape.tile), pallas.ds(k, m)] for k, m in parts(shape.width)]
+    return [matrices[1][pallas.ds(index * TILE, TILE), pallas.ds(k, m)] for k, m in parts(shape.width)]
 
 
 def _units(shape: _Shape, index) -> Columns:
     """Return the columns of a tile."""
-    return index * shape.tile, shape.tile, index * shape.tile + jnp.arange(shape.tile) < shape.units
+    return index * TILE, TILE, index * TILE + jnp.arange(TILE) < shape.units
 
 
 def _gates(shape: _Shape, index) -> list[Columns]:
