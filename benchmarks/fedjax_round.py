@@ -29,10 +29,11 @@ RATE, CLIP_NORM = 0.1, 15.0
 def language_model():
     def scores(batch):
         words = hk.Embed(WORDS, WIDTH)
+        rows = words.embeddings / jnp.linalg.norm(words.embeddings, axis=-1, keepdims=True)  # of unit length, as the paper's are
         cell = hk.LSTM(UNITS)
-        states, _ = hk.static_unroll(cell, words(batch["rows"][:, :-1].T), cell.initial_state(len(batch["rows"])))
+        states, _ = hk.static_unroll(cell, rows[batch["rows"][:, :-1].T], cell.initial_state(len(batch["rows"])))
         bias = hk.get_parameter("bias", [WORDS], init=jnp.zeros)
-        return jnp.swapaxes(hk.Linear(WIDTH, with_bias=False)(states) @ words.embeddings.T + bias, 0, 1)
+        return jnp.swapaxes(hk.Linear(WIDTH, with_bias=False)(states) @ rows.T + bias, 0, 1)
 
     def loss(batch, scores):
         return jnp.mean(fedjax.metrics.unreduced_cross_entropy_loss(batch["rows"][:, 1:], scores), axis=-1)

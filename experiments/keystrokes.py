@@ -7,7 +7,6 @@ sentences of both to type.
 """
 
 import json
-import math
 import sys
 from pathlib import Path
 
@@ -71,11 +70,6 @@ def _typed(predictor: Predictor, scores: np.ndarray, word: str, vocabulary: Voca
         return len(word)
     ranks = (predictor.rank(scores, place, word[:letters]) for letters in range(len(word)))
     return next((letters for letters, rank in enumerate(ranks) if rank is not None and rank < PLACES), len(word))
-
-
-def average_perplexity(general: float, users: float) -> float:
-    """The geometric mean over tokens; the paper's tests have 170,000 of general text and 200,000 of users'."""
-    return math.exp((170 * math.log(general) + 200 * math.log(users)) / 370)
 
 
 if __name__ == "__main__":

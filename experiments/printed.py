@@ -102,3 +102,23 @@ XU_MODELS: dict[str, tuple[int, int, int, int | None, float | None, float]] = {
     "OTF pt-PT": (430, 54, 7, 48, 0.83, 0.99),
 }
 XU_EPSILON = {0.89: 9.01, 0.61: 7.31, 0.32: 5.13, 0.99: 9.56, 0.25: 4.49, 1.86: 13.69}  # Table 2 and the text: ρ → ε at δ = 1e-10
+
+# Popov et al. 2018: perplexity of general text and of users', and the average that they print
+POPOV_START = (100.1, 336.0, 192.6)
+POPOV_TABLE_1 = {
+    "rehearsal-0.25": (121.3, 127.9, 124.8),
+    "rehearsal-0.5": (131.1, 109.7, 119.1),
+    "rehearsal-0.75": (149.0, 99.7, 119.9),
+    "soft-0.25": (128.4, 162.8, 146.0),
+    "soft-0.5": (147.0, 121.7, 132.7),
+    "soft-0.75": (186.5, 101.1, 133.9),
+    "alone": (265.1, 93.4, 150.8),
+}
+POPOV_TABLE_2 = {
+    "generated-1": (109.2, 259.7, 174.4),
+    "generated-5": (112.3, 246.0, 171.6),
+    "real-1": (108.7, 261.2, 174.6),
+    "averaged-1": (102.8, 233.8, 160.3),
+    "rehearsal": (105.5, 109.3, 107.5),
+}
+POPOV_TABLE_6 = {1e-4: 0.67, 1e-5: 0.83, 1e-6: 0.99}

@@ -16,7 +16,7 @@ were tried, and for texts sampled at random.
 import argparse
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -228,7 +228,17 @@ def show(given: argparse.Namespace) -> None:
     print("largest ε:", {delta: round(largest_epsilon(found, delta), 2) for delta in given.delta})
     print("An estimate, not a guarantee: other pairs of users, or texts not sampled at random, may show more.")
     if given.out:
-        given.out.write_text(json.dumps([one._asdict() for one in found]))
+        given.out.write_text(as_json(found, given.delta))
+
+
+def as_json(tails: list[Tail], deltas: Sequence[float]) -> str:
+    """Return the fits, to four digits."""
+
+    def pair(one: Tail) -> dict:
+        figures = {key: float(f"{value:.4g}") for key, value in one._asdict().items()}
+        return figures | {"fits": one.fits, "epsilon": {f"{delta:g}": float(f"{one.epsilon(delta):.4g}") for delta in deltas}}
+
+    return json.dumps({"critical": round(critical_value(tails[0].used), 3), "pairs": list(map(pair, tails))}, indent=1) + "\n"
 
 
 if __name__ == "__main__":
