@@ -15,8 +15,9 @@ jax.config.update("jax_platforms", "cpu")  # only shapes are computed here: the 
 # Seconds, as measured in earlier runs, with which the estimates agree within a factor of three.
 START = 15.0  # a process starts, copies its people and compiles, or finds what another one compiled
 ROUND = 0.03  # what a round takes however few take part
-EVALUATION = 0.5  # 900,000 tokens of held-out people
+EVALUATION = 0.5  # 900,000 tokens of held-out people, by a model of 10,000 words
 CANARIES = 20.0  # 27 of them among 2,000,000 references
+KEYSTROKES = 10.0  # of 700 sentences, on a CPU
 PARAMETER = 6e-11  # of one person's update: it is clipped, made integers and added
 TOKEN = 1.3e-7  # of one person's text, by a model of 10,000 words
 TOKENS = {"local/steam-show": 400}  # of nearly everybody there, at most
@@ -39,12 +40,14 @@ def estimate(run: ListedRun) -> Estimate:
     words = WORDS.get(recipe.data.population, 10_000)
     tokens = min(recipe.data.tokens_per_user, TOKENS.get(recipe.data.population, recipe.data.tokens_per_user))
     people = recipe.run.rounds * (recipe.participation.cohort + recipe.canaries.rate * recipe.canaries.synthetic_users)
-    token = TOKEN * words / 10_000
+    parameters = _parameters(recipe.model, words)
+    token = TOKEN * max(words / 10_000, parameters / 1.5e6)
     parameter = PARAMETER * (2 if recipe.privacy.encoding == "modular" else 1)
-    person = parameter * _parameters(recipe.model, words) + token * tokens * recipe.local.epochs
-    measuring = EVALUATION * (1 + recipe.run.rounds / recipe.run.evaluate_every) + CANARIES * ("canaries" in run.measures)
+    person = parameter * parameters + token * tokens * recipe.local.epochs
+    evaluations = EVALUATION * max(1, words / 10_000) * (1 + recipe.run.rounds / recipe.run.evaluate_every)
+    measuring = evaluations + CANARIES * ("canaries" in run.measures)
     gpu = people * person + measuring
-    return Estimate(gpu, START + ROUND * recipe.run.rounds + gpu)
+    return Estimate(gpu, START + KEYSTROKES * ("typed" in run.measures) + ROUND * recipe.run.rounds + gpu)
 
 
 def together(estimates: list[Estimate], at_once: int) -> float:

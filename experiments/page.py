@@ -52,11 +52,6 @@ def cannot(name: str, about: str, theirs: str, why: str) -> Item:
     return Item(name, about, theirs, why, Verdict.CANNOT)
 
 
-def earlier(paper: str, name: str, about: str, theirs: str, ours: str, verdict: Verdict) -> Item:
-    """Measured before there were lists of runs; its figures stand in the paper's own README, typed."""
-    return Item(name, about, theirs, f"{ours} ([earlier]({paper}/README.md))", verdict, 1)
-
-
 class Judged(NamedTuple):
     """What the results of an item come to."""
 

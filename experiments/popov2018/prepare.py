@@ -2,7 +2,7 @@
 
 Writes to local/popov: `general` and `general-test`, every 33rd article being for the test; `people`, `ten` and `one`, which are 4,000
 users, ten of them and a million words of all as if they were one person's, each with the same held-out users; and messages.json, the
-sentences that measure.py types: 300 of the test's articles and one each of 400 held-out users. No text of anybody is to be published.
+sentences that keystrokes.py types: 300 of the test's articles and one each of 400 held-out users. No text of anybody is to be published.
 """
 
 import json

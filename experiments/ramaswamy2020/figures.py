@@ -7,7 +7,7 @@ import printed
 import typed
 from drawing import Line, figure
 from memorised import median, memorised, middle
-from page import Item, Judged, Verdict, cannot, earlier, judged, table
+from page import Item, Judged, Verdict, cannot, judged, table
 from results import Group, computed
 from taciturn.audit.report import rank_text
 
@@ -87,14 +87,8 @@ def table_2() -> Item:
     return replace(item, ours=f"{ahead}; {item.ours}", verdict=verdict, details=f"{item.details}\n\n{typed.tables(found)}")
 
 
-def table_3() -> Item:
-    item = how_often_met()
-    known = "0 to 768,000 times, in 600 rounds"
-    return item if item.verdict is not Verdict.NOT_RUN else earlier(PAPER, item.name, item.about, item.theirs, known, Verdict.PART)
-
-
 @judged(PAPER, "canaries", "Table 3", "how often a canary is met", "1,150 to 3,680,000 times")
-def how_often_met(canaries: Group) -> Judged:
+def table_3(canaries: Group) -> Judged:
     seen = {kind: met for kind, (met, _, _) in memorised(canaries.found["private"]).items()}
     rows = [[*kind, f"{printed.RAMASWAMY_TABLE_3[kind]:,}", f"{met:,}"] for kind, met in seen.items()]
     details = "A device reads 400 words of its 200 sentences at a time, so that not every copy is met.\n\n"
@@ -102,16 +96,10 @@ def how_often_met(canaries: Group) -> Judged:
     return Judged(ours, Verdict.PART, details + table(["n_u", "n_e", "paper", "ours, expected"], rows))
 
 
-def table_4() -> Item:
-    item = what_is_memorised()
-    known = "the same, with ranks of 15,000 to 239,000 for one user's most repeated (without privacy 1, 1 and 236)"
-    return item if item.verdict is not Verdict.NOT_RUN else earlier(PAPER, item.name, item.about, item.theirs, known, Verdict.HOLDS)
-
-
 @judged(
     PAPER, "canaries canaries-open", "Table 4", "what is memorised of 27 canaries", "nothing of one user's; all that 16 users say often"
 )
-def what_is_memorised(private: Group, open: Group) -> Judged:
+def table_4(private: Group, open: Group) -> Judged:
     ours, beside = memorised(private.found["private"]), memorised(open.found["none"])
     rows = []
     for kind, (theirs, found) in printed.RAMASWAMY_TABLE_4.items():

@@ -16,6 +16,7 @@ import train
 import typed
 from taciturn.planning import Question, plan
 
+COMMITTED = listed.HERE
 RUNS = [one for paper in listed.papers() for one in listed.listed(paper)]
 
 
@@ -37,15 +38,24 @@ def elsewhere(tmp_path, monkeypatch):
 def made_up(one: listed.ListedRun, top1: float) -> results.Result:
     run = one.loaded().run
     rows = [
-        {"round": round, "accuracy_top1": top1 * round / run.rounds, "accuracy_top1_margin": 0.002, "accuracy_top3": 0.3, "loss": 5.0}
+        {
+            "round": round, "accuracy_top1": top1 * round / run.rounds, "accuracy_top1_margin": 0.002, "accuracy_top3": 0.3, "loss": 5.0,
+            "general_perplexity": 90.0 + round, "upload_bytes": 1e9 * round,
+        }
         for round in range(0, run.rounds + 1, run.evaluate_every)
-    ]
+    ]  # fmt: skip
     canaries = [[users, copies, 230 * copies, rank, False] for users, copies in printed.RAMASWAMY_TABLE_4 for rank in (1_000, 2_000, 3_000)]
     audit = {"users": 1000, "mu": 0.5, "times": 1.0, "times_at_least": 0.8, "caught_at_80_percent": 1.3, "refuted": False}
     return {
         "paper": one.paper, "group": one.group, "name": one.name, "seed": one.seed, "rows": rows, "rounds": run.rounds,
         "clipped": {"100": 0.9, "200": 0.8}, "head_words": [[1 / 11] * 11] * 3, "canaries": canaries, "audit": audit,
+        "typed": typed_in(10 * top1),
     }  # fmt: skip
+
+
+def typed_in(saved: float) -> results.Result:
+    """What keystrokes.py would have measured."""
+    return {"perplexity": {"general": [90.0, 9.0], "users": [150.0, 3.0]}, "saved": {"general": 0.6, "users": saved}}
 
 
 def typed_by(*models: str) -> results.Result:
@@ -89,15 +99,38 @@ def test_where_all_runs_have_results_every_figure_is_drawn(elsewhere):
     }
     for paper, models in named.items():
         (elsewhere / paper / "results" / "typing.json").write_text(json.dumps(typed_by(*models)))
+    for name in ("start", "tails", "epochs"):  # of programs other than train.py
+        (elsewhere / "popov2018" / "results" / f"{name}.json").write_bytes(
+            (COMMITTED / "popov2018" / "results" / f"{name}.json").read_bytes()
+        )
     made = page.page()
     pictures = [content for path, content in made.items() if path.suffix == ".svg"]
-    assert len(pictures) == 24
+    assert len(pictures) == 25
     for picture in pictures:
         drawn = ElementTree.fromstring(picture)
         assert "nan" not in picture
         assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) >= 3
     rows = [line for line in made[Path("README.md")].splitlines() if "**not run**" in line]
     assert not any(row for row in rows if "keyboard, typing" not in row)
+
+
+def test_what_other_programs_have_not_measured_is_not_run(elsewhere):
+    for one in RUNS:
+        results.save(one, made_up(one, 0.17))
+    rows = [line.split("|")[1].strip() for line in page.page()[Path("README.md")].splitlines() if "popov" in line and "**not run**" in line]
+    assert rows == [f"popov2018, {name}" for name in ("Table 4", "Table 5", "Table 6", "Figure 3")]
+
+
+def test_rehearsal_that_is_not_best_at_a_half_holds_in_part_or_not(elsewhere):
+    def verdict(best: str) -> str:
+        for one in RUNS:
+            if one.group == "one-device":
+                users = 100.0 if one.name == best else 150.0
+                typed = {"perplexity": {"general": [90.0, 9.0], "users": [users, 3.0]}, "saved": {"general": 0.6, "users": 0.5}}
+                results.save(one, made_up(one, 0.17) | {"typed": typed})
+        return next(line for line in page.page()[Path("README.md")].splitlines() if "[popov2018, Table 1]" in line).split("**")[1]
+
+    assert [verdict(best) for best in ("rehearsal-0.5", "rehearsal-0.75", "soft-0.5")] == ["holds", "in part", "does not hold"]
 
 
 def test_what_was_trained_and_not_typed_with_is_not_judged(elsewhere):

@@ -1,9 +1,8 @@
 """One SGD step of the output layer: gradient of the softmax over all words, and the step along it.
 
-`plain` is the definition. `fused` is the same in two GPU kernels (Pallas) that never store the scores of 10,000 words: the
-first reads the word matrix and finds each token's normaliser and expected row; the second reads it again, recomputes the scores block by
-block and writes the stepped matrix in its place. Three passes over the matrix where automatic differentiation makes about ten, and none
-over scores.
+`plain` is the definition. `fused` is the same in two GPU kernels (Pallas) that never store the scores of 10,000 words: the first reads the
+word matrix and finds each token's normaliser and expected row; the second reads it again, recomputes the scores block by block and writes
+the stepped matrix in its place. Three passes over the matrix where automatic differentiation makes about ten, and none over scores.
 """
 
 import functools
@@ -72,20 +71,19 @@ def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp
     group = GROUP if is_many else max(16, 1 << (tokens - 1).bit_length())  # a power of two: one product on tensor cores serves them all
     splits = 4 if is_many else 5  # shares of the vocabulary that run side by side for one user
     padding = -tokens % group
-    padded = jnp.pad(contexts, ((0, padding), (0, 0)))
+    rounded = jnp.pad(contexts, ((0, padding), (0, 0))).astype(product)
 
     def call(kernel, stages: int, grid: tuple[int, ...], **outputs):
         rows = BLOCK * math.ceil(vocabulary / (splits * BLOCK))
-        shape = _Shape(vocabulary, rows, tokens, group, len(padded) // group, parts(width), unit_norm, product, interpret)
+        shape = _Shape(vocabulary, rows, tokens, group, len(rounded) // group, parts(width), unit_norm, product, interpret)
         options = triton.CompilerParams(num_warps=WARPS, num_stages=stages)
         return pallas.pallas_call(
             functools.partial(kernel, shape), grid=grid, compiler_params=None if interpret else options, interpret=interpret, **outputs
         )
 
-    rounded = padded.astype(product)
-    share = jax.ShapeDtypeStruct((splits, len(padded)), jnp.float32)
-    found = share, share, jax.ShapeDtypeStruct((splits, *padded.shape), jnp.float32)
-    expect = call(_expectations, 1 if is_many else 3, (splits, len(padded) // group), out_shape=found)
+    share = jax.ShapeDtypeStruct((splits, len(rounded)), jnp.float32)
+    found = share, share, jax.ShapeDtypeStruct((splits, *rounded.shape), jnp.float32)
+    expect = call(_expectations, 1 if is_many else 3, (splits, len(rounded) // group), out_shape=found)
     largest, sums, drawn = expect(rounded, matrix, bias)
     top = jnp.max(largest, axis=0)
     scales = jnp.exp2(largest - top)
@@ -135,7 +133,7 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
     """Per token, over this split's words: the largest score, Σ exp(score − largest), and Σ exp(score − largest) · row. Attention, in
     which the word matrix is both keys and values; done as Dao et al. 2022 do it. Scores are logarithms to base 2."""
     split, tokens = pallas.program_id(0), pallas.ds(pallas.program_id(1) * shape.group, shape.group)
-    contexts = _tiles(contexts_ref, shape, tokens)
+    contexts = [contexts_ref[tokens, pallas.ds(w, m)] for w, m in shape.width]
 
     def block(index, carry):
         largest, total, sums = carry
@@ -163,7 +161,10 @@ def _step(
     split = pallas.program_id(0)
 
     def loaded(group):
-        return [(_tiles(contexts_ref, shape, at), targets_ref[at], weights_ref[at], normaliser_ref[at]) for at in _places(shape, group)]
+        tokens = shape.group if shape.groups > 1 else shape.tokens + -shape.tokens % 16  # without most of the padding
+        places = [pallas.ds(group * shape.group + start, size) for start, size in parts(tokens)]
+        tiles = [[contexts_ref[at, pallas.ds(w, m)] for w, m in shape.width] for at in places]
+        return [(tile, targets_ref[at], weights_ref[at], normaliser_ref[at]) for tile, at in zip(tiles, places, strict=True)]
 
     held = loaded(0) if shape.groups == 1 else None  # all of them, read once
 
@@ -200,16 +201,6 @@ def _step(
     jax.lax.fori_loop(0, _blocks(shape, split), block, 0)
 
 
-def _places(shape: _Shape, group):
-    """Return the positions of a group's tokens, tile by tile; of a single group without most of its padding."""
-    tokens = shape.group if shape.groups > 1 else shape.tokens + -shape.tokens % 16
-    return [pallas.ds(group * shape.group + start, size) for start, size in parts(tokens)]
-
-
-def _tiles(contexts_ref, shape: _Shape, at):
-    return [contexts_ref[at, pallas.ds(w, m)] for w, m in shape.width]
-
-
 def _block(shape: _Shape, matrix_ref, bias_ref, first):
     """Read a block of words: which of them exist, their rows, the inverse norms of the rows, their biases."""
     inside = first + jnp.arange(BLOCK) < shape.vocabulary
@@ -240,8 +231,8 @@ def _exp2(shape: _Shape, exponents: jax.Array) -> jax.Array:
     if shape.interpret:
         return jnp.exp2(exponents)
     shapes = [jax.ShapeDtypeStruct(exponents.shape, exponents.dtype)]
-    asm = "ex2.approx.ftz.f32 $0, $1;"
-    return triton.elementwise_inline_asm(asm, args=[exponents], constraints="=f,f", pack=1, result_shape_dtypes=shapes)[0]
+    given = {"args": [exponents], "constraints": "=f,f", "pack": 1, "result_shape_dtypes": shapes}
+    return triton.elementwise_inline_asm("ex2.approx.ftz.f32 $0, $1;", **given)[0]
 
 
 def _inverse_norms(matrix: jax.Array) -> jax.Array:

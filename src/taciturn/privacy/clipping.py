@@ -94,9 +94,8 @@ STEPS = 2.0**DIGIT
 REACH = STEPS**2
 
 
-def pack(norm: jax.Array, update: Update, key: Key | None = None) -> PyTree:
+def pack(norm: jax.Array, update: Update, _key: Key | None = None) -> PyTree:
     """Round towards zero to multiples of S · 2⁻³⁰, so that no norm grows."""
-    del key
 
     def layer(values: jax.Array) -> Whole:
         scaled = jnp.clip(values * (STEPS / norm), -STEPS, STEPS)
@@ -106,9 +105,7 @@ def pack(norm: jax.Array, update: Update, key: Key | None = None) -> PyTree:
     return jax.tree.map(layer, update)
 
 
-def unpack(norm: jax.Array, total: PyTree) -> PyTree:
-    del norm
-
+def unpack(_norm: jax.Array, total: PyTree) -> PyTree:
     def layer(sums: Whole) -> Wide:
         return wide.add(wide.shifted(wide.of(sums.high), DIGIT), wide.of(sums.low))
 
@@ -154,12 +151,10 @@ def per_layer_clip(clip_norm: float | list[tuple[int, float]] | None = None, lay
 def unbounded() -> Bound:
     """Clip nothing: for runs without privacy only."""
 
-    def everything(round: jax.Array) -> jax.Array:
-        del round
+    def everything(_round: jax.Array) -> jax.Array:
         return jnp.float32(jnp.inf)
 
-    def as_it_is(public: PyTree, update: Update, key: Key | None = None) -> Update:
-        del public, key
+    def as_it_is(_public: PyTree, update: Update, _key: Key | None = None) -> Update:
         return update
 
     return Bound(everything, as_it_is, as_it_is, as_it_is, lambda public: jnp.float32(1), math.inf, lambda params: None)
