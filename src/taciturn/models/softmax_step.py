@@ -21,7 +21,8 @@ from taciturn.models.layers import add_rows, by_itself, dot, transposed
 BLOCK, WARPS = 64, 4  # words that a kernel holds at a time; measured on an H200, like splits and stages
 GROUP = 64  # tokens that a program holds at a time, where there are more than twice as many: their sums must fit into registers
 LOG2_E = math.log2(math.e)
-FAR_BELOW = -1e30  # all scores: of words that do not exist
+FAR_BELOW = -1e30  # the bias of words that do not exist, and less than any score
+MOST_AHEAD = 128  # of the width, for blocks to be read two ahead: wider ones would fill the memory of a multiprocessor
 MOST_HELD = 320 * 96 * 2  # bytes of a step's contexts: more were not measured, and many, as on public text, are for plain products
 
 
@@ -69,7 +70,7 @@ def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp
     (vocabulary, width), tokens = matrix.shape, len(contexts)
     is_many = tokens > 2 * GROUP
     group = GROUP if is_many else max(16, 1 << (tokens - 1).bit_length())  # a power of two: one product on tensor cores serves them all
-    splits = 4 if is_many else 5  # shares of the vocabulary that run side by side for one user
+    stages, splits = 3 if width <= MOST_AHEAD else 1, 4 if is_many else 5  # shares of the vocabulary, which run side by side
     padding = -tokens % group
     rounded = jnp.pad(contexts, ((0, padding), (0, 0))).astype(product)
 
@@ -83,7 +84,8 @@ def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp
 
     share = jax.ShapeDtypeStruct((splits, len(rounded)), jnp.float32)
     found = share, share, jax.ShapeDtypeStruct((splits, *rounded.shape), jnp.float32)
-    expect = call(_expectations, 1 if is_many else 3, (splits, len(rounded) // group), out_shape=found)
+    few = not is_many and jnp.dtype(product).itemsize == 2
+    expect = call(_expectations, stages if few else 1, (splits, len(rounded) // group), out_shape=found)
     largest, sums, drawn = expect(rounded, matrix, bias)
     top = jnp.max(largest, axis=0)
     scales = jnp.exp2(largest - top)
@@ -96,7 +98,7 @@ def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp
         weights = weights * jnp.exp2(power * jnp.minimum(scores - normaliser[:tokens], 0.0))  # differently rounded, it may be above 0
     d_contexts = weights[:, None] * (expected[:tokens] - wanted)
     shapes = [jax.ShapeDtypeStruct(one.shape, jnp.float32) for one in (matrix, bias)]
-    step = call(functools.partial(_step, rate), 3, (splits,), out_shape=shapes, input_output_aliases={1: 0, 2: 1})
+    step = call(functools.partial(_step, rate), stages, (splits,), out_shape=shapes, input_output_aliases={1: 0, 2: 1})
     targets, weights = jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding))
     stepped, stepped_bias = step(rounded, matrix, bias, targets, weights, normaliser)
     return Stepped(stepped, stepped_bias, d_contexts)
@@ -111,7 +113,7 @@ class _Shape(NamedTuple):
     vocabulary: int
     rows: int  # of one split
     tokens: int
-    group: int  # tokens that are held at a time
+    group: int  # tokens, with padding, that are held at a time
     groups: int
     width: list[tuple[int, int]]  # tiles: start, size
     unit_norm: bool
@@ -130,8 +132,8 @@ def parts(size: int) -> list[tuple[int, int]]:
 
 
 def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref, sums_ref, drawn_ref) -> None:
-    """Per token, over this split's words: the largest score, Σ exp(score − largest), and Σ exp(score − largest) · row. Attention, in
-    which the word matrix is both keys and values; done as Dao et al. 2022 do it. Scores are logarithms to base 2."""
+    """Per token, over this split's words: the largest score (to base 2), Σ 2^(score − largest), and Σ 2^(score − largest) · row. Attention,
+    in which the word matrix is both keys and values; done as Dao et al. 2022 do it."""
     split, tokens = pallas.program_id(0), pallas.ds(pallas.program_id(1) * shape.group, shape.group)
     contexts = [contexts_ref[tokens, pallas.ds(w, m)] for w, m in shape.width]
 
