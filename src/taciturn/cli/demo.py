@@ -1,6 +1,6 @@
 """`taciturn demo`: everything from public text to a private model in a few minutes.
 
-Its settings are those of twenty tried for the private run (five for the twin) that do most in three minutes, judged on the very speeches
+Its settings are those of two dozen tried for the private run (five for the twin) that do most in three minutes, judged on the very speeches
 that are held out here: 50 rounds at a rate of 1 gain 0.2 points more, and take a minute and a half longer on two cores.
 With real users that choice would have to be made on public text, or be charged; and the accuracies shown are a little flattered by it.
 """
