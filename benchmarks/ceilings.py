@@ -35,7 +35,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         users = random_users(Path(folder) / "users", 20)
         speed, trained = round_speed(users, paper_recipe(users, 20, "lstm", precision), 3)
-        print(f"BLT noise {1e3 * blt_release(params):.2f} ms, ε of 5,000 rounds {1e3 * accounting():.0f} ms")
+        print(
+            f"BLT noise {1e3 * blt_release(params):.2f} ms, ε of 5,000 rounds {1e3 * accounting():.0f} ms"
+        )
         print(f"evaluation {evaluation(users, params):,.0f} tokens/s")
     print(f"copies {copy_rate() / 1e9:,.0f} GB/s, products {products / 1e9:,.0f} GFLOP/s")
     rate, share = speed["users_per_s"], speed["users_per_s"] * operations(trained) / products
@@ -52,7 +54,9 @@ def blt_release(params: Params) -> float:
     noise = blt(1.0, Buffers(2000, (0.97, 0.9, 0.4), (0.16, 0.16, 0.2)))
     private = mechanism(flat_clip(1.0), fixed_denominator(1000.0), noise, most_reports=2000)
     state, key = private.init(params), key_words(bytes(32))
-    nobody = trees.zeros_like(jax.eval_shape(private.bound, jnp.float32(1), params, jnp.float32(0), jax.random.key(0)))
+    nobody = trees.zeros_like(
+        jax.eval_shape(private.bound, jnp.float32(1), params, jnp.float32(0), jax.random.key(0))
+    )
     step = jax.jit(private.release)
     return best_time(lambda: step(state, nobody, key), 5)
 
@@ -77,7 +81,9 @@ def copy_rate() -> float:
 
 def product_rate(precision: str) -> float:
     size = 2048 if jax.default_backend() == "cpu" else 8192
-    left = jax.random.uniform(jax.random.key(0), (size, size), jnp.bfloat16 if precision == "mixed" else jnp.float32)
+    left = jax.random.uniform(
+        jax.random.key(0), (size, size), jnp.bfloat16 if precision == "mixed" else jnp.float32
+    )
     return 2.0 * size**3 / best_time(partial(jax.jit(lambda left: left @ left), left), 3)
 
 

@@ -34,7 +34,12 @@ from taciturn.fleets import assemble, enrolment
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import Handler, LinkError
 from taciturn.fleets.folders import fleet_authority, fleet_recipe, new_fleet
-from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_KEY, device_request, load_key
+from taciturn.fleets.wire.authority import (
+    AUTHORITY_CERTIFICATE,
+    DEVICE_KEY,
+    device_request,
+    load_key,
+)
 from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, trusting
 from taciturn.recipe.text import parse_recipe
 
@@ -47,7 +52,9 @@ SETTINGS = {
     "local": {"batch_size": 4, "unroll": 8},
     "privacy": {"encoding": "modular", "noise": "tree", "noise_multiplier": 4.0, "clip_norm": 0.1},
 }
-HANDSHAKES = threading.Semaphore(100)  # at a time: a server holds few connections that have not identified themselves
+HANDSHAKES = threading.Semaphore(
+    100
+)  # at a time: a server holds few connections that have not identified themselves
 WORKERS = threading.Semaphore(2)
 STACK_BYTES = 512 * 1024  # of a thread, of which there are thousands
 END_SECONDS = 10.0  # for all of them to leave
@@ -68,7 +75,9 @@ class Load:
     connected: set["LoadDevice"] = field(default_factory=set)
     most_connected: int = 0
     most_a_second: float = 0.0
-    looked: tuple[float, int] = field(default_factory=lambda: (time.monotonic(), 0))  # when last, and how many answers there were
+    looked: tuple[float, int] = field(
+        default_factory=lambda: (time.monotonic(), 0)
+    )  # when last, and how many answers there were
     over: bool = False  # whether its server may end
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -90,7 +99,14 @@ class Load:
 class LoadDevice(DeviceEnd):
     retry_seconds = 1.0, 1.0
 
-    def __init__(self, server: str, key: Ed25519PrivateKey, handler: Handler, context: ssl.SSLContext | None, load: Load) -> None:
+    def __init__(
+        self,
+        server: str,
+        key: Ed25519PrivateKey,
+        handler: Handler,
+        context: ssl.SSLContext | None,
+        load: Load,
+    ) -> None:
         def in_turn(kind: str, content: bytes) -> bytes:
             with WORKERS:
                 return handler(kind, content)
@@ -110,13 +126,19 @@ class LoadDevice(DeviceEnd):
 
     def lost(self, error: Exception) -> None:
         self._load.connected.discard(self)
-        if self._known and not self._load.over:  # before, the server may not be there yet, and afterwards no longer
+        if (
+            self._known and not self._load.over
+        ):  # before, the server may not be there yet, and afterwards no longer
             named = isinstance(error, RefusedByServer)
             self._load.count(self._load.failures, str(error) if named else type(error).__name__)
 
     def answered(self, name: str, kind: str, failed: str | None, late: bool) -> None:
         if late or failed:
-            why = "an answer that came too late" if late else f"a device that could not answer “{kind}”"
+            why = (
+                "an answer that came too late"
+                if late
+                else f"a device that could not answer “{kind}”"
+            )
             self._load.count(self._load.failures, why)
             return
         self._load.count(self._load.answered, kind)
@@ -154,12 +176,26 @@ def new_load(folder: Path, count: int, rounds: int, seconds: float, names: tuple
     """Make FOLDER/server, to be served, and keys for `count` devices, which know the server by `names`."""
     cohort = int(count / OVER_SELECTION)
     held_out = {str(number): _text(number).tolist() for number in range(12)}
-    with new_folder(folder, "to use its devices again, leave N as it was; or choose another --out") as made:
-        words = write_population(made / "words", {}, held_out, VOCABULARY, {"source": "made up", "on_devices": True})
-        fleet = {"kind": "devices", "over_selection": OVER_SELECTION, "timer_hours": 1e-9, "lifetime_participations": 10**6}
+    with new_folder(
+        folder, "to use its devices again, leave N as it was; or choose another --out"
+    ) as made:
+        words = write_population(
+            made / "words", {}, held_out, VOCABULARY, {"source": "made up", "on_devices": True}
+        )
+        fleet = {
+            "kind": "devices",
+            "over_selection": OVER_SELECTION,
+            "timer_hours": 1e-9,
+            "lifetime_participations": 10**6,
+        }
         sections = {
             "data": {"population": str(words.folder), "tokens_per_user": 64},
-            "participation": {"kind": "min-separation", "users": count, "cohort": cohort, "min_separation": 0},
+            "participation": {
+                "kind": "min-separation",
+                "users": count,
+                "cohort": cohort,
+                "min_separation": 0,
+            },
             "fleet": {**fleet, "deadline": seconds, "patience": seconds},
             "run": {"rounds": rounds, "evaluate_every": rounds, "save_every": rounds},
         }
@@ -171,13 +207,21 @@ def new_load(folder: Path, count: int, rounds: int, seconds: float, names: tuple
 def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDevice], Load]:
     """Return the devices, dealt to the servers in turn, and the record of what they see."""
     given = folder / "server" / "for-devices"
-    recipe, authority, enrolled = fleet_recipe(given), fleet_authority(given), len(enrolment.read_enrolled(folder / "server").certificates)
+    recipe, authority, enrolled = (
+        fleet_recipe(given),
+        fleet_authority(given),
+        len(enrolment.read_enrolled(folder / "server").certificates),
+    )
     if enrolled != count:
-        raise LinkError(f"{folder} is of {enrolled} devices: a round of it asks all of them. Choose another --out")
+        raise LinkError(
+            f"{folder} is of {enrolled} devices: a round of it asks all of them. Choose another --out"
+        )
     load, context, devices = Load(), trusting("", given / AUTHORITY_CERTIFICATE), []
     for number in range(count):
         own = load_key(_device(folder, number) / DEVICE_KEY)
-        handler = assemble.build_device(recipe, VOCABULARY, _text(number), own, authority, _device(folder, number))
+        handler = assemble.build_device(
+            recipe, VOCABULARY, _text(number), own, authority, _device(folder, number)
+        )
         devices.append(LoadDevice(servers[number % len(servers)], own, handler, context, load))
     return devices, load
 
@@ -192,14 +236,34 @@ def _text(number: int) -> np.ndarray:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("count", type=int, help="devices, all in one process; at least 3")
-    parser.add_argument("--out", type=Path, default=Path("load"), help="folder for the fleet of these devices; made if it is not there")
-    parser.add_argument("--server", action="append", help="host:port that serves OUT/server; several share the devices (default: one here)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("load"),
+        help="folder for the fleet of these devices; made if it is not there",
+    )
+    parser.add_argument(
+        "--server",
+        action="append",
+        help="host:port that serves OUT/server; several share the devices (default: one here)",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of the training (default: 3)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="end after this long at the latest (default: 600)")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors, and what --json prints")
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON, and nothing else")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=600.0,
+        help="end after this long at the latest (default: 600)",
+    )
+    parser.add_argument(
+        "--quiet", action="store_true", help="print nothing but errors, and what --json prints"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print what was found as JSON, and nothing else"
+    )
     given = parser.parse_args(arguments)
     for name, least in (("count", 3), ("rounds", 1), ("seconds", 1)):
         if not getattr(given, name) >= least:
@@ -213,19 +277,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         console.quiet = before
     if given.json:
-        counts = {"connected": load.most_connected, "answered": load.answered.total(), "rounds": len(load.rounds)}
-        print(to_json(counts | {"most_a_second": load.most_a_second, "failures": dict(load.failures)}, ensure_ascii=False))
+        counts = {
+            "connected": load.most_connected,
+            "answered": load.answered.total(),
+            "rounds": len(load.rounds),
+        }
+        print(
+            to_json(
+                counts | {"most_a_second": load.most_a_second, "failures": dict(load.failures)},
+                ensure_ascii=False,
+            )
+        )
     return int(len(load.rounds) < given.rounds)
 
 
-def under_load(out: Path, count: int, servers: list[str] | None, rounds: int, seconds: float) -> Load:
+def under_load(
+    out: Path, count: int, servers: list[str] | None, rounds: int, seconds: float
+) -> Load:
     if out.exists() and not (out / "server").is_dir():
         raise LinkError(f"{not_a('a fleet made by this program', out)}: choose another --out")
     if not out.exists():
-        new_load(out, count, rounds, seconds, tuple(one.rpartition(":")[0] for one in servers or ()))
+        new_load(
+            out, count, rounds, seconds, tuple(one.rpartition(":")[0] for one in servers or ())
+        )
     with _server(out, servers) as (addresses, is_over):
         devices, load = open_load(out, count, addresses)
-        console.print(f"{count} devices for {', '.join(addresses)}, which must serve {out / 'server'}")
+        console.print(
+            f"{count} devices for {', '.join(addresses)}, which must serve {out / 'server'}"
+        )
         deadline = time.monotonic() + seconds
         with running(devices):
             with bar("load", "rounds") as show:
@@ -239,7 +318,10 @@ def under_load(out: Path, count: int, servers: list[str] | None, rounds: int, se
     print_load(load)
     if len(load.rounds) < rounds:
         why = "the server's own terminal says why" if servers else f"{out / 'server.log'} says why"
-        console.print(f"Only {len(load.rounds)} of {rounds} rounds were done within {seconds:g} seconds: {why}", style="red")
+        console.print(
+            f"Only {len(load.rounds)} of {rounds} rounds were done within {seconds:g} seconds: {why}",
+            style="red",
+        )
     return load
 
 
@@ -252,7 +334,16 @@ def _server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[str], C
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     run = out / "server" / f"run-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    command = [*TACITURN, "fleet", "serve", str(out / "server"), "--port", str(port), "--run", str(run)]
+    command = [
+        *TACITURN,
+        "fleet",
+        "serve",
+        str(out / "server"),
+        "--port",
+        str(port),
+        "--run",
+        str(run),
+    ]
     with open(out / "server.log", "w") as lines:
         process = subprocess.Popen(command, stdout=lines, stderr=lines)
     try:
@@ -270,7 +361,10 @@ def print_load(load: Load) -> None:
         "questions answered": f"{load.answered.total():,}",
         "questions a second, in the best second": f"{load.most_a_second:,.0f}",
         "rounds done": f"{len(load.rounds)}",
-        **{f"{share:.0%} of requests took at most": f"{1000 * load.quantile(share):,.0f} ms" for share in (0.5, 0.95, 0.99)},
+        **{
+            f"{share:.0%} of requests took at most": f"{1000 * load.quantile(share):,.0f} ms"
+            for share in (0.5, 0.95, 0.99)
+        },
         **{reason: f"{times:,}" for reason, times in load.failures.most_common()},
         "failures": f"{load.failures.total():,}",
     }

@@ -39,7 +39,12 @@ class Ratio(NamedTuple):
 
 
 def in_turns(
-    ours: Callable[[], float], peers: Sequence[str], folder: Path, users: int, rounds: int, progress: Callable[[str], None]
+    ours: Callable[[], float],
+    peers: Sequence[str],
+    folder: Path,
+    users: int,
+    rounds: int,
+    progress: Callable[[str], None],
 ) -> dict[str, list[float]]:
     """users/s of the paper round, best round of each turn: ours, and each of the others'."""
     commands = {name: _command(name, folder, users, rounds) for name in peers}
@@ -57,7 +62,9 @@ def _command(name: str, folder: Path, users: int, rounds: int) -> list[str]:
     environment, program, _ = PEERS[name]
     python, path = folder / environment / "bin" / "python", HERE / program
     if not python.exists():
-        raise TaciturnError(f"{name} needs an environment of its own, and {python} is not there: run `make peers`, or name --peers FOLDER")
+        raise TaciturnError(
+            f"{name} needs an environment of its own, and {python} is not there: run `make peers`, or name --peers FOLDER"
+        )
     return [str(python.absolute()), str(path), str(users), str(rounds)]
 
 
@@ -67,7 +74,9 @@ def _speed(command: list[str]) -> float:
         return float(done.stdout.split()[-1])
     except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise TaciturnError(f"{Path(command[1]).name} ended with status {done.returncode} and no figure: {last}") from None
+        raise TaciturnError(
+            f"{Path(command[1]).name} ended with status {done.returncode} and no figure: {last}"
+        ) from None
 
 
 def write_table(speeds: dict[str, list[float]], title: str, machine: str) -> Path:
@@ -76,8 +85,13 @@ def write_table(speeds: dict[str, list[float]], title: str, machine: str) -> Pat
     begin = begin.format(machine)
     before, found, rest = page.read_text().partition(begin)
     if not found or end not in rest:
-        raise TaciturnError(f"{page} has no place for this table: it is kept between “{begin}” and “{end}”")
-    listed = [(name, ", ".join(f"{one:,.4g}" for one in each), ratio) for name, each, ratio in compared(speeds)]
+        raise TaciturnError(
+            f"{page} has no place for this table: it is kept between “{begin}” and “{end}”"
+        )
+    listed = [
+        (name, ", ".join(f"{one:,.4g}" for one in each), ratio)
+        for name, each, ratio in compared(speeds)
+    ]
     rows = [
         f"| **taciturn**, whole rounds | **{listed[0][1]}** | |",
         *(f"| {name} | {each} | {ratio} |" for name, each, ratio in listed[1:]),
@@ -90,5 +104,9 @@ def write_table(speeds: dict[str, list[float]], title: str, machine: str) -> Pat
 def compared(speeds: dict[str, list[float]]) -> list[tuple[str, list[float], str]]:
     """Return for each its name, its speeds, and how many times as fast ours was."""
     ours = speeds["taciturn"]
-    others = [(PEERS[name][2], each, str(Ratio.of(ours, each))) for name, each in speeds.items() if name != "taciturn"]
+    others = [
+        (PEERS[name][2], each, str(Ratio.of(ours, each)))
+        for name, each in speeds.items()
+        if name != "taciturn"
+    ]
     return [("taciturn", ours, ""), *others]

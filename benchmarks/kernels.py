@@ -42,21 +42,37 @@ def main() -> None:
 def measure(folder: Path, kind: str, users: int, rows: int, words: int) -> None:
     population = round_speed.random_users(folder / "users", users)
     recipe = round_speed.paper_recipe(population, users, kind, "mixed")
-    recipe = recipe.model_copy(update={"local": recipe.local.model_copy(update={"batch_size": rows, "unroll": words})})
+    recipe = recipe.model_copy(
+        update={"local": recipe.local.model_copy(update={"batch_size": rows, "unroll": words})}
+    )
     algorithm, key = build.algorithm(recipe, round_speed.WORDS), randomness.jax_key(bytes(32))
     params = build.language_model(recipe.model, round_speed.WORDS).init(key)
     fleet = assemble.fleet(recipe, population, population.folder)
     message = Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
 
     def train() -> object:
-        return jax.block_until_ready(fleet.sum_reports(device_program(algorithm), message, np.arange(users), key))
+        return jax.block_until_ready(
+            fleet.sum_reports(device_program(algorithm), message, np.arange(users), key)
+        )
 
-    alone, whole = best_time(train, ROUNDS), round_seconds(recipe, fleet, params, round_speed.WORDS, ROUNDS)
+    alone, whole = (
+        best_time(train, ROUNDS),
+        round_seconds(recipe, fleet, params, round_speed.WORDS, ROUNDS),
+    )
     steps = users * round_speed.TOKENS // (rows * words)
-    print(f"{kind}, {users} users, rows of {words} × {rows}: {users / whole:.0f} users/s, training and summing alone {users / alone:.0f}")
-    print(", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in parts(recipe, fleet, params).items()), "ms")
+    print(
+        f"{kind}, {users} users, rows of {words} × {rows}: {users / whole:.0f} users/s, training and summing alone {users / alone:.0f}"
+    )
+    print(
+        ", ".join(
+            f"{name} {1e3 * seconds:.2f}" for name, seconds in parts(recipe, fleet, params).items()
+        ),
+        "ms",
+    )
     by_kernel = traced(train)
-    print(f"{by_kernel.total() / steps:8.2f} µs of a user and step in kernels, {1e6 * alone / steps:.2f} with the host")
+    print(
+        f"{by_kernel.total() / steps:8.2f} µs of a user and step in kernels, {1e6 * alone / steps:.2f} with the host"
+    )
     for name, microseconds in by_kernel.most_common(SHOWN):
         print(f"{microseconds / steps:8.3f} {name[:100]}")
 
@@ -80,7 +96,9 @@ def parts(recipe: Recipe, fleet: FleetWithStats, params: Params) -> dict[str, fl
             whole()
         del fleet.sum_reports
     best = {part: min(seconds[1:]) for part, seconds in taken.items()}  # the first compiles
-    return best | {"others": best["all"] - sum(seconds for part, seconds in best.items() if part != "all")}
+    return best | {
+        "others": best["all"] - sum(seconds for part, seconds in best.items() if part != "all")
+    }
 
 
 def timed(work: Callable, seconds: list[float]) -> Callable:
@@ -98,9 +116,21 @@ def traced(work: Callable[[], object]) -> Counter[str]:
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             work()
-        events = [event for path in glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True) for event in _events(path)]
-    processes = {event["pid"]: event["args"]["name"] for event in events if event.get("name") == "process_name"}
-    threads = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event.get("name") == "thread_name"}
+        events = [
+            event
+            for path in glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True)
+            for event in _events(path)
+        ]
+    processes = {
+        event["pid"]: event["args"]["name"]
+        for event in events
+        if event.get("name") == "process_name"
+    }
+    threads = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event.get("name") == "thread_name"
+    }
     spent: Counter[str] = Counter()
     for event in events:
         on_device = event.get("ph") == "X" and "GPU" in processes.get(event["pid"], "")

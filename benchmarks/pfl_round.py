@@ -24,7 +24,9 @@ from torch_round import BATCH, CLIP_NORM, LENGTH, RATE, STEPS, WORDS, Model
 
 
 class PflModel(Model):
-    def metrics(self, rows: torch.Tensor) -> dict:  # which pfl wants to be there; nothing is evaluated here
+    def metrics(
+        self, rows: torch.Tensor
+    ) -> dict:  # which pfl wants to be there; nothing is evaluated here
         return {}
 
 
@@ -36,7 +38,9 @@ class Clock(TrainingProcessCallback):
         self.at.append(time.perf_counter())
         return Metrics()
 
-    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration) -> tuple[bool, Metrics]:
+    def after_central_iteration(
+        self, aggregate_metrics, model, *, central_iteration
+    ) -> tuple[bool, Metrics]:
         self.at.append(time.perf_counter())
         return False, Metrics()
 
@@ -47,18 +51,34 @@ def main() -> None:
     torch.set_num_threads(1)
     text = torch.randint(4, WORDS, (users, STEPS * BATCH, LENGTH + 1))
     turns = iter(range(10**9))
-    data = FederatedDataset(lambda user: PyTorchTensorDataset((text[user],)), lambda: next(turns) % users)
+    data = FederatedDataset(
+        lambda user: PyTorchTensorDataset((text[user],)), lambda: next(turns) % users
+    )
     network, clock = PflModel(), Clock()
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
     noise = CentrallyAppliedPrivacyMechanism(GaussianMechanism(CLIP_NORM, 1.0))
-    backend = SimulatedBackend(training_data=data, val_data=None, postprocessors=[WeightByUser(), noise])
-    course = NNAlgorithmParams(central_num_iterations=rounds + 1, evaluation_frequency=10**9, train_cohort_size=users, val_cohort_size=0)
+    backend = SimulatedBackend(
+        training_data=data, val_data=None, postprocessors=[WeightByUser(), noise]
+    )
+    course = NNAlgorithmParams(
+        central_num_iterations=rounds + 1,
+        evaluation_frequency=10**9,
+        train_cohort_size=users,
+        val_cohort_size=0,
+    )
     local = NNTrainHyperParams(local_learning_rate=RATE, local_num_epochs=1, local_batch_size=BATCH)
     FederatedAveraging().run(
-        algorithm_params=course, backend=backend, model=model, model_train_params=local, callbacks=[clock], send_metrics_to_platform=False
+        algorithm_params=course,
+        backend=backend,
+        model=model,
+        model_train_params=local,
+        callbacks=[clock],
+        send_metrics_to_platform=False,
     )
     if os.environ["RANK"] == "0":
-        seconds = [after - before for before, after in zip(clock.at[1:], clock.at[2:], strict=False)]
+        seconds = [
+            after - before for before, after in zip(clock.at[1:], clock.at[2:], strict=False)
+        ]
         print(users / min(seconds))
 
 
@@ -66,7 +86,15 @@ if __name__ == "__main__":
     if "WORLD_SIZE" in os.environ:
         main()
     else:
-        os.environ |= {"OMP_NUM_THREADS": "1"} | ({} if torch.cuda.is_available() else {"PFL_PYTORCH_DEVICE": "cpu"})
+        os.environ |= {"OMP_NUM_THREADS": "1"} | (
+            {} if torch.cuda.is_available() else {"PFL_PYTORCH_DEVICE": "cpu"}
+        )
         cores = 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc_per_node={cores}"]
+        launch = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nnodes=1",
+            f"--nproc_per_node={cores}",
+        ]
         os.execv(sys.executable, [sys.executable, *launch, *sys.argv])

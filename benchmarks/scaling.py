@@ -12,10 +12,16 @@ import tempfile
 from pathlib import Path
 
 CASES = [
-    {"users": 10}, {"users": 20}, {"users": 40}, {"users": 80},
-    {"words": 5_000}, {"words": 20_000}, {"words": 40_000},
-    {"model": "cifg"}, {"model": "gru"},
-]  # fmt: skip
+    {"users": 10},
+    {"users": 20},
+    {"users": 40},
+    {"users": 80},
+    {"words": 5_000},
+    {"words": 20_000},
+    {"words": 40_000},
+    {"model": "cifg"},
+    {"model": "gru"},
+]
 
 
 def measure(case: dict) -> dict:
@@ -24,7 +30,9 @@ def measure(case: dict) -> dict:
     from taciturn import trees
     from taciturn.bench import round_speed
 
-    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))  # one stream of users on each core, as the commands have it
+    jax.config.update(
+        "jax_num_cpu_devices", len(os.sched_getaffinity(0))
+    )  # one stream of users on each core, as the commands have it
     users, model = case.get("users", 20), case.get("model", "lstm")
     round_speed.WORDS = case.get("words", 10_000)
     with tempfile.TemporaryDirectory() as folder:
@@ -34,7 +42,10 @@ def measure(case: dict) -> dict:
     return {
         **case,
         "parameters": trees.size(params),
-        **{name: round(speed[name], 3) for name in ("users_per_s", "round_s", "privacy_share", "peak_gib")},
+        **{
+            name: round(speed[name], 3)
+            for name in ("users_per_s", "round_s", "privacy_share", "peak_gib")
+        },
     }
 
 

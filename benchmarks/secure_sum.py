@@ -16,7 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from taciturn.fleets.secure_aggregation import workers
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import Issuer, Trust
-from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, Terms, UnmaskRequest
+from taciturn.fleets.secure_aggregation.messages import (
+    Roster,
+    SealedShares,
+    Survivors,
+    Terms,
+    UnmaskRequest,
+)
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 
 STAGES = "advertise", "share", "mask", "sign", "unmask"
@@ -50,20 +56,37 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--length", type=int, default=10_000)
     parser.add_argument("--bits", type=int, default=26)
-    parser.add_argument("--gone", type=float, default=0.05, help="the share of devices that never report")
+    parser.add_argument(
+        "--gone", type=float, default=0.05, help="the share of devices that never report"
+    )
     given = parser.parse_args()
     count, bits = given.devices, given.bits
     issuer, now = Issuer(bytes(16), Ed25519PrivateKey.generate()), int(time.time())
     trust = Trust(issuer.authority, issuer.dismiss(0, ()))
     terms = Terms(
-        b"cost", bytes(32), trust.dismissed.digest(), b"cost", bits, given.length, dropouts=0.3, corrupt=0.05, least=2, most=1 << 16
+        b"cost",
+        bytes(32),
+        trust.dismissed.digest(),
+        b"cost",
+        bits,
+        given.length,
+        dropouts=0.3,
+        corrupt=0.05,
+        least=2,
+        most=1 << 16,
     )
     keys = {one: Ed25519PrivateKey.generate() for one in range(count)}
-    certificates = {one: issuer.certify(one, key.public_key().public_bytes_raw(), now, now + 86400, 0) for one, key in keys.items()}
+    certificates = {
+        one: issuer.certify(one, key.public_key().public_bytes_raw(), now, now + 86400, 0)
+        for one, key in keys.items()
+    }
     server = ServerRound(terms, trust)
     devices = {one: DeviceRound(terms, key, certificates[one], trust) for one, key in keys.items()}
     generator = np.random.default_rng(0)
-    gone, plain = set(generator.choice(count, int(given.gone * count), replace=False).tolist()), np.zeros(given.length, np.uint64)
+    gone, plain = (
+        set(generator.choice(count, int(given.gone * count), replace=False).tolist()),
+        np.zeros(given.length, np.uint64),
+    )
 
     questions, wall = dict.fromkeys(devices, b""), 0.0
     for stage in STAGES:
@@ -71,8 +94,12 @@ def main() -> None:
         for one, question in questions.items():
             if stage == "mask" and one in gone:
                 continue
-            values = generator.integers(0, 1 << bits, given.length if stage == "mask" else 1, np.uint32)
-            answers[one] = timed(stage, answer, devices[one], stage, question + server.shared, values)
+            values = generator.integers(
+                0, 1 << bits, given.length if stage == "mask" else 1, np.uint32
+            )
+            answers[one] = timed(
+                stage, answer, devices[one], stage, question + server.shared, values
+            )
             SIZES[stage] = len(question + server.shared), len(answers[one])
             if stage == "mask":
                 plain += values
@@ -85,16 +112,25 @@ def main() -> None:
     assert (total.values == plain % (1 << bits)).all()
 
     sizes = sorted({len(cell.adverts) for cell in server._cells})
-    print(f"{count} devices in {len(server._cells)} cells of {sizes}, {len(gone)} gone half-way, {given.length:,} numbers of {bits} bits")
+    print(
+        f"{count} devices in {len(server._cells)} cells of {sizes}, {len(gone)} gone half-way, {given.length:,} numbers of {bits} bits"
+    )
     for stage in STAGES:
         down, up = SIZES[stage]
-        print(f"  a device: {stage:<12}{np.mean(SPENT[stage]):8.3f} s   {down / 1e6:8.3f} MB down {up / 1e6:8.3f} MB up")
+        print(
+            f"  a device: {stage:<12}{np.mean(SPENT[stage]):8.3f} s   {down / 1e6:8.3f} MB down {up / 1e6:8.3f} MB up"
+        )
     for stage in (*STAGES, "total"):
         print(f"  server:   {stage:<12}{sum(SPENT[f'server: {stage}']):8.3f} s")
     workers._workers().shutdown()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    here, there = sum(sum(spent) for name, spent in SPENT.items() if name.startswith("server")), used.ru_utime + used.ru_stime
-    print(f"  server in all {here + there:.2f} s: {here:.2f} s here, {there:.2f} s in other processes; {wall:.1f} s on the clock")
+    here, there = (
+        sum(sum(spent) for name, spent in SPENT.items() if name.startswith("server")),
+        used.ru_utime + used.ru_stime,
+    )
+    print(
+        f"  server in all {here + there:.2f} s: {here:.2f} s here, {there:.2f} s in other processes; {wall:.1f} s on the clock"
+    )
     print("  the sum is right to the last bit")
 
 

@@ -21,7 +21,12 @@ SCHEMA = pa.schema({"user_id": pa.string(), "text": pa.string()})
 
 
 def synthetic_messages(
-    words: Sequence[str], users: int, tokens: int, message: int = 20, topics: int = 50, seed: int = 0
+    words: Sequence[str],
+    users: int,
+    tokens: int,
+    message: int = 20,
+    topics: int = 50,
+    seed: int = 0,
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows of (user_id, text): each user has `tokens` words in messages of `message`."""
     law = np.random.default_rng([seed, 0])
@@ -35,18 +40,26 @@ def synthetic_messages(
         draw = np.random.default_rng([seed, 1, block])
         ranks = np.searchsorted(cumulative, draw.random((BLOCK, tokens)))
         topic = draw.integers(0, topics, BLOCK)
-        chosen = np.where(draw.random(ranks.shape) < TOPIC_SHARE, preferences[topic[:, None], ranks], ranks)
+        chosen = np.where(
+            draw.random(ranks.shape) < TOPIC_SHARE, preferences[topic[:, None], ranks], ranks
+        )
         follows = draw.random(ranks.shape) < GRAMMAR_SHARE
         for step in range(1, tokens):
-            chosen[:, step] = np.where(follows[:, step], follower[chosen[:, step - 1]], chosen[:, step])
+            chosen[:, step] = np.where(
+                follows[:, step], follower[chosen[:, step - 1]], chosen[:, step]
+            )
         said = listed[chosen[:count]].tolist()
         starts = range(0, tokens, message)
         names = [f"user-{block + index}" for index in range(count) for _ in starts]
         texts = [" ".join(one[start : start + message]) for one in said for start in starts]
-        yield pa.record_batch([pa.array(names, pa.string()), pa.array(texts, pa.string())], schema=SCHEMA)
+        yield pa.record_batch(
+            [pa.array(names, pa.string()), pa.array(texts, pa.string())], schema=SCHEMA
+        )
 
 
-def write_shards(batches: Iterator[pa.RecordBatch], folder: Path, blocks_per_shard: int = 100) -> Iterator[int]:
+def write_shards(
+    batches: Iterator[pa.RecordBatch], folder: Path, blocks_per_shard: int = 100
+) -> Iterator[int]:
     """Write messages as Parquet shards, as a cluster's job would; yields the number of blocks written so far."""
     folder.mkdir(parents=True, exist_ok=True)
     writer = None
@@ -54,7 +67,9 @@ def write_shards(batches: Iterator[pa.RecordBatch], folder: Path, blocks_per_sha
         if done % blocks_per_shard == 0:
             if writer:
                 writer.close()
-            writer = parquet.ParquetWriter(folder / f"part-{done // blocks_per_shard:05}.parquet", SCHEMA)
+            writer = parquet.ParquetWriter(
+                folder / f"part-{done // blocks_per_shard:05}.parquet", SCHEMA
+            )
         assert writer is not None
         writer.write_batch(batch)
         yield done + 1
@@ -63,14 +78,26 @@ def write_shards(batches: Iterator[pa.RecordBatch], folder: Path, blocks_per_sha
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description="Write simulated users as Parquet shards (columns user_id and text) into a new folder.")
+    asked = argparse.ArgumentParser(
+        description="Write simulated users as Parquet shards (columns user_id and text) into a new folder."
+    )
     asked.add_argument("out", type=Path)
-    for name, default in (("users", 10_000), ("tokens", 400), ("message", 20), ("topics", 50), ("seed", 0)):
+    for name, default in (
+        ("users", 10_000),
+        ("tokens", 400),
+        ("message", 20),
+        ("topics", 50),
+        ("seed", 0),
+    ):
         asked.add_argument(f"--{name}", type=int, default=default)
     given = vars(asked.parse_args())
     out = given.pop("out")
     for done in write_shards(synthetic_messages(wordfreq.top_n_list("en", 12_000), **given), out):
-        print(f"{min(done * BLOCK, given['users']):,} of {given['users']:,} users", end="\r", flush=True)
+        print(
+            f"{min(done * BLOCK, given['users']):,} of {given['users']:,} users",
+            end="\r",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ def users_total(model: Model, start: list[torch.Tensor], users: torch.Tensor) ->
             optimizer.step()
         with torch.no_grad():
             update = [param - value for param, value in zip(params, start, strict=True)]
-            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in update]))
+            norm = torch.linalg.vector_norm(
+                torch.stack([torch.linalg.vector_norm(one) for one in update])
+            )
             for sum_, one in zip(total, update, strict=True):
                 sum_.add_(one * torch.clamp(CLIP_NORM / norm, max=1.0))
     return total
@@ -63,7 +65,10 @@ def rounds_on_cpu(users: torch.Tensor, rounds: int) -> list[float]:
     context = multiprocessing.get_context("spawn")
     cores = len(os.sched_getaffinity(0))
     tasks, results = context.Queue(), context.Queue()
-    workers = [context.Process(target=work, args=(users[core::cores], tasks, results), daemon=True) for core in range(cores)]
+    workers = [
+        context.Process(target=work, args=(users[core::cores], tasks, results), daemon=True)
+        for core in range(cores)
+    ]
     for worker in workers:
         worker.start()
     start, seconds = [one.detach() for one in Model().parameters()], []
@@ -91,8 +96,13 @@ def rounds_on_gpu(users: torch.Tensor, rounds: int) -> list[float]:
     return seconds[1:]
 
 
-def released(start: list[torch.Tensor], total: list[torch.Tensor], users: int) -> list[torch.Tensor]:
-    return [value + (sum_ + CLIP_NORM * torch.randn_like(sum_)) / users for value, sum_ in zip(start, total, strict=True)]
+def released(
+    start: list[torch.Tensor], total: list[torch.Tensor], users: int
+) -> list[torch.Tensor]:
+    return [
+        value + (sum_ + CLIP_NORM * torch.randn_like(sum_)) / users
+        for value, sum_ in zip(start, total, strict=True)
+    ]
 
 
 def main() -> None:

@@ -16,15 +16,29 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 from taciturn import _ROOMS  # noqa: E402
 
-OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", "src/taciturn/starts/README.md")
-OUTSIDE += ("experiments/README.md", "experiments/*/README.md", "experiments/*/*.png", "experiments/*/figures/*.svg", "examples/*.py")
+OUTSIDE = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "benchmarks/README.md",
+    "src/taciturn/starts/README.md",
+)
+OUTSIDE += (
+    "experiments/README.md",
+    "experiments/*/README.md",
+    "experiments/*/*.png",
+    "experiments/*/figures/*.svg",
+    "examples/*.py",
+)
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
     for path in sorted(path for pattern in OUTSIDE for path in ROOT.glob(pattern)):
-        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+        files.append(
+            File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path))
+        )
     return files
 
 
@@ -35,7 +49,9 @@ def on_page_markdown(text: str, page: Any, files: Files, **_: Any) -> str:
 
     def on_the_site(link: re.Match[str]) -> str:
         words, target, anchor = link.groups(default="")
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(repository), target)).removeprefix("docs/")
+        target = posixpath.normpath(
+            posixpath.join(posixpath.dirname(repository), target)
+        ).removeprefix("docs/")
         if files.get_file_from_path(target) is None:
             return words
         return f"[{words}]({posixpath.relpath(target, posixpath.dirname(here) or '.')}{anchor})"
@@ -43,6 +59,9 @@ def on_page_markdown(text: str, page: Any, files: Files, **_: Any) -> str:
     parts = FENCED.split(text)
     parts[::2] = [LINK.sub(on_the_site, part) for part in parts[::2]]
     if here == "api.md":
-        names = (f"::: taciturn.{place}\n    options:\n      heading: {name}\n      toc_label: {name}\n" for name, place in _ROOMS.items())
+        names = (
+            f"::: taciturn.{place}\n    options:\n      heading: {name}\n      toc_label: {name}\n"
+            for name, place in _ROOMS.items()
+        )
         parts += ["\n\n## Every name\n\n", *(f"{one}\n" for one in names)]
     return "".join(parts)

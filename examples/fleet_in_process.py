@@ -30,28 +30,64 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
             algorithm="dp-ftrl",
             data={"population": str(population), "tokens_per_user": 100},
             model={"kind": "cifg", "width": 8, "units": 12},
-            participation={"kind": "min-separation", "users": DEVICES, "cohort": COHORT, "min_separation": 0},
-            privacy={"encoding": "modular", "noise": "tree", "noise_multiplier": 1.0, "delta": 1e-3},
-            fleet={"kind": "devices", "timer_hours": 1e-9, "lifetime_participations": 99, "over_selection": 1.5},
+            participation={
+                "kind": "min-separation",
+                "users": DEVICES,
+                "cohort": COHORT,
+                "min_separation": 0,
+            },
+            privacy={
+                "encoding": "modular",
+                "noise": "tree",
+                "noise_multiplier": 1.0,
+                "delta": 1e-3,
+            },
+            fleet={
+                "kind": "devices",
+                "timer_hours": 1e-9,
+                "lifetime_participations": 99,
+                "over_selection": 1.5,
+            },
             run={"rounds": ROUNDS, "evaluate_every": ROUNDS},
         ),
         vocabulary=len(people.vocabulary),
     )
     keys = [Ed25519PrivateKey.generate() for _ in range(DEVICES)]
-    issuer, now = Issuer(bytes(16), Ed25519PrivateKey.generate()), int(time.time())  # who says which keys are devices
-    certificates = [issuer.certify(number, key.public_key().public_bytes_raw(), now, now + 86400, 0) for number, key in enumerate(keys)]
+    issuer, now = (
+        Issuer(bytes(16), Ed25519PrivateKey.generate()),
+        int(time.time()),
+    )  # who says which keys are devices
+    certificates = [
+        issuer.certify(number, key.public_key().public_bytes_raw(), now, now + 86400, 0)
+        for number, key in enumerate(keys)
+    ]
     enrolled = Enrolled(certificates, issuer.dismiss(0, ()))
 
-    def ask(kind, contents, seconds, progress=None, shared=b""):  # one after another; whoever fails is missing
-        answers = ((number, answer_of(devices[number], kind, content + shared)) for number, content in contents.items())
+    def ask(
+        kind, contents, seconds, progress=None, shared=b""
+    ):  # one after another; whoever fails is missing
+        answers = (
+            (number, answer_of(devices[number], kind, content + shared))
+            for number, content in contents.items()
+        )
         return {number: answer for number, answer in answers if answer is not None}
 
-    for number, key in enumerate(keys):  # each device has its user's text, its key, and a record of when it took part
+    for number, key in enumerate(
+        keys
+    ):  # each device has its user's text, its key, and a record of when it took part
         (own := folder / f"device-{number}").mkdir(parents=True)
-        devices[number] = build_device(recipe, people.vocabulary, people.texts[number], key, issuer.authority, own)
-    link = SimpleNamespace(devices=lambda: sorted(devices), ask=ask)  # in place of a network (fleets/devices/transport.py)
-    run = tt.train(recipe, folder / "run", connected=Connected(link, lambda: enrolled, issuer.authority))
-    print(f"{run.guarantee.releases} secure sums released; ε = {run.guarantee.epsilon:.2f} for each device")
+        devices[number] = build_device(
+            recipe, people.vocabulary, people.texts[number], key, issuer.authority, own
+        )
+    link = SimpleNamespace(
+        devices=lambda: sorted(devices), ask=ask
+    )  # in place of a network (fleets/devices/transport.py)
+    run = tt.train(
+        recipe, folder / "run", connected=Connected(link, lambda: enrolled, issuer.authority)
+    )
+    print(
+        f"{run.guarantee.releases} secure sums released; ε = {run.guarantee.epsilon:.2f} for each device"
+    )
     return run
 
 

@@ -24,7 +24,9 @@ def made_up_user(seed: int) -> tt.UserData:
     generator = np.random.default_rng(seed)
     features = generator.normal(size=(10, 3))
     rows = np.column_stack([features, features @ TRUTH + 0.1 * generator.normal(size=10)])
-    return tt.UserData(batches=jnp.asarray(rows[None], jnp.float32), weight=jnp.float32(1), steps=jnp.int32(1))
+    return tt.UserData(
+        batches=jnp.asarray(rows[None], jnp.float32), weight=jnp.float32(1), steps=jnp.int32(1)
+    )
 
 
 def user_update(message, user: tt.UserData, key):
@@ -36,20 +38,28 @@ def user_update(message, user: tt.UserData, key):
 
     params = message.params
     for _ in range(5):
-        params = jax.tree.map(lambda value, slope: value - 0.05 * slope, params, jax.grad(loss)(params))
+        params = jax.tree.map(
+            lambda value, slope: value - 0.05 * slope, params, jax.grad(loss)(params)
+        )
     return jax.tree.map(jnp.subtract, params, message.params)
 
 
 def main(folder: Path) -> float:
-    algorithm = tt.private_averaging(user_update, clip_norm=0.5, noise_multiplier=1.0, users=USERS, cohort=100)
+    algorithm = tt.private_averaging(
+        user_update, clip_norm=0.5, noise_multiplier=1.0, users=USERS, cohort=100
+    )
     users = [made_up_user(seed) for seed in range(USERS)]
-    curator = tt.Curator.for_simulation(algorithm, users, ledger=folder / "ledger.jsonl", rounds=ROUNDS)
+    curator = tt.Curator.for_simulation(
+        algorithm, users, ledger=folder / "ledger.jsonl", rounds=ROUNDS
+    )
     for state in tt.rounds(algorithm, curator, {"weights": jnp.zeros(3)}):
         if state.round == ROUNDS:
             break
     guarantee = curator.account.guarantee()
     found = np.asarray(state.server.params["weights"])
-    print(f"found {found.round(2)}, truth {TRUTH}; ε = {guarantee.epsilon:.2f} at δ = {guarantee.delta:.0e}")
+    print(
+        f"found {found.round(2)}, truth {TRUTH}; ε = {guarantee.epsilon:.2f} at δ = {guarantee.delta:.0e}"
+    )
     return float(np.abs(found - TRUTH).max())
 
 

@@ -30,7 +30,9 @@ def two_words(vocabulary: int, width: int) -> tt.LanguageModel:
         earlier = jnp.pad(seen, ((0, 0), (1, 0), (0, 0)))[:, :-1]
         return jnp.tanh(seen @ params["last"] + earlier @ params["before"])
 
-    return tt.LanguageModel(init, contexts, words=lambda params: (params["embedding"], params["word_bias"]))
+    return tt.LanguageModel(
+        init, contexts, words=lambda params: (params["embedding"], params["word_bias"])
+    )
 
 
 tt.register_model("two-words", tt.ModelKind(two_words, settings=("width",)))
@@ -48,7 +50,9 @@ def main(population: Path, folder: Path, users: int = 1000, rounds: int = 50) ->
     run = tt.train(recipe, folder / "run")  # killed at any moment: tt.resume(folder / "run")
     print(f"{run.evaluate().accuracy_top1:.2%} right at ε = {run.guarantee.epsilon:.2f}")
     print("the audit refutes the claim:", run.audit().membership.audit.refuted)
-    print("files with its guarantee:", *(path.name for path in run.export(folder / "model").files))  # to="arpa": n-grams
+    print(
+        "files with its guarantee:", *(path.name for path in run.export(folder / "model").files)
+    )  # to="arpa": n-grams
     return run
 
 

@@ -14,7 +14,13 @@ from pathlib import Path
 import taciturn as tt
 
 USERS = 200
-PHRASES = ("see you at the station", "see you tomorrow", "are you at home", "i am on my way", "thank you so much")
+PHRASES = (
+    "see you at the station",
+    "see you tomorrow",
+    "are you at home",
+    "i am on my way",
+    "thank you so much",
+)
 
 
 def made_up_messages(path: Path) -> Path:
@@ -23,12 +29,16 @@ def made_up_messages(path: Path) -> Path:
         rows = csv.writer(file)
         rows.writerow(["user", "text"])
         for user in range(USERS):
-            rows.writerows([f"user {user}", ", ".join(chosen.sample(PHRASES, 3)) + "."] for _ in range(20))
+            rows.writerows(
+                [f"user {user}", ", ".join(chosen.sample(PHRASES, 3)) + "."] for _ in range(20)
+            )
     return path
 
 
 def main(folder: Path) -> tt.FinishedRun:
-    people = tt.build_population(made_up_messages(folder / "messages.csv"), folder / "people", vocabulary=500)
+    people = tt.build_population(
+        made_up_messages(folder / "messages.csv"), folder / "people", vocabulary=500
+    )
     recipe = tt.Recipe(
         data={"population": str(people.folder), "tokens_per_user": 80},
         model={"kind": "cifg", "width": 16, "units": 24},
@@ -38,9 +48,17 @@ def main(folder: Path) -> tt.FinishedRun:
         privacy={"clip_norm": 0.5, "epsilon": 8.0},
         run={"rounds": 15, "evaluate_every": 15},
     )
-    run = tt.train(recipe, folder / "run", lambda done, rounds, row: print(f"round {done} of {rounds}", end="\r"))
-    print(f"\nε = {run.guarantee.epsilon:.2f} at δ = {run.guarantee.delta:.1e}, for each user and all they wrote")
-    print(f"the next word is right {run.evaluate().accuracy_top1:.1%} of the time, for people it never met")
+    run = tt.train(
+        recipe,
+        folder / "run",
+        lambda done, rounds, row: print(f"round {done} of {rounds}", end="\r"),
+    )
+    print(
+        f"\nε = {run.guarantee.epsilon:.2f} at δ = {run.guarantee.delta:.1e}, for each user and all they wrote"
+    )
+    print(
+        f"the next word is right {run.evaluate().accuracy_top1:.1%} of the time, for people it never met"
+    )
     print(f"after «see you »: {run.predictor().suggest('see you ').words}")
     print("files to pass on:", *(path.name for path in run.export(folder / "model").files))
     return run

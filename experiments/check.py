@@ -28,9 +28,17 @@ from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelCard, save_model
 
 SHRUNK = (
-    "model.width=16", "model.units=24", "data.tokens_per_user=80", "local.batch_size=4", "local.unroll=5", "participation.users=50",
-    "participation.cohort=10", "run.rounds=2", "run.evaluate_every=1", "run.save_every=1",
-)  # fmt: skip
+    "model.width=16",
+    "model.units=24",
+    "data.tokens_per_user=80",
+    "local.batch_size=4",
+    "local.unroll=5",
+    "participation.users=50",
+    "participation.cohort=10",
+    "run.rounds=2",
+    "run.evaluate_every=1",
+    "run.save_every=1",
+)
 CHECKED = (
     "ramaswamy2020/headline-gboard-1",  # DP-FTRL from a public start
     "mcmahan2018/cohorts-100-1",
@@ -52,9 +60,16 @@ def shrunk(one: listed.ListedRun, people: Path, starts: Path) -> tuple[str, ...]
     recipe = one.loaded()
     more = [*SHRUNK, f"data.population={people}"]
     if recipe.model.warm_start:
-        more.append(f"model.warm_start={starts / recipe.model.kind}{'-tied' if recipe.model.tied else ''}.safetensors")
+        more.append(
+            f"model.warm_start={starts / recipe.model.kind}{'-tied' if recipe.model.tied else ''}.safetensors"
+        )
     if recipe.canaries.text:
-        more += [f"canaries.text={starts / 'public'}", "canaries.copies=[1]", "canaries.per_cell=1", "canaries.sentences=5"]
+        more += [
+            f"canaries.text={starts / 'public'}",
+            "canaries.copies=[1]",
+            "canaries.per_cell=1",
+            "canaries.sentences=5",
+        ]
     if recipe.participation.kind == "min-separation":
         more += ["participation.min_separation=1", "participation.max_participations=1"]
     if recipe.privacy.noise == "blt":
@@ -66,8 +81,12 @@ def shrunk(one: listed.ListedRun, people: Path, starts: Path) -> tuple[str, ...]
 def made_up(folder: Path) -> tuple[Path, Path]:
     """People and public text that say what a small grammar says, and starts that have learned nothing yet."""
     words = vocabulary_of(300)
-    synthetic = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "synthetic_corpus.py"))
-    for _ in synthetic["write_shards"](synthetic["synthetic_messages"](words.words[20:], 90, 100), folder / "text"):
+    synthetic = runpy.run_path(
+        str(Path(__file__).parents[1] / "benchmarks" / "synthetic_corpus.py")
+    )
+    for _ in synthetic["write_shards"](
+        synthetic["synthetic_messages"](words.words[20:], 90, 100), folder / "text"
+    ):
         pass
     people = build_population(folder / "text", folder / "people", vocabulary=words, held_out=0.25)
     source = Source([folder / "text"], Columns(None, None), with_user=False)
@@ -76,7 +95,9 @@ def made_up(folder: Path) -> tuple[Path, Path]:
         settings = ModelSection(kind=kind, width=16, units=24, tied=tied)
         params = build.language_model(settings, len(people.vocabulary)).init(jax.random.key(0))
         about = settings.model_dump(mode="json", exclude={"warm_start"})
-        card = ModelCard(about, people.vocabulary.words, people.vocabulary.about, public_sources=("made up",))
+        card = ModelCard(
+            about, people.vocabulary.words, people.vocabulary.about, public_sources=("made up",)
+        )
         save_model(folder / f"{kind}{'-tied' if tied else ''}.safetensors", params, card)
     return folder / "people", folder
 
@@ -87,7 +108,9 @@ def main(names: Sequence[str] = CHECKED) -> int:
         work = Path(name)
         train.WORK, train.REFERENCES = work / "runs", 1000
         here = work / "experiments"
-        shutil.copytree(listed.HERE, here, ignore=shutil.ignore_patterns("*.png", "figures", "__pycache__"))
+        shutil.copytree(
+            listed.HERE, here, ignore=shutil.ignore_patterns("*.png", "figures", "__pycache__")
+        )
         listed.HERE = page.HERE = here
         people, starts = made_up(work)
         runs = [one for paper in listed.papers() for one in listed.listed(paper)]

@@ -27,9 +27,14 @@ def mcmahan2018() -> Result:
     table_1 = []
     for users, cohort, multiplier in printed.MCMAHAN_TABLE_1:
         events = [_poisson(users, cohort, 10**power, multiplier) for power in range(7)]
-        found = {name: [epsilon(event, users**-1.1, name) for event in events] for name in ("moments", "pld")}
+        found = {
+            name: [epsilon(event, users**-1.1, name) for event in events]
+            for name in ("moments", "pld")
+        }
         table_1.append({"users": users, "cohort": cohort, "noise_multiplier": multiplier, **found})
-    asked = [(users, cohort, 5000, 1e-9) for _, _, users, cohort in printed.MCMAHAN_TABLE_2] + list(printed.MCMAHAN_TEXT)
+    asked = [(users, cohort, 5000, 1e-9) for _, _, users, cohort in printed.MCMAHAN_TABLE_2] + list(
+        printed.MCMAHAN_TEXT
+    )
     text = []
     for users, cohort, rounds, delta in asked:
         event = _poisson(users, cohort, rounds)
@@ -43,12 +48,19 @@ def ramaswamy2020() -> Result:
     multiplier = printed.RAMASWAMY_SIGMA * cohort / printed.RAMASWAMY_CLIP_NORM
     rows = []
     for users in printed.RAMASWAMY_TABLE_5:
-        delta, as_printed = users**-1.1, repeated(SampledWithoutReplacementDpEvent(users, cohort, GaussianDpEvent(multiplier)), rounds)
+        delta, as_printed = (
+            users**-1.1,
+            repeated(
+                SampledWithoutReplacementDpEvent(users, cohort, GaussianDpEvent(multiplier)), rounds
+            ),
+        )
         rows.append(
             {
                 "users": users,
                 "as_printed": classic_epsilon(as_printed, delta, range(2, 64)),
-                "charged": epsilon(repeated(FixedSize(cohort, users).event(multiplier), rounds), delta),
+                "charged": epsilon(
+                    repeated(FixedSize(cohort, users).event(multiplier), rounds), delta
+                ),
                 "poisson": epsilon(_poisson(users, cohort, rounds, multiplier), delta),
             }
         )
@@ -57,18 +69,48 @@ def ramaswamy2020() -> Result:
 
 def xu2023() -> Result:
     rows = []
-    for name, (rounds, min_separation, max_participations, timer, millions, _) in printed.XU_MODELS.items():
-        asked = {"min_separation": min_separation, "max_participations": max_participations, "delta": 1e-10}
+    for name, (
+        rounds,
+        min_separation,
+        max_participations,
+        timer,
+        millions,
+        _,
+    ) in printed.XU_MODELS.items():
+        asked = {
+            "min_separation": min_separation,
+            "max_participations": max_participations,
+            "delta": 1e-10,
+        }
         users = int(1e6 * (millions or 4.21))
-        question = planning.Question(users, rounds, printed.XU_REPORT_GOAL, noise_multiplier=printed.XU_NOISE_MULTIPLIER, **asked)
+        question = planning.Question(
+            users,
+            rounds,
+            printed.XU_REPORT_GOAL,
+            noise_multiplier=printed.XU_NOISE_MULTIPLIER,
+            **asked,
+        )
         honaker = planning.plan(question, "honaker")
         blt = _at_error(question, "blt", honaker.error)
-        row = {"model": name, "rho": honaker.rho, "epsilon": honaker.epsilon, "blt_rho": blt.rho, "blt_epsilon": blt.epsilon}
+        row = {
+            "model": name,
+            "rho": honaker.rho,
+            "epsilon": honaker.epsilon,
+            "blt_rho": blt.rho,
+            "blt_epsilon": blt.epsilon,
+        }
         if timer and millions and "secure" not in name:
             came = planning.simulated_timer(users, rounds, printed.XU_REPORT_GOAL, timer)
-            row |= {"min_separation": came.min_separation, "max_participations": came.max_participations, "days": came.hours / 24}
+            row |= {
+                "min_separation": came.min_separation,
+                "max_participations": came.max_participations,
+                "days": came.hours / 24,
+            }
         rows.append(row)
-    of_rho = {str(rho): epsilon(GaussianDpEvent(1 / math.sqrt(2 * rho)), 1e-10) for rho in printed.XU_EPSILON}
+    of_rho = {
+        str(rho): epsilon(GaussianDpEvent(1 / math.sqrt(2 * rho)), 1e-10)
+        for rho in printed.XU_EPSILON
+    }
     return {"models": rows, "epsilon_of_rho": of_rho, "figure_4": _figure_4()}
 
 
@@ -77,8 +119,13 @@ def _figure_4() -> dict[str, dict[str, list[tuple[float, float]]]]:
     long as is possible."""
     goal, users, rounds = printed.XU_REPORT_GOAL, 4_200_000, 2000
     settings = {
-        "report goal": [(one, users, rounds, one, None) for one in (500, 1000, 2000, 4000, 6500, 12_000, 20_000)],
-        "users": [(one, one, rounds, goal, None) for one in (800_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000)],
+        "report goal": [
+            (one, users, rounds, one, None) for one in (500, 1000, 2000, 4000, 6500, 12_000, 20_000)
+        ],
+        "users": [
+            (one, one, rounds, goal, None)
+            for one in (800_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000)
+        ],
         "rounds": [(one, users, one, goal, None) for one in (500, 1000, 1500, 2000, 3000)],
         "min separation": [(one, users, rounds, goal, one) for one in (50, 100, 200, 400, 640)],
     }
@@ -87,7 +134,9 @@ def _figure_4() -> dict[str, dict[str, list[tuple[float, float]]]]:
         lines: dict[str, list[tuple[float, float]]] = {"tree": [], "tree, Honaker": [], "BLT": []}
         for place, people, length, reports, rest in places:
             multiplier = printed.XU_NOISE_MULTIPLIER * reports / goal
-            question = planning.Question(people, length, reports, noise_multiplier=multiplier, min_separation=rest)
+            question = planning.Question(
+                people, length, reports, noise_multiplier=multiplier, min_separation=rest
+            )
             honaker = planning.plan(question, "honaker")
             lines["tree, Honaker"].append((place, honaker.rho))
             lines["tree"].append((place, _at_error(question, "tree", honaker.error).rho))
@@ -96,10 +145,14 @@ def _figure_4() -> dict[str, dict[str, list[tuple[float, float]]]]:
     return found
 
 
-def _at_error(question: planning.Question, mechanism: MechanismName, error: float) -> planning.Answer:
+def _at_error(
+    question: planning.Question, mechanism: MechanismName, error: float
+) -> planning.Answer:
     """With as much noise on the models of the way."""
     first = planning.plan(question, mechanism)
-    return planning.plan(replace(question, noise_multiplier=first.noise_multiplier * error / first.error), mechanism)
+    return planning.plan(
+        replace(question, noise_multiplier=first.noise_multiplier * error / first.error), mechanism
+    )
 
 
 def keyboard() -> Result:
@@ -108,8 +161,12 @@ def keyboard() -> Result:
     for run in listed("keyboard"):
         if run.result.exists() and load(run)["noise_multiplier"] and run.seed == 1:
             taken = run.loaded().participation
-            spent = _poisson(taken.users, taken.cohort, load(run)["rounds"], load(run)["noise_multiplier"])
-            found[f"{run.group}-{run.name}"] = math.ceil(100 * epsilon(spent, taken.users**-2.0)) / 100
+            spent = _poisson(
+                taken.users, taken.cohort, load(run)["rounds"], load(run)["noise_multiplier"]
+            )
+            found[f"{run.group}-{run.name}"] = (
+                math.ceil(100 * epsilon(spent, taken.users**-2.0)) / 100
+            )
     return {"epsilon_at_one_over_users_squared": found}
 
 

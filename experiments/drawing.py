@@ -11,7 +11,16 @@ from results import Group
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 380, 62, 190, 36, 48
 LETTER = 7  # of a legend, at most, in pixels
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8b5a2b")  # Okabe and Ito's, and two more
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#7f7f7f",
+    "#8b5a2b",
+)  # Okabe and Ito's, and two more
 STYLE = """text{font:12px sans-serif;fill:#222}.small{font-size:11px}.title{font-size:13px;font-weight:600}
 .axis{stroke:#888;fill:none}.grid{stroke:#ddd;fill:none}svg{background:#fff}
 @media(prefers-color-scheme:dark){text{fill:#ddd}.grid{stroke:#3a3a3a}svg{background:#1b1b1b}}"""
@@ -31,7 +40,11 @@ class Line:
 def curve(group: Group, run: str, name: str) -> Line:
     """AccuracyTop1 over the rounds of a run, in %; margins are half of what its seeds differ by."""
     found = [(round, one) for round, one in group.curve(run) if round]
-    return Line(name, [(round, 100 * one.value) for round, one in found], [50 * (one.most - one.least) for _, one in found])
+    return Line(
+        name,
+        [(round, 100 * one.value) for round, one in found],
+        [50 * (one.most - one.least) for _, one in found],
+    )
 
 
 @dataclass(frozen=True)
@@ -43,35 +56,69 @@ class Scale:
     is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high, value = (math.log10(one) if self.is_log else one for one in (self.low, self.high, value))
+        low, high, value = (
+            math.log10(one) if self.is_log else one for one in (self.low, self.high, value)
+        )
         return self.first + (self.last - self.first) * (value - low) / (high - low)
 
     def ticks(self) -> list[float]:
         if self.is_log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            return [tick for power in powers for tick in (10.0**power, 2 * 10.0**power, 5 * 10.0**power) if self.low <= tick <= self.high]
+            return [
+                tick
+                for power in powers
+                for tick in (10.0**power, 2 * 10.0**power, 5 * 10.0**power)
+                if self.low <= tick <= self.high
+            ]
         step = 10 ** math.floor(math.log10((self.high - self.low) / 4))
-        step = next(step * times for times in (1, 2, 5, 10) if (self.high - self.low) / (step * times) <= 6)
+        step = next(
+            step * times for times in (1, 2, 5, 10) if (self.high - self.low) / (step * times) <= 6
+        )
         first = math.ceil(self.low / step - 1e-9)
         return [count * step for count in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
-def figure(title: str, across: str, up: str, lines: Sequence[Line], log: bool = False, log_up: bool = False) -> str:
+def figure(
+    title: str, across: str, up: str, lines: Sequence[Line], log: bool = False, log_up: bool = False
+) -> str:
     """A chart of lines, with a legend to the right of it; `log` is about what goes across."""
     xs = [x for line in lines for x, _ in line.points]
-    ys = [y + sign * margin for line in lines for (_, y), margin in zip(line.points, _margins(line), strict=True) for sign in (-1, 1)]
+    ys = [
+        y + sign * margin
+        for line in lines
+        for (_, y), margin in zip(line.points, _margins(line), strict=True)
+        for sign in (-1, 1)
+    ]
     room = 0.06 * (max(ys) - min(ys) or 1)
     side = 0 if log else 0.02 * (max(xs) - min(xs) or 1)
     x = Scale(min(xs) - side, max(xs) + side, LEFT, WIDTH - RIGHT, log)
-    y = Scale(min(ys) - (0 if log_up else room), max(ys) + (0 if log_up else room), HEIGHT - BOTTOM, TOP, log_up)
+    y = Scale(
+        min(ys) - (0 if log_up else room),
+        max(ys) + (0 if log_up else room),
+        HEIGHT - BOTTOM,
+        TOP,
+        log_up,
+    )
     if x.low == x.high:
         x = Scale(x.low / 2, x.high * 2, LEFT, WIDTH - RIGHT, log)
-    drawn = [*_axes(x, y, across, up), f'<text class="title" x="{LEFT}" y="20">{escape(title)}</text>']
-    colours = dict(zip(dict.fromkeys(line.name for line in lines if not line.of_paper), COLOURS * 4, strict=False))
+    drawn = [
+        *_axes(x, y, across, up),
+        f'<text class="title" x="{LEFT}" y="20">{escape(title)}</text>',
+    ]
+    colours = dict(
+        zip(
+            dict.fromkeys(line.name for line in lines if not line.of_paper),
+            COLOURS * 4,
+            strict=False,
+        )
+    )
     for place, line in enumerate(lines):
         colour = "#888" if line.of_paper and line.name not in colours else colours[line.name]
         drawn += [*_line(line, x, y, colour), *_legend(line, place, colour)]
-    body, width = "\n".join(drawn), max(WIDTH, WIDTH - RIGHT + 44 + LETTER * max(len(line.name) for line in lines))
+    body, width = (
+        "\n".join(drawn),
+        max(WIDTH, WIDTH - RIGHT + 44 + LETTER * max(len(line.name) for line in lines)),
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n{body}\n</svg>\n"

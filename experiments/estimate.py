@@ -22,7 +22,11 @@ PARAMETER = 6e-11  # of one person's update: it is clipped, made integers and ad
 TOKEN = 1.3e-7  # of one person's text, by a model of 10,000 words
 TOKENS = {"local/steam-show": 400}  # of nearly everybody there, at most
 SHARED = 0.6  # of the time that runs would take one after another: side by side they fill each other's gaps
-WORDS = {"local/blogs-1600-20k": 20_000, "local/blogs-1600-30k": 30_000, "local/blogs-characters": 200}
+WORDS = {
+    "local/blogs-1600-20k": 20_000,
+    "local/blogs-1600-30k": 30_000,
+    "local/blogs-characters": 200,
+}
 WORDS |= dict.fromkeys(("local/popov/people", "local/popov/ten", "local/popov/one"), 30_000)
 
 
@@ -38,21 +42,31 @@ class Estimate(NamedTuple):
 def estimate(run: ListedRun) -> Estimate:
     recipe = run.loaded()
     words = WORDS.get(recipe.data.population, 10_000)
-    tokens = min(recipe.data.tokens_per_user, TOKENS.get(recipe.data.population, recipe.data.tokens_per_user))
-    people = recipe.run.rounds * (recipe.participation.cohort + recipe.canaries.rate * recipe.canaries.synthetic_users)
+    tokens = min(
+        recipe.data.tokens_per_user, TOKENS.get(recipe.data.population, recipe.data.tokens_per_user)
+    )
+    people = recipe.run.rounds * (
+        recipe.participation.cohort + recipe.canaries.rate * recipe.canaries.synthetic_users
+    )
     parameters = _parameters(recipe.model, words)
     token = TOKEN * max(words / 10_000, parameters / 1.5e6)
     parameter = PARAMETER * (2 if recipe.privacy.encoding == "modular" else 1)
     person = parameter * parameters + token * tokens * recipe.local.epochs
-    evaluations = EVALUATION * max(1, words / 10_000) * (1 + recipe.run.rounds / recipe.run.evaluate_every)
+    evaluations = (
+        EVALUATION * max(1, words / 10_000) * (1 + recipe.run.rounds / recipe.run.evaluate_every)
+    )
     measuring = evaluations + CANARIES * ("canaries" in run.measures)
     gpu = people * person + measuring
-    return Estimate(gpu, START + KEYSTROKES * ("typed" in run.measures) + ROUND * recipe.run.rounds + gpu)
+    return Estimate(
+        gpu, START + KEYSTROKES * ("typed" in run.measures) + ROUND * recipe.run.rounds + gpu
+    )
 
 
 def together(estimates: list[Estimate], at_once: int) -> float:
     """Return the seconds that runs take, so many at a time: until the GPU has done all of it, or the last process its waiting."""
-    return max(SHARED * sum(one.gpu for one in estimates), sum(one.alone for one in estimates) / at_once)
+    return max(
+        SHARED * sum(one.gpu for one in estimates), sum(one.alone for one in estimates) / at_once
+    )
 
 
 @cache

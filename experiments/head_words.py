@@ -24,18 +24,30 @@ from taciturn.models import losses
 from taciturn.recipe import build
 from taciturn.runs.finished import FinishedRun
 
-HEADS, PREDICTIONS, MOST_TOKENS = (10, 50, 100), 10, 75_122  # most frequent words, looked for among the best; the paper's sample
+HEADS, PREDICTIONS, MOST_TOKENS = (
+    (10, 50, 100),
+    10,
+    75_122,
+)  # most frequent words, looked for among the best; the paper's sample
 
 
 def of_run(run: FinishedRun) -> np.ndarray:
     """Return the shares for the held-out users of a run's population."""
-    recipe, vocabulary, people = run.recipe, run.model.vocabulary, HeldOutUsers(Path(run.recipe.data.population))
+    recipe, vocabulary, people = (
+        run.recipe,
+        run.model.vocabulary,
+        HeldOutUsers(Path(run.recipe.data.population)),
+    )
     people.check_enough()
     model = build.language_model(recipe.model, len(vocabulary))
-    return head_words(model, run.params, people.texts, vocabulary, build.evaluation_cut(recipe, vocabulary))
+    return head_words(
+        model, run.params, people.texts, vocabulary, build.evaluation_cut(recipe, vocabulary)
+    )
 
 
-def head_words(model: LanguageModel, params: Params, texts: Texts, vocabulary: Vocabulary, cut: Cut = WINDOW) -> np.ndarray:
+def head_words(
+    model: LanguageModel, params: Params, texts: Texts, vocabulary: Vocabulary, cut: Cut = WINDOW
+) -> np.ndarray:
     """Return float [HEADS, PREDICTIONS + 1]: the share of positions at which 0, 1, … of the ten best predictions are among the n most
     frequent words of the list."""
     histogram, seen = np.zeros((len(HEADS), PREDICTIONS + 1)), 0
@@ -58,7 +70,9 @@ def _counted(model: LanguageModel, first_word: int, params: Params, rows: jax.Ar
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     try:
         shares = of_run(FinishedRun(parser.parse_args(arguments).run))

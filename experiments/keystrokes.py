@@ -36,16 +36,26 @@ def measured(folder: Path) -> Result:
     assert loaded.card is not None
     model = build.language_model(ModelSection(**loaded.card.architecture), len(loaded.vocabulary))
     params, predictor = jax.device_put(loaded.params), Predictor(loaded.model, loaded.vocabulary)
-    texts = PublicCorpus.load(TEXTS / "general-test").documents, HeldOutUsers(TEXTS / "people").texts
+    texts = (
+        PublicCorpus.load(TEXTS / "general-test").documents,
+        HeldOutUsers(TEXTS / "people").texts,
+    )
     messages = json.loads((TEXTS / "messages.json").read_text())
-    found = {side: evaluate(model, params, text)["perplexity"] for side, text in zip(SIDES, texts, strict=True)}
+    found = {
+        side: evaluate(model, params, text)["perplexity"]
+        for side, text in zip(SIDES, texts, strict=True)
+    }
     return {
         "perplexity": {side: [one.value, one.margin] for side, one in found.items()},
-        "saved": {side: keystroke_saving(model, params, predictor, messages[side]) for side in SIDES},
+        "saved": {
+            side: keystroke_saving(model, params, predictor, messages[side]) for side in SIDES
+        },
     }
 
 
-def keystroke_saving(model: LanguageModel, params: Params, predictor: Predictor, sentences: list[str]) -> float:
+def keystroke_saving(
+    model: LanguageModel, params: Params, predictor: Predictor, sentences: list[str]
+) -> float:
     """Each sentence from its beginning, a strip of three, every word picked as soon as it is on it (formula 5)."""
     vocabulary = predictor.vocabulary
     split = [vocabulary.split(sentence) for sentence in sentences]
@@ -60,7 +70,10 @@ def keystroke_saving(model: LanguageModel, params: Params, predictor: Predictor,
         scores = np.asarray(score(rows))
         for said, words in zip(scores, some, strict=False):
             letters += sum(map(len, words))
-            typed += sum(_typed(predictor, row, word, vocabulary) for row, word in zip(said[: len(words)], words, strict=True))
+            typed += sum(
+                _typed(predictor, row, word, vocabulary)
+                for row, word in zip(said[: len(words)], words, strict=True)
+            )
     return 1 - typed / letters
 
 
@@ -69,7 +82,10 @@ def _typed(predictor: Predictor, scores: np.ndarray, word: str, vocabulary: Voca
     if not is_word(word):
         return len(word)
     ranks = (predictor.rank(scores, place, word[:letters]) for letters in range(len(word)))
-    return next((letters for letters, rank in enumerate(ranks) if rank is not None and rank < PLACES), len(word))
+    return next(
+        (letters for letters, rank in enumerate(ranks) if rank is not None and rank < PLACES),
+        len(word),
+    )
 
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ class ListedRun:
 
     def loaded(self, *more: str) -> Recipe:
         """Its recipe; `more` settings win over all."""
-        return load_recipe(HERE / self.paper / self.recipe, [*self.settings, f"run.seed={self.seed}", *more])
+        return load_recipe(
+            HERE / self.paper / self.recipe, [*self.settings, f"run.seed={self.seed}", *more]
+        )
 
 
 def papers() -> list[str]:
@@ -78,7 +80,11 @@ def listed(paper: str) -> tuple[ListedRun, ...]:
     path = HERE / paper / "runs.toml"
     if not path.exists():
         raise ListError(f"{paper} has no list of runs; there are {', '.join(papers())}")
-    found = tuple(run for group, content in tomllib.loads(path.read_text()).items() for run in _group(paper, group, content))
+    found = tuple(
+        run
+        for group, content in tomllib.loads(path.read_text()).items()
+        for run in _group(paper, group, content)
+    )
     if len({run.id for run in found}) < len(found):
         raise ListError(f"{path} lists a run twice")
     return found
@@ -91,7 +97,9 @@ def chosen(what: list[str]) -> list[ListedRun]:
         paper, _, group = one.partition("/")
         runs = [run for run in listed(paper) if group in ("", run.group)]
         if not runs:
-            raise ListError(f"{paper} has no group {group}; it has {', '.join(dict.fromkeys(run.group for run in listed(paper)))}")
+            raise ListError(
+                f"{paper} has no group {group}; it has {', '.join(dict.fromkeys(run.group for run in listed(paper)))}"
+            )
         found += runs
     return sorted(found, key=lambda run: run.turn)
 
@@ -99,7 +107,11 @@ def chosen(what: list[str]) -> list[ListedRun]:
 def _group(paper: str, group: str, content: dict[str, Any]) -> Iterator[ListedRun]:
     where = f"{paper}/runs.toml, {group}"
     unknown = set(content) - KEYS or set(content.get("measures", ())) - MEASURES
-    if unknown or not KEYS - {"settings", "measures"} <= set(content) or content["item"] not in range(1, LAST_OF_TURN[-1] + 1):
+    if (
+        unknown
+        or not KEYS - {"settings", "measures"} <= set(content)
+        or content["item"] not in range(1, LAST_OF_TURN[-1] + 1)
+    ):
         raise ListError(
             f"{where}: a group has about, an item from 1 to {LAST_OF_TURN[-1]}, recipe, seeds and runs, may have settings and measures, "
             f"and has {sorted(content)}"
@@ -107,8 +119,20 @@ def _group(paper: str, group: str, content: dict[str, Any]) -> Iterator[ListedRu
     for repeats, seed in enumerate(content["seeds"]):
         for name, settings in content["runs"].items():
             if not NAME.fullmatch(f"{group}-{name}"):
-                raise ListError(f"{where}: {name} names a file, and so is made of small letters, digits, points and dashes")
+                raise ListError(
+                    f"{where}: {name} names a file, and so is made of small letters, digits, points and dashes"
+                )
             both = {"recipe": content["recipe"], **content.get("settings", {}), **settings}
             recipe = both.pop("recipe")
             said = tuple(f"{key}={json.dumps(value)}" for key, value in both.items())
-            yield ListedRun(paper, group, name, seed, recipe, said, tuple(content.get("measures", ())), content["item"], repeats)
+            yield ListedRun(
+                paper,
+                group,
+                name,
+                seed,
+                recipe,
+                said,
+                tuple(content.get("measures", ())),
+                content["item"],
+                repeats,
+            )

@@ -13,7 +13,11 @@ def memorised(results: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[int,
     made = {}
     for kind, some in groupby(canaries, lambda one: one[:2]):
         found = list(some)
-        made[kind] = (max(one[2] for one in found), sorted(one[3] for one in found), f"{sum(one[4] for one in found)} of {len(found)}")
+        made[kind] = (
+            max(one[2] for one in found),
+            sorted(one[3] for one in found),
+            f"{sum(one[4] for one in found)} of {len(found)}",
+        )
     return made
 
 

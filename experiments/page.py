@@ -61,18 +61,37 @@ class Judged(NamedTuple):
     figures: dict[str, str] = {}
 
 
-def judged(paper: str, groups: str, name: str, about: str, theirs: str) -> Callable[[Callable[..., Judged]], Callable[[], Item]]:
+def judged(
+    paper: str, groups: str, name: str, about: str, theirs: str
+) -> Callable[[Callable[..., Judged]], Callable[[], Item]]:
     """An item that is judged by the results of one or several groups: not run, as long as a run of them has none."""
 
     def with_results(judge: Callable[..., Judged]) -> Callable[[], Item]:
         def item() -> Item:
             found = [Group(paper, group) for group in groups.split()]
-            command = " ".join(["python experiments/train.py", *(f"{paper}/{group.name}" for group in found)])
+            command = " ".join(
+                ["python experiments/train.py", *(f"{paper}/{group.name}" for group in found)]
+            )
             if not all(group.is_whole for group in found):
-                done, wanted = sum(group.done for group in found), sum(group.wanted for group in found)
-                return not_run(name, about, theirs, command, f"{done} of {wanted} runs" if done else "")
+                done, wanted = (
+                    sum(group.done for group in found),
+                    sum(group.wanted for group in found),
+                )
+                return not_run(
+                    name, about, theirs, command, f"{done} of {wanted} runs" if done else ""
+                )
             ours, verdict, details, figures = judge(*found)
-            return Item(name, about, theirs, ours, verdict, min(group.seeds for group in found), command, details, figures)
+            return Item(
+                name,
+                about,
+                theirs,
+                ours,
+                verdict,
+                min(group.seeds for group in found),
+                command,
+                details,
+                figures,
+            )
 
         return item
 
@@ -107,15 +126,27 @@ def page() -> dict[Path, str]:
             wrapped(module.ABOUT.strip()),
             *(_section(paper, item) for item in items if item.details or item.figures),
         ]
-        made |= {Path(paper) / "figures" / name: svg for item in items for name, svg in item.figures.items()}
+        made |= {
+            Path(paper) / "figures" / name: svg
+            for item in items
+            for name, svg in item.figures.items()
+        }
     module = figures_of(OWN)
     items = module.items()
     summary += [_row(OWN, item, f"{OWN}/README.md") for item in items]
     shown = [_section(OWN, item, "figures") for item in items if item.details or item.figures]
-    own = [(HERE / OWN / "beginning.md").read_text().strip(), *shown, (HERE / OWN / "ending.md").read_text().strip()]
-    made |= {Path(OWN) / "figures" / name: svg for item in items for name, svg in item.figures.items()}
+    own = [
+        (HERE / OWN / "beginning.md").read_text().strip(),
+        *shown,
+        (HERE / OWN / "ending.md").read_text().strip(),
+    ]
+    made |= {
+        Path(OWN) / "figures" / name: svg for item in items for name, svg in item.figures.items()
+    }
     made[Path(OWN) / "README.md"] = "\n\n".join(own) + "\n"
-    counts = ", ".join(f"{sum(f'**{verdict}**' in row[-2] for row in summary)} {verdict}" for verdict in Verdict)
+    counts = ", ".join(
+        f"{sum(f'**{verdict}**' in row[-2] for row in summary)} {verdict}" for verdict in Verdict
+    )
     head = ("", "what it shows", "paper", "ours", "seeds", "verdict", "command")
     top = f"{BEGINNING.strip()}\n\n{counts[0].upper()}{counts[1:]}.\n\n{table(head, summary)}"
     return {Path("README.md"): "\n\n".join([top, *sections]) + "\n", **made}
@@ -124,18 +155,44 @@ def page() -> dict[Path, str]:
 def _row(paper: str, item: Item, where: str = "") -> tuple[str, ...]:
     name = f"{paper}, {item.name}"
     linked = f"[{name}]({where}#{_anchor(name)})" if item.details or item.figures else name
-    seeds = str(item.seeds) if item.seeds else "" if item.verdict in (Verdict.NOT_RUN, Verdict.CANNOT) else "computed"
-    return linked, item.about, item.theirs, item.ours, seeds, f"**{item.verdict}**", f"`{item.command}`" if item.command else ""
+    seeds = (
+        str(item.seeds)
+        if item.seeds
+        else ""
+        if item.verdict in (Verdict.NOT_RUN, Verdict.CANNOT)
+        else "computed"
+    )
+    return (
+        linked,
+        item.about,
+        item.theirs,
+        item.ours,
+        seeds,
+        f"**{item.verdict}**",
+        f"`{item.command}`" if item.command else "",
+    )
 
 
 def _section(paper: str, item: Item, folder: str = "") -> str:
-    drawn = [f"![{paper}, {item.name}]({folder or f'{paper}/figures'}/{name})" for name in item.figures]
-    return "\n\n".join([f"### {paper}, {item.name}", f"{item.about}.", *drawn, *filter(None, [wrapped(item.details)])])
+    drawn = [
+        f"![{paper}, {item.name}]({folder or f'{paper}/figures'}/{name})" for name in item.figures
+    ]
+    return "\n\n".join(
+        [
+            f"### {paper}, {item.name}",
+            f"{item.about}.",
+            *drawn,
+            *filter(None, [wrapped(item.details)]),
+        ]
+    )
 
 
 def wrapped(text: str) -> str:
     """Wrap paragraphs; tables stay as they are."""
-    return "\n\n".join(part if part.startswith("|") else fill(part, 120, break_on_hyphens=False) for part in text.split("\n\n"))
+    return "\n\n".join(
+        part if part.startswith("|") else fill(part, 120, break_on_hyphens=False)
+        for part in text.split("\n\n")
+    )
 
 
 def _anchor(heading: str) -> str:

@@ -32,13 +32,31 @@ MCMAHAN_TEXT = {
 }
 
 # Ramaswamy et al. 2020. Table 5: users → ε at δ = N^−1.1, of 2,000 rounds of 20,000.
-RAMASWAMY_TABLE_5 = {2_000_000: 9.86, 3_000_000: 6.73, 4_000_000: 5.36, 5_000_000: 4.54, 10_000_000: 3.27}
-RAMASWAMY_SIGMA, RAMASWAMY_COHORT, RAMASWAMY_ROUNDS, RAMASWAMY_CLIP_NORM = 3.2e-5, 20_000, 2_000, 0.8
+RAMASWAMY_TABLE_5 = {
+    2_000_000: 9.86,
+    3_000_000: 6.73,
+    4_000_000: 5.36,
+    5_000_000: 4.54,
+    10_000_000: 3.27,
+}
+RAMASWAMY_SIGMA, RAMASWAMY_COHORT, RAMASWAMY_ROUNDS, RAMASWAMY_CLIP_NORM = (
+    3.2e-5,
+    20_000,
+    2_000,
+    0.8,
+)
 # Table 3: (n_u, n_e) → how often a canary is met. Table 4: its ranks among 2,000,000, and how many of three a beam search finds.
 RAMASWAMY_TABLE_3 = {
-    (1, 1): 1_150, (1, 14): 16_100, (1, 200): 230_000, (4, 1): 4_600, (4, 14): 64_400, (4, 200): 920_000, (16, 1): 18_400,
-    (16, 14): 257_600, (16, 200): 3_680_000,
-}  # fmt: skip
+    (1, 1): 1_150,
+    (1, 14): 16_100,
+    (1, 200): 230_000,
+    (4, 1): 4_600,
+    (4, 14): 64_400,
+    (4, 200): 920_000,
+    (16, 1): 18_400,
+    (16, 14): 257_600,
+    (16, 200): 3_680_000,
+}
 RAMASWAMY_TABLE_4 = {
     (1, 1): ((637_000, 1_550_000, 1_600_000), 0),
     (1, 14): ((1_600, 41_000, 542_000), 0),
@@ -74,7 +92,15 @@ RAMASWAMY_TABLE_7 = {
     (20, 0.5): 0.2403,
     (50, 0.5): 0.2415,
 }
-RAMASWAMY_TABLE_8 = {0.1: 0.2378, 0.2: 0.2397, 0.5: 0.2409, 0.8: 0.2415, 1.0: 0.2412, 1.5: 0.2381, 2.0: 0.2345}
+RAMASWAMY_TABLE_8 = {
+    0.1: 0.2378,
+    0.2: 0.2397,
+    0.5: 0.2409,
+    0.8: 0.2415,
+    1.0: 0.2412,
+    1.5: 0.2381,
+    2.0: 0.2345,
+}
 
 # Xu et al. 2023, Tables 1 and 2: rounds, MinS, MaxP, timer in hours, users in millions (None where not printed), ρ; z = 7, 6,500 a round.
 XU_NOISE_MULTIPLIER, XU_REPORT_GOAL = 7.0, 6500
@@ -101,7 +127,14 @@ XU_MODELS: dict[str, tuple[int, int, int, int | None, float | None, float]] = {
     "OTF ru-RU": (870, 327, 3, 48, 6.63, 0.32),
     "OTF pt-PT": (430, 54, 7, 48, 0.83, 0.99),
 }
-XU_EPSILON = {0.89: 9.01, 0.61: 7.31, 0.32: 5.13, 0.99: 9.56, 0.25: 4.49, 1.86: 13.69}  # Table 2 and the text: ρ → ε at δ = 1e-10
+XU_EPSILON = {
+    0.89: 9.01,
+    0.61: 7.31,
+    0.32: 5.13,
+    0.99: 9.56,
+    0.25: 4.49,
+    1.86: 13.69,
+}  # Table 2 and the text: ρ → ε at δ = 1e-10
 
 # Popov et al. 2018: perplexity of general text and of users', and the average that they print
 POPOV_START = (100.1, 336.0, 192.6)

@@ -16,7 +16,9 @@ DIGITS = 6  # that figures are kept to
 
 def save(run: ListedRun, content: Result) -> None:
     run.result.parent.mkdir(exist_ok=True)
-    run.result.write_text(json.dumps(rounded(content), indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    run.result.write_text(
+        json.dumps(rounded(content), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    )
 
 
 def load(run: ListedRun) -> Result:
@@ -77,12 +79,17 @@ class Group:
         return measured([one["rows"][-1] for one in self.found[name]], metric)
 
     def at(self, name: str, round: int, metric: str = "accuracy_top1") -> Measured:
-        return measured([next(row for row in one["rows"] if row["round"] == round) for one in self.found[name]], metric)
+        return measured(
+            [next(row for row in one["rows"] if row["round"] == round) for one in self.found[name]],
+            metric,
+        )
 
     def curve(self, name: str, metric: str = "accuracy_top1") -> list[tuple[int, Measured]]:
         """Over the rounds that all seeds were measured after."""
         rounds = [{row["round"] for row in one["rows"]} for one in self.found[name]]
-        return [(round, self.at(name, round, metric)) for round in sorted(set.intersection(*rounds))]
+        return [
+            (round, self.at(name, round, metric)) for round in sorted(set.intersection(*rounds))
+        ]
 
 
 def percent(measured: Measured) -> str:
@@ -92,7 +99,9 @@ def percent(measured: Measured) -> str:
 def measured(rows: Sequence[dict[str, float]], metric: str) -> Measured:
     values = [row[metric] for row in rows]
     margins = [row.get(f"{metric}_margin", math.nan) for row in rows]
-    return Measured(float(np.mean(values)), float(np.mean(margins)), min(values), max(values), len(values))
+    return Measured(
+        float(np.mean(values)), float(np.mean(margins)), min(values), max(values), len(values)
+    )
 
 
 def rounded(content: Any) -> Any:

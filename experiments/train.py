@@ -25,11 +25,23 @@ from results import Result, save
 
 WORK = Path("local/papers")  # runs on their way
 KEPT = (
-    "round", "accuracy_top1", "accuracy_top1_margin", "accuracy_top3", "loss", "epsilon", "rho", "clip_norm", "clip_estimate",
-    "general_perplexity", "upload_bytes", "staleness",
-)  # fmt: skip
+    "round",
+    "accuracy_top1",
+    "accuracy_top1_margin",
+    "accuracy_top3",
+    "loss",
+    "epsilon",
+    "rho",
+    "clip_norm",
+    "clip_estimate",
+    "general_perplexity",
+    "upload_bytes",
+    "staleness",
+)
 REFERENCES = 2_000_000  # random continuations that a canary is ranked among
-CLIPPED_ON = 200  # held-out users, who have no guarantee: whom a clip shortens is a secret of the others
+CLIPPED_ON = (
+    200  # held-out users, who have no guarantee: whom a clip shortens is a secret of the others
+)
 
 
 def train(run: ListedRun, *more: str) -> Result:
@@ -41,7 +53,9 @@ def train(run: ListedRun, *more: str) -> Result:
 
     folder = WORK / run.paper / run.id
     people = folder.with_name(f"{run.id}-people")
-    if folder.exists() and not (folder / "private").exists():  # trained, and interrupted before all was measured
+    if (
+        folder.exists() and not (folder / "private").exists()
+    ):  # trained, and interrupted before all was measured
         shutil.rmtree(folder)
         shutil.rmtree(people, ignore_errors=True)
     copy_people(Path(run.loaded(*more).data.population), people)
@@ -59,13 +73,25 @@ def train(run: ListedRun, *more: str) -> Result:
     seconds = time.perf_counter() - began
     guarantee = finished.guarantee
     result: Result = {
-        "paper": run.paper, "group": run.group, "name": run.name, "seed": run.seed, "settings": list(run.settings),
-        "fingerprint": finished.recipe.fingerprint, "rounds": finished.recipe.run.rounds,
-        "noise_multiplier": finished.recipe.privacy.noise_multiplier, "seconds": None if is_begun else seconds,
-        "stopped": finished.stopped, "rows": rows(folder), "ledger_head": guarantee.head,
-        "epsilon": guarantee.epsilon, "delta": guarantee.delta, "rho": guarantee.rho,
-        "machine": jax.devices()[0].device_kind, "jax": jax.__version__, "commit": commit(),
-    }  # fmt: skip
+        "paper": run.paper,
+        "group": run.group,
+        "name": run.name,
+        "seed": run.seed,
+        "settings": list(run.settings),
+        "fingerprint": finished.recipe.fingerprint,
+        "rounds": finished.recipe.run.rounds,
+        "noise_multiplier": finished.recipe.privacy.noise_multiplier,
+        "seconds": None if is_begun else seconds,
+        "stopped": finished.stopped,
+        "rows": rows(folder),
+        "ledger_head": guarantee.head,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "rho": guarantee.rho,
+        "machine": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "commit": commit(),
+    }
     if clipped:
         result["clipped"] = {str(round): share for round, share in clipped.items()}
     if "head-words" in run.measures:
@@ -113,14 +139,23 @@ def clipped_share(recipe: Any) -> Callable[[Path], float]:
     from taciturn.release.model_file import load_model
 
     population = build.population(recipe)
-    layout, algorithm = build.layout(recipe, population.vocabulary), build.algorithm(recipe, len(population.vocabulary))
+    layout, algorithm = (
+        build.layout(recipe, population.vocabulary),
+        build.algorithm(recipe, len(population.vocabulary)),
+    )
     texts = HeldOutUsers(Path(recipe.data.population)).texts
     users = [layout.user_data(texts[user]) for user in range(min(CLIPPED_ON, len(texts)))]
-    norm = jax.jit(lambda params, user: trees.norm_upper_bound(algorithm.user_update(Message(params, ()), user, jax.random.key(0))))
+    norm = jax.jit(
+        lambda params, user: trees.norm_upper_bound(
+            algorithm.user_update(Message(params, ()), user, jax.random.key(0))
+        )
+    )
 
     def share(folder: Path) -> float:
         params = jax.tree.map(jnp.asarray, load_model(folder / "model.safetensors")[0])
-        return sum(float(norm(params, user)) > float(recipe.privacy.clip_norm) for user in users) / len(users)
+        return sum(
+            float(norm(params, user)) > float(recipe.privacy.clip_norm) for user in users
+        ) / len(users)
 
     return share
 
@@ -129,7 +164,13 @@ def canary_ranks(finished: Any) -> list[tuple[int, int, int, int, bool]]:
     """n_u, n_e, how often it was met, its rank, and whether a beam search finds it."""
     results = finished.audit(REFERENCES).canaries
     return [
-        (one.canary.users, one.canary.copies, int(results.seen[one.canary]), int(one.rank), one.place is not None)
+        (
+            one.canary.users,
+            one.canary.copies,
+            int(results.seen[one.canary]),
+            int(one.rank),
+            one.place is not None,
+        )
         for one in results.findings
     ]
 
@@ -140,15 +181,24 @@ def audit_users(finished: Any) -> dict[str, float | bool]:
 
     found = membership_results(finished.folder, finished.recipe).audit
     return {
-        "users": found.included + found.left_out, "mu": found.mu, "times": found.times, "times_at_least": found.times_at_least,
-        "caught_at_80_percent": found.caught[0], "refuted": found.refuted,
-    }  # fmt: skip
+        "users": found.included + found.left_out,
+        "mu": found.mu,
+        "times": found.times,
+        "times_at_least": found.times_at_least,
+        "caught_at_80_percent": found.caught[0],
+        "refuted": found.refuted,
+    }
 
 
 def commit() -> str:
     """The code that ran: said by whoever took it to a machine without its history."""
     said = os.environ.get("TACITURN_COMMIT")
-    return said or subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+    return (
+        said
+        or subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    )
 
 
 def run_side_by_side(runs: list[ListedRun], at_once: int, seconds: float) -> int:
@@ -162,7 +212,9 @@ def run_side_by_side(runs: list[ListedRun], at_once: int, seconds: float) -> int
     memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / at_once:.2f}"}
 
     def next_that_fits() -> ListedRun | None:
-        return next((run for run, takes in waiting.items() if time.monotonic() + takes <= stop), None)
+        return next(
+            (run for run, takes in waiting.items() if time.monotonic() + takes <= stop), None
+        )
 
     while going or next_that_fits():
         while len(going) < at_once and (run := next_that_fits()):
@@ -170,13 +222,25 @@ def run_side_by_side(runs: list[ListedRun], at_once: int, seconds: float) -> int
             log = WORK / run.paper / f"{run.id}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, __file__, "--one", f"{run.paper}/{run.id}"]
-            going[run] = (subprocess.Popen(command, stdout=log.open("a"), stderr=subprocess.STDOUT, env={**os.environ, **memory}), log)
+            going[run] = (
+                subprocess.Popen(
+                    command,
+                    stdout=log.open("a"),
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **memory},
+                ),
+                log,
+            )
             print(f"{run.paper}/{run.id} begins", flush=True)
         for run, (process, log) in list(going.items()):
             if process.poll() is not None:
                 going.pop(run)
                 failed += process.returncode != 0
-                said = f"done: {run.result.name}" if process.returncode == 0 else f"FAILED, see {log}: {log.read_text()[-500:]}"
+                said = (
+                    f"done: {run.result.name}"
+                    if process.returncode == 0
+                    else f"FAILED, see {log}: {log.read_text()[-500:]}"
+                )
                 print(f"{run.paper}/{run.id} {said}", flush=True)
         time.sleep(0.2)
     if waiting:
@@ -188,7 +252,9 @@ def absent_folders(run: ListedRun) -> tuple[str, ...]:
     """Return the people, start and public text that a run needs and that are not here."""
     recipe = run.loaded()
     needed = (recipe.data.population, recipe.model.warm_start, recipe.canaries.text)
-    return tuple(one for one in needed if one and not one.startswith("taciturn:") and not Path(one).exists())
+    return tuple(
+        one for one in needed if one and not one.startswith("taciturn:") and not Path(one).exists()
+    )
 
 
 def print_list(runs: list[ListedRun], missing: list[ListedRun], at_once: int) -> None:
@@ -199,18 +265,33 @@ def print_list(runs: list[ListedRun], missing: list[ListedRun], at_once: int) ->
     for run in runs:
         state = f"{takes[run].alone:5.0f} s" if run in missing else "   done"
         print(f"{state}  {run.paper}/{run.id}  {' '.join(run.settings)}")
-    for group in dict.fromkeys((run.item, run.paper, run.group) for run in sorted(missing, key=lambda run: run.item)):
+    for group in dict.fromkeys(
+        (run.item, run.paper, run.group) for run in sorted(missing, key=lambda run: run.item)
+    ):
         own = [takes[run] for run in missing if (run.item, run.paper, run.group) == group]
-        print(f"item {group[0]:2}  {together(own, at_once):5.0f} s for {len(own):2} runs, {at_once} at a time  {group[1]}/{group[2]}")
-    print(f"{together([takes[run] for run in missing], at_once) / 60:.0f} minutes in all, {at_once} at a time")
+        print(
+            f"item {group[0]:2}  {together(own, at_once):5.0f} s for {len(own):2} runs, {at_once} at a time  {group[1]}/{group[2]}"
+        )
+    print(
+        f"{together([takes[run] for run in missing], at_once) / 60:.0f} minutes in all, {at_once} at a time"
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="*", help="PAPER or PAPER/GROUP (default: everything)")
     parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run that would not end within so many")
-    parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="begin no run that would not end within so many",
+    )
+    parser.add_argument(
+        "--side-by-side", type=int, default=1, metavar="N", help="runs at a time (default: 1)"
+    )
     parser.add_argument("--one", metavar="PAPER/RUN", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
@@ -230,8 +311,12 @@ def main() -> int:
         return 0
     lacking = {run: absent for run in missing if (absent := absent_folders(run))}
     for absent in dict.fromkeys(lacking.values()):
-        print(f"{sum(one == absent for one in lacking.values())} runs wait for {', '.join(absent)} (experiments/README.md)")
-    return run_side_by_side([run for run in missing if run not in lacking], asked.side_by_side, 60 * asked.minutes)
+        print(
+            f"{sum(one == absent for one in lacking.values())} runs wait for {', '.join(absent)} (experiments/README.md)"
+        )
+    return run_side_by_side(
+        [run for run in missing if run not in lacking], asked.side_by_side, 60 * asked.minutes
+    )
 
 
 if __name__ == "__main__":

@@ -8,10 +8,16 @@ from page import Verdict, table
 from results import Result
 
 SHOWN = {
-    "accuracy_top1": "Top1", "accuracy_top3": "Top3", "keystroke_saving": "keystrokes saved", "recall_top1": "Top1 recall",
-    "recall_top3": "Top3 recall", "picked_rate": "picked", "trigger_rate": "triggered", "word_modified_ratio": "words modified",
+    "accuracy_top1": "Top1",
+    "accuracy_top3": "Top3",
+    "keystroke_saving": "keystrokes saved",
+    "recall_top1": "Top1 recall",
+    "recall_top3": "Top3 recall",
+    "picked_rate": "picked",
+    "trigger_rate": "triggered",
+    "word_modified_ratio": "words modified",
     "words_per_minute": "words/min",
-}  # fmt: skip
+}
 
 
 def results(paper: str, name: str) -> Result | None:
@@ -22,7 +28,10 @@ def results(paper: str, name: str) -> Result | None:
 
 def changes(found: Result, model: str, metrics: Sequence[str], baseline: str) -> str:
     """Say how far a model is ahead of another."""
-    ahead = ", ".join(f"{SHOWN[metric]} {100 * _ahead(found, model, metric, baseline):+.1f} %" for metric in metrics)
+    ahead = ", ".join(
+        f"{SHOWN[metric]} {100 * _ahead(found, model, metric, baseline):+.1f} %"
+        for metric in metrics
+    )
     return f"{baseline.replace(',', '')}: {ahead}"
 
 
@@ -38,8 +47,14 @@ def _ahead(found: Result, model: str, metric: str, baseline: str) -> float:
 
 def tables(found: Result) -> str:
     """Show every model, and the changes from the first."""
-    shown = [[model, *(_cell(metric, one[metric]) for metric in SHOWN)] for model, one in found["models"].items()]
-    relative = [[model, *(f"{100 * v:+.1f} % ± {100 * m:.1f}" for v, m in one.values())] for model, one in found["changes"].items()]
+    shown = [
+        [model, *(_cell(metric, one[metric]) for metric in SHOWN)]
+        for model, one in found["models"].items()
+    ]
+    relative = [
+        [model, *(f"{100 * v:+.1f} % ± {100 * m:.1f}" for v, m in one.values())]
+        for model, one in found["changes"].items()
+    ]
     compared = next(iter(found["changes"].values()))
     people = f"{found['people']:,} people, {found['words']:,} words and signs, 400 each at most; all in %, but for the last column."
     related = f"Relative changes from {found['from']}, on the same people:"
@@ -49,4 +64,8 @@ def tables(found: Result) -> str:
 
 def _cell(metric: str, measured: list[float]) -> str:
     value, margin = measured
-    return f"{value:.1f}" if metric == "words_per_minute" else f"{100 * value:.2f} ± {100 * margin:.2f}"
+    return (
+        f"{value:.1f}"
+        if metric == "words_per_minute"
+        else f"{100 * value:.2f} ± {100 * margin:.2f}"
+    )

@@ -4,9 +4,15 @@ import sys
 from pathlib import Path
 
 import jax
-from jax._src import compiler  # private to JAX, which has no public way to set this for all programs: it may move
+from jax._src import (
+    compiler,
+)  # private to JAX, which has no public way to set this for all programs: it may move
 
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True, "xla_cpu_parallel_codegen_split_count": 1}
+QUICKLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 if jax.__version_info__ < (0, 12):  # later ones have no other way
     QUICKLY["xla_cpu_use_fusion_emitters"] = False
 

@@ -15,7 +15,9 @@ import jax
 # shown where the command line is killed again and again (contracts/test_killed.py).
 jax.config.update("jax_num_cpu_devices", 1)
 # Many tests compile the same small programs; they share what was compiled, and so do the processes that they start.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"taciturn-tests-{os.getuid()}")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
+    Path(tempfile.gettempdir()) / f"taciturn-tests-{os.getuid()}"
+)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -69,7 +71,9 @@ def programs_of_this_module(request) -> None:
     """Most tests say the same of machine code that was not optimised, and that is compiled in a quarter of the time. Modules about bounds,
     sums and noise say `pytestmark = pytest.mark.optimised`: they get the arithmetic that users get."""
     everything = os.environ.get("TACITURN_OPTIMISED")  # `make test-slow`
-    compile_with(optimised if everything or request.node.get_closest_marker("optimised") else quickly)
+    compile_with(
+        optimised if everything or request.node.get_closest_marker("optimised") else quickly
+    )
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +99,9 @@ def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Tests add runs of other names at most; whoever changes anything takes `copied_runs`."""
     folder = tmp_path_factory.mktemp("finished")
     words = lettered_words()
-    people = write_population(folder / "people", made_up_users(50), made_up_users(12, seed=1), words, {})
+    people = write_population(
+        folder / "people", made_up_users(50), made_up_users(12, seed=1), words, {}
+    )
     with compiled_quickly():
         trained(people, folder / "private", run={"rounds": 6, "evaluate_every": 6, "save_every": 6})
         trained(people, folder / "plain", algorithm="fedavg", privacy={"noise_multiplier": None})
@@ -114,7 +120,11 @@ def copied_runs(finished_runs: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def one_deviation(monkeypatch) -> None:
     """In place of noise exactly one standard deviation of it, for all coordinates alike."""
-    monkeypatch.setattr(sampler, "white", lambda spread, key, stream, size: from_numpy(np.full(size, int(spread.deviation))))
+    monkeypatch.setattr(
+        sampler,
+        "white",
+        lambda spread, key, stream, size: from_numpy(np.full(size, int(spread.deviation))),
+    )
 
 
 @pytest.fixture
@@ -122,7 +132,9 @@ def log_of(monkeypatch):
     """Every cohort that was recorded, and all who were in a total, by the fleet's folder."""
     asked, summed = [], []
     record, total = ParticipationLog.record, ServerRound.total
-    monkeypatch.setattr(ParticipationLog, "record", lambda log, cohort: asked.append(cohort) or record(log, cohort))
+    monkeypatch.setattr(
+        ParticipationLog, "record", lambda log, cohort: asked.append(cohort) or record(log, cohort)
+    )
 
     def noted(server):
         done = total(server)
@@ -135,7 +147,9 @@ def log_of(monkeypatch):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    playwright_api = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed"
+    )
     if not CHROMIUM.exists():
         pytest.skip(f"there is no Chromium at {CHROMIUM}")
     with playwright_api.sync_playwright() as playwright:

@@ -31,7 +31,9 @@ USERS = 12
 
 def few_people(folder: Path, users: int = USERS) -> Population:
     texts = {f"u{k}": [4 + k % 3] * 8 for k in range(users)}
-    return write_population(folder, texts, {f"held out {k}": [4, 5, 6] for k in range(10)}, SEVEN_WORDS, {})
+    return write_population(
+        folder, texts, {f"held out {k}": [4, 5, 6] for k in range(10)}, SEVEN_WORDS, {}
+    )
 
 
 def simulated(people: Population) -> SimulatedFleet:
@@ -55,12 +57,16 @@ class Loop:
 
 
 @functools.cache  # so that it is compiled once
-def averaging(participation: Participation | None = None, private: Mechanism | None = None) -> Algorithm:
+def averaging(
+    participation: Participation | None = None, private: Mechanism | None = None
+) -> Algorithm:
     """Every user's update is the message plus a sum over the text. It tells totals of different messages apart, and is alike in all
     coordinates, so that what differs between coordinates is noise."""
     return Algorithm(
         init=lambda params: ServerState(params, ()),
-        user_update=lambda message, user, key: {"x": message.params["x"] + 1e-3 * jnp.sum(user.batches)},
+        user_update=lambda message, user, key: {
+            "x": message.params["x"] + 1e-3 * jnp.sum(user.batches)
+        },
         server_update=lambda server, estimate: ServerState(estimate, ()),
         mechanism=private or mechanism(flat_clip(1.0), fixed_denominator(6.0), gaussian(1.0)),
         participation=participation or PoissonSampling(0.5),
@@ -81,12 +87,26 @@ def account_of(of: Algorithm, path: Path, name: str = "run", **declared) -> Acco
     return Account(Ledger(path), terms, of.mechanism.event(of.participation))
 
 
-def curator_of(of: Algorithm, fleet: Fleet, account: Account, root: bytes = bytes(32), log: ParticipationLog | None = None) -> Curator:
-    return Curator(of, fleet, account, root, log, Records(account.ledger.path.with_suffix(".releases"), root))
+def curator_of(
+    of: Algorithm,
+    fleet: Fleet,
+    account: Account,
+    root: bytes = bytes(32),
+    log: ParticipationLog | None = None,
+) -> Curator:
+    return Curator(
+        of, fleet, account, root, log, Records(account.ledger.path.with_suffix(".releases"), root)
+    )
 
 
 def opened(
-    of: Algorithm, fleet: Fleet, path: Path, root: bytes = bytes(32), log: ParticipationLog | None = None, reopen: bool = False, **declared
+    of: Algorithm,
+    fleet: Fleet,
+    path: Path,
+    root: bytes = bytes(32),
+    log: ParticipationLog | None = None,
+    reopen: bool = False,
+    **declared,
 ) -> Curator:
     """Of a run that was just opened, or that another process goes on with."""
     account = account_of(of, path, **declared)

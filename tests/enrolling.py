@@ -20,7 +20,9 @@ def public(key):
 
 def certificate(number, key, issuer=ISSUER, days=(-1, 1), after=0):
     """For the public key of `key`, from so many days from now to so many."""
-    return issuer.certify(number, public(key), *(int(time.time() + day * DAY) for day in days), after)
+    return issuer.certify(
+        number, public(key), *(int(time.time() + day * DAY) for day in days), after
+    )
 
 
 def enrolled(keys):

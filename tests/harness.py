@@ -31,7 +31,10 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import parse_recipe
 from taciturn.runs.loop import train_run
 
-lowers_for_gpus = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="from 0.12 on JAX compiles for a GPU only where there is one")
+lowers_for_gpus = pytest.mark.skipif(
+    jax.__version_info__ >= (0, 12),
+    reason="from 0.12 on JAX compiles for a GPU only where there is one",
+)
 WORDS = 40
 
 
@@ -44,7 +47,9 @@ def until(condition, seconds=20):
 
 def mostly_slow(values, *quick):
     """Parameters of which only some are tried with every change, the others by `make test-slow`."""
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return [
+        value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values
+    ]
 
 
 def compile_with(options) -> None:
@@ -56,7 +61,13 @@ def compile_with(options) -> None:
 
 def forget_programs() -> None:
     """All that was traced or compiled in this process."""
-    for kept in (build._shared_model, build._shared_algorithm, device_program, in_process._adder, assemble._messages):
+    for kept in (
+        build._shared_model,
+        build._shared_algorithm,
+        device_program,
+        in_process._adder,
+        assemble._messages,
+    ):
         getattr(kept, "cache_clear", lambda: None)()  # a test may have put something else there
     jax.clear_caches()
 
@@ -73,7 +84,13 @@ class TracedAnew(pytest.MonkeyPatch):
     """Runs of one recipe share what was compiled: where a part of it is replaced, nothing from before the change or from under it stays."""
 
     def setattr(self, target, *more, **settings):
-        module = target if isinstance(target, str) else target.__name__ if inspect.ismodule(target) else ""
+        module = (
+            target
+            if isinstance(target, str)
+            else target.__name__
+            if inspect.ismodule(target)
+            else ""
+        )
         self.traced = getattr(self, "traced", False) or module.startswith(TRACED)
         _setattr(self, target, *more, **settings)
         if self.traced:
@@ -85,15 +102,35 @@ class TracedAnew(pytest.MonkeyPatch):
             forget_programs()
 
 
-TRACED = ("models", "algorithms", "recipe.build", "fleets.simulation.in_process", "trees", "privacy.curator")
-TRACED += tuple(f"privacy.{one}" for one in ("sampler", "wide", "mechanism", "clipping", "noise", "correlated_noise", "estimators"))
+TRACED = (
+    "models",
+    "algorithms",
+    "recipe.build",
+    "fleets.simulation.in_process",
+    "trees",
+    "privacy.curator",
+)
+TRACED += tuple(
+    f"privacy.{one}"
+    for one in (
+        "sampler",
+        "wide",
+        "mechanism",
+        "clipping",
+        "noise",
+        "correlated_noise",
+        "estimators",
+    )
+)
 TRACED += tuple(f"privacy.{one}" for one in ("adaptive_clip", "secagg_encoding", "chacha20"))
 TRACED = tuple(f"taciturn.{one}" for one in TRACED)
 _setattr, _undo = pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo
 pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo = TracedAnew.setattr, TracedAnew.undo
 
 
-def made_up_users(count: int, seed: int = 0, least: int = 5, most: int = 60) -> dict[str, list[int]]:
+def made_up_users(
+    count: int, seed: int = 0, least: int = 5, most: int = 60
+) -> dict[str, list[int]]:
     """Users of unequal length who count upwards from a word of their own, so that there is something to learn."""
     generator = np.random.default_rng(seed)
     users = {}
@@ -104,7 +141,9 @@ def made_up_users(count: int, seed: int = 0, least: int = 5, most: int = 60) -> 
 
 
 def small_population(folder: Path, vocabulary: Vocabulary) -> Population:
-    return write_population(folder, made_up_users(50), made_up_users(12, seed=1), vocabulary, {"source": "made up"})
+    return write_population(
+        folder, made_up_users(50), made_up_users(12, seed=1), vocabulary, {"source": "made up"}
+    )
 
 
 def copied_population(folder: Path, to: Path) -> Population:
@@ -127,7 +166,9 @@ def cut_off_rows(path: Path, rows: int = 1) -> None:
     lines = path.read_bytes().splitlines(keepends=True)[:-rows]
     path.write_bytes(b"".join(lines))
     head = json.loads(path.with_suffix(".head").read_text())
-    path.with_suffix(".head").write_text(json.dumps(head | {"rows": len(lines), "head": json.loads(lines[-1])["hash"]}))
+    path.with_suffix(".head").write_text(
+        json.dumps(head | {"rows": len(lines), "head": json.loads(lines[-1])["hash"]})
+    )
 
 
 def quietly(*_) -> None:
@@ -163,7 +204,9 @@ def tiny_recipe(population: Population, **sections) -> Recipe:
     for section, values in sections.items():
         if isinstance(values, dict):
             content[section] = {**content.get(section, {}), **values}
-            content[section] = {key: value for key, value in content[section].items() if value is not None}
+            content[section] = {
+                key: value for key, value in content[section].items() if value is not None
+            }
         else:
             content[section] = values
     return parse_recipe(content)
@@ -171,7 +214,10 @@ def tiny_recipe(population: Population, **sections) -> Recipe:
 
 def from_numpy(numbers) -> Wide:
     numbers = np.asarray(numbers, np.int64)
-    return Wide(jnp.asarray((numbers >> 32).astype(np.int32)), jnp.asarray((numbers & 0xFFFFFFFF).astype(np.uint32)))
+    return Wide(
+        jnp.asarray((numbers >> 32).astype(np.int32)),
+        jnp.asarray((numbers & 0xFFFFFFFF).astype(np.uint32)),
+    )
 
 
 def exact(report, clip_norm):
@@ -197,12 +243,18 @@ class SideBySide(SimulatedFleet):
 
 def started(recipe: Recipe) -> tuple[Algorithm, Params]:
     """The algorithm of a recipe, and parameters to begin with."""
-    return build.algorithm(recipe, WORDS), build.language_model(recipe.model, WORDS).init(jax.random.key(0))
+    return build.algorithm(recipe, WORDS), build.language_model(recipe.model, WORDS).init(
+        jax.random.key(0)
+    )
 
 
 def true_norm(update) -> float:
     """In float64, over all layers."""
-    return float(np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(update))))
+    return float(
+        np.sqrt(
+            sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(update))
+        )
+    )
 
 
 def noise_key(number: int, seed: int = 0) -> np.ndarray:
@@ -213,7 +265,9 @@ def noise_key(number: int, seed: int = 0) -> np.ndarray:
 def nobody(mechanism: Mechanism, like: Params) -> Report:
     """The total of an empty cohort."""
     public = mechanism.public(mechanism.init(like))
-    return trees.zeros_like(jax.eval_shape(mechanism.bound, public, like, jnp.float32(0), jax.random.key(0)))
+    return trees.zeros_like(
+        jax.eval_shape(mechanism.bound, public, like, jnp.float32(0), jax.random.key(0))
+    )
 
 
 SHORT = {"rounds": 1, "save_every": 1, "evaluate_every": 1, "seed": None}

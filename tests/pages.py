@@ -44,8 +44,12 @@ def script_on_page(*paths: Path) -> str:
         return connection.getresponse().read().decode()
 
 
-def published(vocabulary: Vocabulary, name: str = "one", blocked: tuple[str, ...] = ()) -> Published:
-    return Published(name, vocabulary.words, vocabulary.about, None, "made up", "public text", blocked)
+def published(
+    vocabulary: Vocabulary, name: str = "one", blocked: tuple[str, ...] = ()
+) -> Published:
+    return Published(
+        name, vocabulary.words, vocabulary.about, None, "made up", "public text", blocked
+    )
 
 
 def counted(vocabulary: Vocabulary, *sentences: str, order: int = 3):
@@ -60,7 +64,11 @@ def in_bytes(weights: StepWeights) -> StepWeights:
         values, scales = int8(matrix)
         return values.astype(np.float32) * scales[:, None]
 
-    named = {name: getattr(weights, name) for name in ("input", "recurrent", "projection", "to_context")}
+    named = {
+        name: getattr(weights, name) for name in ("input", "recurrent", "projection", "to_context")
+    }
     turned = {name: rounded(matrix.T).T for name, matrix in named.items() if matrix is not None}
     words, tied = rounded(weights.words), weights.embedding is weights.words
-    return weights._replace(**turned, words=words, embedding=words if tied else rounded(weights.embedding))
+    return weights._replace(
+        **turned, words=words, embedding=words if tied else rounded(weights.embedding)
+    )

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import redis
 
-needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="there is no redis-server here: apt-get install redis-server")
+needs_redis = pytest.mark.skipif(
+    shutil.which("redis-server") is None,
+    reason="there is no redis-server here: apt-get install redis-server",
+)
 QUIET = ("--save", "", "--appendonly", "no")
 
 
@@ -18,7 +21,16 @@ class RedisServer:
 
     def __init__(self, folder, *options):
         self.folder, self.url = Path(folder), f"unix://{folder}/redis.sock"
-        self._command = ["redis-server", "--port", "0", "--unixsocket", f"{folder}/redis.sock", "--dir", str(folder), *(options or QUIET)]
+        self._command = [
+            "redis-server",
+            "--port",
+            "0",
+            "--unixsocket",
+            f"{folder}/redis.sock",
+            "--dir",
+            str(folder),
+            *(options or QUIET),
+        ]
         self.start()
 
     def start(self):
@@ -42,9 +54,15 @@ class RedisServer:
     def everything(self):
         """Every key, with its value and the milliseconds that it has to live; -1 is for ever."""
         with redis.Redis.from_url(self.url) as client:
-            read = {b"string": client.get, b"hash": client.hgetall, b"list": lambda key: client.lrange(key, 0, -1)}
+            read = {
+                b"string": client.get,
+                b"hash": client.hgetall,
+                b"list": lambda key: client.lrange(key, 0, -1),
+            }
             read[b"zset"] = lambda key: client.zrange(key, 0, -1, withscores=True)
-            return {key: (read[client.type(key)](key), client.pttl(key)) for key in client.scan_iter()}
+            return {
+                key: (read[client.type(key)](key), client.pttl(key)) for key in client.scan_iter()
+            }
 
 
 @contextmanager

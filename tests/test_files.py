@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from taciturn import files
 from taciturn.errors import TaciturnError
-from taciturn.files import FolderExists, check_new_folder, from_json, locked, new_folder, next_folder, to_json
+from taciturn.files import (
+    FolderExists,
+    check_new_folder,
+    from_json,
+    locked,
+    new_folder,
+    next_folder,
+    to_json,
+)
 
 HELD = """
 import sys
@@ -81,7 +89,9 @@ def test_of_two_that_begin_at_once_one_is_refused_and_leaves_nothing(tmp_path, m
     first, second = begin("first"), begin("second")
     next(first), next(second)
     next(first, None)
-    checks = iter([lambda *where: None, check_new_folder])  # it looks before the first is there, and again when it cannot follow
+    checks = iter(
+        [lambda *where: None, check_new_folder]
+    )  # it looks before the first is there, and again when it cannot follow
     monkeypatch.setattr(files, "check_new_folder", lambda *where: next(checks)(*where))
     with pytest.raises(FolderExists, match="exists already: choose another"):
         next(second)
@@ -98,7 +108,9 @@ def test_the_next_folder_is_the_first_that_is_not_there(tmp_path):
 
 def test_a_lock_goes_when_its_process_is_killed_and_not_before(tmp_path):
     path, busy = tmp_path / "lock", TaciturnError("somebody has it")
-    with subprocess.Popen([sys.executable, "-c", HELD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(TaciturnError, match="somebody has it"), locked(path, busy):
@@ -112,9 +124,18 @@ def test_a_lock_goes_when_its_process_is_killed_and_not_before(tmp_path):
 
 
 def test_json_has_words_for_numbers_that_are_not_finite():
-    content = {"epsilon": math.inf, "rows": [(-math.inf, 1.5)], "margin": math.nan, "none": None, "name": "ε"}
+    content = {
+        "epsilon": math.inf,
+        "rows": [(-math.inf, 1.5)],
+        "margin": math.nan,
+        "none": None,
+        "name": "ε",
+    }
     said = to_json(content, ensure_ascii=False)
-    assert said == '{"epsilon": "infinity", "rows": [["-infinity", 1.5]], "margin": null, "none": null, "name": "ε"}'
+    assert (
+        said
+        == '{"epsilon": "infinity", "rows": [["-infinity", 1.5]], "margin": null, "none": null, "name": "ε"}'
+    )
     with pytest.raises(ValueError, match="not JSON compliant"):  # the twin that must fail
         json.dumps(content, allow_nan=False)
 

@@ -16,7 +16,9 @@ from taciturn.planning import PlanError, Question, grown, plan
 from taciturn.privacy.accounting import epsilon, gaussian_epsilon
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 
-simulated_timer = functools.cache(planning.simulated_timer)  # the same timer takes the same second each time
+simulated_timer = functools.cache(
+    planning.simulated_timer
+)  # the same timer takes the same second each time
 
 
 def answers(question, *mechanisms):
@@ -79,11 +81,26 @@ def test_what_cannot_be_is_refused_in_a_sentence():
         ({"rounds": 0}, "at least one round"),
     ):
         with pytest.raises(PlanError, match=sentence):
-            Question(**({"population": 1000, "rounds": 10, "report_goal": 100, "noise_multiplier": 1.0} | wrong))
+            Question(
+                **(
+                    {"population": 1000, "rounds": 10, "report_goal": 100, "noise_multiplier": 1.0}
+                    | wrong
+                )
+            )
 
 
 def test_the_command_prints_a_table_and_json():
-    common = ["plan", "--population", "100000", "--rounds", "50", "--report-goal", "1000", "--noise-multiplier", "2"]
+    common = [
+        "plan",
+        "--population",
+        "100000",
+        "--rounds",
+        "50",
+        "--report-goal",
+        "1000",
+        "--noise-multiplier",
+        "2",
+    ]
     run = CliRunner().invoke(app, [*common, "--mechanism", "honaker"])
     assert run.exit_code == 0, run.output
     assert "99 rounds of rest are possible" in " ".join(run.output.split())
@@ -169,11 +186,23 @@ def test_a_small_trial_grows_until_rho_is_met_and_its_noise_on_the_average_stays
 
 def test_where_the_largest_goal_is_not_enough_there_is_more_noise_and_a_warning(monkeypatch):
     rests(monkeypatch)
-    found = grown(Question(830_000, 530, 500, noise_multiplier=0.54), 0.5, 2000, "honaker", lambda *_: None)
+    found = grown(
+        Question(830_000, 530, 500, noise_multiplier=0.54), 0.5, 2000, "honaker", lambda *_: None
+    )
     assert found.question.report_goal == 2000
     assert found.answer.rho == pytest.approx(0.5)
     assert found.more_noise > 1
-    common = ["plan", "--population", "830000", "--rounds", "530", "--report-goal", "500", "--noise-multiplier", "0.54"]
+    common = [
+        "plan",
+        "--population",
+        "830000",
+        "--rounds",
+        "530",
+        "--report-goal",
+        "500",
+        "--noise-multiplier",
+        "0.54",
+    ]
     common += ["--grow-to-rho", "0.5", "--largest-goal", "2000", "--mechanism", "honaker"]
     said = CliRunner().invoke(app, common).output
     assert "2,000 reports a round" in said
@@ -189,8 +218,24 @@ def test_what_cannot_grow_is_refused():
         grown(Question(10_000, 100, 500, epsilon=1.0), 1.0, 1000, "tree", lambda *_: None)
     with pytest.raises(PlanError, match="half of the users, not 9,000"):
         grown(trial, 1.0, 9_000, "tree", lambda *_: None)
-    out = CliRunner().invoke(app, ["plan", "--population", "10000", "--rounds", "10", "--report-goal", "50", "--noise-multiplier", "1",
-                                   "--grow-to-rho", "1", "--mechanism", "poisson"])  # fmt: skip
+    out = CliRunner().invoke(
+        app,
+        [
+            "plan",
+            "--population",
+            "10000",
+            "--rounds",
+            "10",
+            "--report-goal",
+            "50",
+            "--noise-multiplier",
+            "1",
+            "--grow-to-rho",
+            "1",
+            "--mechanism",
+            "poisson",
+        ],
+    )
     assert out.exit_code == 1
     assert isinstance(out.exception, PlanError)
 
@@ -207,7 +252,10 @@ def test_where_the_optimiser_runs_off_a_buffer_less_is_taken(tmp_path, monkeypat
 
     monkeypatch.setattr(buffered_toeplitz, "optimize", optimize)
     if failing < 3:
-        assert optimal_blt(2000, 50, 40) == {"decay": [0.9] * (3 - failing), "scale": [0.1] * (3 - failing)}
+        assert optimal_blt(2000, 50, 40) == {
+            "decay": [0.9] * (3 - failing),
+            "scale": [0.1] * (3 - failing),
+        }
     else:
         with pytest.raises(ValueError, match="no BLT was found for 2000 rounds, 50 of them"):
             optimal_blt(2000, 50, 40)

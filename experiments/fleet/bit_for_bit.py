@@ -37,7 +37,10 @@ def noting_device(folder: Path, server: str) -> None:
 
     def noted(message, user, key):
         report = program(message, user, key)
-        np.save(folder / f"report-{int(message.public.round)}.npy", np.asarray(report.update).astype(np.uint32))
+        np.save(
+            folder / f"report-{int(message.public.round)}.npy",
+            np.asarray(report.update).astype(np.uint32),
+        )
         return report
 
     device._program = noted
@@ -59,19 +62,26 @@ class Noting(device_fleets.DeviceFleet):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--devices", type=int, default=20)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--server", help="be a device of this server instead; `recipe` is then its folder")
+    parser.add_argument(
+        "--server", help="be a device of this server instead; `recipe` is then its folder"
+    )
     args = parser.parse_args()
     if args.server:
         noting_device(args.recipe, args.server)
         return
     recipe = load_recipe(args.recipe, args.set)
     folders.new_fleet(args.out / "server", recipe)
-    people, devices = build.population(recipe), [args.out / f"device-{number}" for number in range(args.devices)]
+    people, devices = (
+        build.population(recipe),
+        [args.out / f"device-{number}" for number in range(args.devices)],
+    )
     for number, folder in enumerate(devices):
         folders.save_text(folder, people.texts[number])
     folders.enrol(args.out / "server", devices)
@@ -80,7 +90,10 @@ def main() -> None:
     began = time.monotonic()
     with fleet._logging(), wire_server(args.out / "server" / "wire", "127.0.0.1", 0) as server:
         command = [sys.executable, __file__, "--out", str(args.out), "--server", server.address]
-        running = [subprocess.Popen([*command, str(folder)], stderr=subprocess.DEVNULL) for folder in devices]
+        running = [
+            subprocess.Popen([*command, str(folder)], stderr=subprocess.DEVNULL)
+            for folder in devices
+        ]
         try:
             fleet._serve(server, args.out / "server", args.out / "run", resume=False)
         finally:
@@ -88,16 +101,24 @@ def main() -> None:
                 process.terminate()
             for process in running:
                 process.wait()
-    own, theirs = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    modulus = build.algorithm(load_recipe(args.out / "server" / "recipe.toml"), 10_000).mechanism.modulus
+    own, theirs = (
+        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    modulus = build.algorithm(
+        load_recipe(args.out / "server" / "recipe.toml"), 10_000
+    ).mechanism.modulus
     plain = plain_sums(args.out, devices, Noting.totals, modulus)
-    same = {round: bool(np.array_equal(plain[round], total)) for round, total in Noting.totals.items()}
+    same = {
+        round: bool(np.array_equal(plain[round], total)) for round, total in Noting.totals.items()
+    }
     again = done_again(args.out, plain)
     one, other = (jax.tree.leaves(load_model(folder)[0]) for folder in (args.out / "run", again))
     result = {
         "rounds": len(same),
         "sums equal to the bit": all(same.values()),
-        "models equal to the bit": all(np.array_equal(*pair) for pair in zip(one, other, strict=True)),
+        "models equal to the bit": all(
+            np.array_equal(*pair) for pair in zip(one, other, strict=True)
+        ),
         "seconds of a round": [round(seconds, 1) for seconds in Noting.seconds],
         "seconds in all": round(time.monotonic() - began, 1),
         "CPU seconds, server": round(own.ru_utime + own.ru_stime, 1),
@@ -106,7 +127,9 @@ def main() -> None:
     print(json.dumps(result, indent=1))
 
 
-def plain_sums(out: Path, devices: list[Path], totals: dict[int, np.ndarray], modulus: int) -> dict[int, np.ndarray]:
+def plain_sums(
+    out: Path, devices: list[Path], totals: dict[int, np.ndarray], modulus: int
+) -> dict[int, np.ndarray]:
     """Of the reports that devices noted; a device that came too late has noted one, too, which is in no total."""
     sums = {}
     for round in totals:
@@ -124,7 +147,9 @@ def done_again(out: Path, plain: dict[int, np.ndarray]) -> Path:
         def users(self, eligible):
             return eligible(np.arange(self.count))
 
-    recipe = load_recipe(out / "server" / "recipe.toml").with_settings("data", population=str(out / "again" / "population"))
+    recipe = load_recipe(out / "server" / "recipe.toml").with_settings(
+        "data", population=str(out / "again" / "population")
+    )
     save_recipe(recipe, out / "again" / "recipe.toml")
     enrolled = folders.enrolled_keys(out / "server")
     Plain.count = len(enrolled)

@@ -17,19 +17,38 @@ PILOT_WITHOUT_PRIVACY = 0.2053  # unclipped, the same start and people; measured
 
 
 def items() -> list[Item]:
-    return [blogs(), shipped(), steam(), watched(), typing("blogs", "blogs"), typing("sms", "phone messages")]
+    return [
+        blogs(),
+        shipped(),
+        steam(),
+        watched(),
+        typing("blogs", "blogs"),
+        typing("sms", "phone messages"),
+    ]
 
 
 def rows(found: Group, runs: tuple[str, ...]) -> list[list[object]]:
     """A line for the start, and one for each ε."""
     start = found.at(runs[0], 0)
-    made: list[list[object]] = [["the start", "", "", percent(start), "", percent(found.at(runs[0], 0, "accuracy_top3")), ""]]
+    made: list[list[object]] = [
+        [
+            "the start",
+            "",
+            "",
+            percent(start),
+            "",
+            percent(found.at(runs[0], 0, "accuracy_top3")),
+            "",
+        ]
+    ]
     smaller = computed(PAPER)["epsilon_at_one_over_users_squared"]
     for run in runs:
         last, first = found.last(run), found.found[run][0]
         named = ["∞", ""] if run == "none" else [run, smaller.get(f"{found.name}-{run}", "–")]
         top3 = percent(found.last(run, "accuracy_top3"))
-        made.append([*named, first["rounds"], f"**{last}**", f"{gain(found, run):+.2f}", top3, last.seeds])
+        made.append(
+            [*named, first["rounds"], f"**{last}**", f"{gain(found, run):+.2f}", top3, last.seeds]
+        )
     return made
 
 
@@ -42,7 +61,11 @@ def gain(found: Group, run: str) -> float:
 
 
 @judged(
-    PAPER, "blogs", "blogs", "9,190 bloggers, the pilot's start", "bars: +0.6, +1.1, +1.3 points at ε = 1, 4, 8; −0.5 from no privacy at 8"
+    PAPER,
+    "blogs",
+    "blogs",
+    "9,190 bloggers, the pilot's start",
+    "bars: +0.6, +1.1, +1.3 points at ε = 1, 4, 8; −0.5 from no privacy at 8",
 )
 def blogs(found: Group) -> Judged:
     runs = (*EPSILONS, "none")
@@ -50,11 +73,19 @@ def blogs(found: Group) -> Judged:
     margins = [50 * (found.last(run).most - found.last(run).least) for run in EPSILONS]
     across = (points[0][0], points[-1][0])
     level = {"no privacy": found.last("none").value, "the start": found.at("1", 0).value}
-    lines = [Line("private", points, margins), *(Line(name, [(x, 100 * value) for x in across]) for name, value in level.items())]
-    svg = figure("Blogs: AccuracyTop1 of held-out people", "ε, real", "AccuracyTop1, %", lines, log=True)
+    lines = [
+        Line("private", points, margins),
+        *(Line(name, [(x, 100 * value) for x in across]) for name, value in level.items()),
+    ]
+    svg = figure(
+        "Blogs: AccuracyTop1 of held-out people", "ε, real", "AccuracyTop1, %", lines, log=True
+    )
     behind = 100 * (max(found.last("none").value, PILOT_WITHOUT_PRIVACY) - found.last("8").value)
     reached = all(gain(found, run) >= bar for run, bar in BARS.items()) and behind <= 0.5
-    ours = ", ".join(f"{gain(found, run):+.2f} at {run}" for run in EPSILONS) + f"; −{behind:.2f} from the best without privacy at 8"
+    ours = (
+        ", ".join(f"{gain(found, run):+.2f} at {run}" for run in EPSILONS)
+        + f"; −{behind:.2f} from the best without privacy at 8"
+    )
     details = table(HEAD, rows(found, runs)) + "\n\nδ = 4.4 · 10⁻⁵ = users^−1.1."
     if typed.results(PAPER, "typing-blogs"):
         details += " N-grams, measured on the same words as these models, are in the typing table."
@@ -71,14 +102,28 @@ def blogs(found: Group) -> Judged:
 def shipped(found: Group) -> Judged:
     last = found.last("4")
     ours = f"{percent(last)} at ε = 4, {gain(found, '4'):+.2f}; with history Kneser–Ney has 19.41 (the pilot's figures, all 896,068 tokens)"
-    return Judged(ours, Verdict.HOLDS if last.value > 0.1849 else Verdict.FAILS, table(HEAD, rows(found, ("4",))))
+    return Judged(
+        ours,
+        Verdict.HOLDS if last.value > 0.1849 else Verdict.FAILS,
+        table(HEAD, rows(found, ("4",))),
+    )
 
 
-@judged(PAPER, "steam", "steam", "36,903 people with 200 words in the middle", "how far more people with less text carry")
+@judged(
+    PAPER,
+    "steam",
+    "steam",
+    "36,903 people with 200 words in the middle",
+    "how far more people with less text carry",
+)
 def steam(found: Group) -> Judged:
     runs = ("0.5", "1", "2", "4")
     ours = ", ".join(f"{gain(found, run):+.2f} at {run}" for run in runs)
-    return Judged(ours, Verdict.HOLDS if gain(found, "1") > 0.6 else Verdict.PART, table(HEAD, rows(found, runs)))
+    return Judged(
+        ours,
+        Verdict.HOLDS if gain(found, "1") > 0.6 else Verdict.PART,
+        table(HEAD, rows(found, runs)),
+    )
 
 
 @judged(
@@ -92,7 +137,13 @@ def watched(found: Group) -> Judged:
     (private,), audit = found.found["4"], found.found["4"][0]["audit"]
     ours, beside = (memorised(found.found[run]) for run in ("4", "none"))
     cells = [
-        [*kind, ", ".join(map(rank_text, ranks)), share, ", ".join(map(rank_text, beside[kind][1])), beside[kind][2]]
+        [
+            *kind,
+            ", ".join(map(rank_text, ranks)),
+            share,
+            ", ".join(map(rank_text, beside[kind][1])),
+            beside[kind][2],
+        ]
         for kind, (_, ranks, share) in ours.items()
     ]
     alone = min(rank for (users, _), (_, ranks, _) in ours.items() if users == 1 for rank in ranks)
@@ -102,10 +153,12 @@ def watched(found: Group) -> Judged:
         f"user's canaries: {rank_text(alone)} and more"
     )
     head = ["n_u", "n_e", "ε = 4: ranks", "found", "no privacy: ranks", "found"]
-    details = (
-        f"AccuracyTop1 of this run: {100 * private['rows'][-1]['accuracy_top1']:.2f} %. Ranks among 2,000,000 random continuations.\n\n"
+    details = f"AccuracyTop1 of this run: {100 * private['rows'][-1]['accuracy_top1']:.2f} %. Ranks among 2,000,000 random continuations.\n\n"
+    return Judged(
+        said,
+        Verdict.FAILS if audit["refuted"] or alone < 100 else Verdict.HOLDS,
+        details + table(head, cells),
     )
-    return Judged(said, Verdict.FAILS if audit["refuted"] or alone < 100 else Verdict.HOLDS, details + table(head, cells))
 
 
 def typing(text: str, about: str) -> Item:
@@ -115,5 +168,17 @@ def typing(text: str, about: str) -> Item:
     if found is None:
         return not_run(name, f"what people are spared who type {about}", claim, command)
     metrics = ("accuracy_top1", "accuracy_top3", "keystroke_saving")
-    ours, verdict = f"ε = 4 over {typed.changes(found, SHOWN, metrics, found['from'])}", typed.verdict(found, SHOWN, metrics, found["from"])
-    return Item(name, f"what people are spared who type {about}", claim, ours, verdict, 1, command, typed.tables(found))
+    ours, verdict = (
+        f"ε = 4 over {typed.changes(found, SHOWN, metrics, found['from'])}",
+        typed.verdict(found, SHOWN, metrics, found["from"]),
+    )
+    return Item(
+        name,
+        f"what people are spared who type {about}",
+        claim,
+        ours,
+        verdict,
+        1,
+        command,
+        typed.tables(found),
+    )

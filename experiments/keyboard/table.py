@@ -25,10 +25,24 @@ from taciturn.runs.typing import read_people
 
 PEOPLE, WORDS = 1000, 400
 SHOWN = (
-    "accuracy_top1", "accuracy_top3", "keystroke_saving", "recall_top1", "recall_top3", "picked_rate", "trigger_rate",
-    "word_modified_ratio", "words_per_minute",
-)  # fmt: skip
-COMPARED = ("accuracy_top1", "accuracy_top3", "keystroke_saving", "picked_rate", "recall_top1", "recall_top3")
+    "accuracy_top1",
+    "accuracy_top3",
+    "keystroke_saving",
+    "recall_top1",
+    "recall_top3",
+    "picked_rate",
+    "trigger_rate",
+    "word_modified_ratio",
+    "words_per_minute",
+)
+COMPARED = (
+    "accuracy_top1",
+    "accuracy_top3",
+    "keystroke_saving",
+    "picked_rate",
+    "recall_top1",
+    "recall_top3",
+)
 
 
 def typed(messages: list[list[str]], path: str) -> Typing:
@@ -52,9 +66,14 @@ def figures(typings: dict[str, Typing]) -> dict[str, Any]:
     (first, baseline), *others = typings.items()
     return {
         "words": int(baseline.tokens.sum()),
-        "models": {name: {metric: pair(one[metric]) for metric in SHOWN} for name, one in typings.items()},
+        "models": {
+            name: {metric: pair(one[metric]) for metric in SHOWN} for name, one in typings.items()
+        },
         "from": first,
-        "changes": {name: {metric: pair(one.change_from(baseline, metric)) for metric in COMPARED} for name, one in others},
+        "changes": {
+            name: {metric: pair(one.change_from(baseline, metric)) for metric in COMPARED}
+            for name, one in others
+        },
     }
 
 
@@ -66,7 +85,12 @@ def main(population: str, text: str, out: str, *models: str) -> None:
     content = {"people": len(messages), **figures(typings)}
     Path(out).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     for name, one in content["models"].items():
-        print(f"{name}: " + ", ".join(f"{metric} {value:.4g} ± {margin:.2g}" for metric, (value, margin) in one.items()))
+        print(
+            f"{name}: "
+            + ", ".join(
+                f"{metric} {value:.4g} ± {margin:.2g}" for metric, (value, margin) in one.items()
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradient_compression import Memory, clip_locally, compress, empty_memory, entries_sent, share_sent, upload_bytes
+from gradient_compression import (
+    Memory,
+    clip_locally,
+    compress,
+    empty_memory,
+    entries_sent,
+    share_sent,
+    upload_bytes,
+)
 from taciturn import trees
 from taciturn.core import Key, Params, PyTree
 from taciturn.models.cells import lstm_cell
@@ -61,10 +69,21 @@ def prepare(parquet: Path, out: Path) -> None:
     for split, line in zip(table["split"], table["text"], strict=True):
         words[split] += [*line.split(), END_OF_SENTENCE]
     counts = collections.Counter(words["train"])
-    ids = {word: index for index, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word)))}
+    ids = {
+        word: index
+        for index, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word)))
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(out, **{split: np.array([ids[word] for word in text], np.uint16) for split, text in words.items()})
-    print(f"{len(ids):,} words;", ", ".join(f"{split} {len(text):,}" for split, text in words.items()))
+    np.savez(
+        out,
+        **{
+            split: np.array([ids[word] for word in text], np.uint16)
+            for split, text in words.items()
+        },
+    )
+    print(
+        f"{len(ids):,} words;", ", ".join(f"{split} {len(text):,}" for split, text in words.items())
+    )
 
 
 def windows(text: np.ndarray, rows: int, length: int) -> np.ndarray:
@@ -100,7 +119,9 @@ times.defvjp(_times_forward, _times_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def carried(product: str, gates: jax.Array, recurrent: jax.Array, start: tuple[jax.Array, jax.Array]):
+def carried(
+    product: str, gates: jax.Array, recurrent: jax.Array, start: tuple[jax.Array, jax.Array]
+):
     """models/recurrence.py from a state other than zero: [length, rows, gates] → outputs, and the state at the end.
 
     No gradient flows through either state: back-propagation is truncated at both ends of a window.
@@ -128,12 +149,16 @@ def _carried_backward(product, saved, gradient):
     def step(state, inputs):
         d_fed_back, d_carry = state
         d_output, total, carry = inputs
-        _, pull_back = jax.vjp(lambda total, carry: lstm_cell(total, jnp.zeros_like(total), carry), total, carry)
+        _, pull_back = jax.vjp(
+            lambda total, carry: lstm_cell(total, jnp.zeros_like(total), carry), total, carry
+        )
         d_total, d_carry = pull_back((d_output + d_fed_back, d_carry))
         return (dot(d_total, back, product), d_carry), d_total
 
     nothing = jax.tree.map(jnp.zeros_like, start)
-    _, d_gates = jax.lax.scan(step, nothing, (gradient[0], totals, carries), reverse=True, unroll=UNROLL)
+    _, d_gates = jax.lax.scan(
+        step, nothing, (gradient[0], totals, carries), reverse=True, unroll=UNROLL
+    )
     fed_back = jnp.concatenate([start[0][None], outputs[:-1]])
     return d_gates, dot(flat(fed_back).T, flat(d_gates), product), nothing
 
@@ -150,7 +175,9 @@ def zero_state(params: Params, rows: int) -> State:
     return ((zero, zero),) * LAYERS
 
 
-def window_loss(settings: Settings, params: Params, state: State, tokens: jax.Array, key: Key | None) -> tuple[jax.Array, State]:
+def window_loss(
+    settings: Settings, params: Params, state: State, tokens: jax.Array, key: Key | None
+) -> tuple[jax.Array, State]:
     """−Σ log p over the words of a window, divided by its rows, and the state to go on with. One dropout mask for a window."""
     inputs, targets = tokens[:-1], tokens[1:]
     keys = [None] * (LAYERS + 1) if key is None else list(jax.random.split(key, LAYERS + 1))
@@ -188,10 +215,14 @@ def evaluate(settings: Settings, params: Params, text: jax.Array) -> jax.Array:
 # Training
 
 
-def train_epoch(settings: Settings, params: Params, text: jax.Array, rate: jax.Array, key: Key) -> tuple[Params, jax.Array]:
+def train_epoch(
+    settings: Settings, params: Params, text: jax.Array, rate: jax.Array, key: Key
+) -> tuple[Params, jax.Array]:
     """One pass of SGD over a node's text; the model and the losses on the way."""
 
-    def step(carry: tuple[Params, State], inputs: tuple[jax.Array, Key]) -> tuple[tuple[Params, State], jax.Array]:
+    def step(
+        carry: tuple[Params, State], inputs: tuple[jax.Array, Key]
+    ) -> tuple[tuple[Params, State], jax.Array]:
         params, state = carry
         value_and_gradient = jax.value_and_grad(partial(window_loss, settings), has_aux=True)
         (loss, state), gradient = value_and_gradient(params, state, *inputs)
@@ -207,9 +238,13 @@ train_alone = jax.jit(train_epoch, static_argnums=0)
 
 
 @partial(jax.jit, static_argnums=0)
-def train_side_by_side(settings: Settings, params: Params, text: jax.Array, rate: jax.Array, key: Key):
+def train_side_by_side(
+    settings: Settings, params: Params, text: jax.Array, rate: jax.Array, key: Key
+):
     """An epoch on every node: params and text have the nodes first."""
-    return jax.vmap(partial(train_epoch, settings), (0, 0, None, 0))(params, text, rate, jax.random.split(key, len(text)))
+    return jax.vmap(partial(train_epoch, settings), (0, 0, None, 0))(
+        params, text, rate, jax.random.split(key, len(text))
+    )
 
 
 @jax.jit
@@ -219,12 +254,20 @@ def average(params: Params) -> Params:
 
 @partial(jax.jit, static_argnums=0)
 def compressed_epoch(
-    settings: Settings, params: Params, memories: Memory, text: jax.Array, entries: PyTree, rate: jax.Array, key: Key
+    settings: Settings,
+    params: Params,
+    memories: Memory,
+    text: jax.Array,
+    entries: PyTree,
+    rate: jax.Array,
+    key: Key,
 ) -> tuple[Params, Memory, jax.Array]:
     """Lin et al.'s algorithm over one pass: text [nodes, windows, …], entries to send [windows] for each leaf."""
     nodes = len(text)
 
-    def on_a_node(params: Params, memory: Memory, state: State, tokens: jax.Array, key: Key, entries: PyTree):
+    def on_a_node(
+        params: Params, memory: Memory, state: State, tokens: jax.Array, key: Key, entries: PyTree
+    ):
         def share_of_loss(params: Params) -> tuple[jax.Array, State]:
             loss, after = window_loss(settings, params, state, tokens, key)
             return loss / nodes, after
@@ -261,21 +304,35 @@ class Progress(NamedTuple):
 
 
 def several_epochs(
-    settings: Settings, params: Params, text: jax.Array, epochs: list[int], rates: list[float], key: Key
+    settings: Settings,
+    params: Params,
+    text: jax.Array,
+    epochs: list[int],
+    rates: list[float],
+    key: Key,
 ) -> Iterator[Progress]:
     """One number of epochs and one rate for each round. Every node uploads a model in every round, in the first to the next node."""
     nodes, model_bytes, uploads = len(text), 4 * trees.size(params), 0
 
-    def progress(params: Params, losses: jax.Array, seen: jax.Array, row: dict[str, Any]) -> Progress:
+    def progress(
+        params: Params, losses: jax.Array, seen: jax.Array, row: dict[str, Any]
+    ) -> Progress:
         train = perplexity(losses, seen)
-        return Progress(params, row | {"train": train, "uploads": uploads, "bytes": uploads * model_bytes})
+        return Progress(
+            params, row | {"train": train, "uploads": uploads, "bytes": uploads * model_bytes}
+        )
 
     for node in range(nodes):
         for epoch in range(epochs[0]):
             epoch_key = jax.random.fold_in(jax.random.fold_in(key, node), epoch)
             params, losses = train_alone(settings, params, text[node], rates[0], epoch_key)
         uploads += 1
-        yield progress(params, losses, text[node], {"round": 1, "node": node + 1, "epochs": epochs[0], "rate": rates[0]})
+        yield progress(
+            params,
+            losses,
+            text[node],
+            {"round": 1, "node": node + 1, "epochs": epochs[0], "rate": rates[0]},
+        )
     for index in range(1, len(epochs)):
         local = on_every_node(params, nodes)
         for epoch in range(epochs[index]):
@@ -283,11 +340,21 @@ def several_epochs(
             local, losses = train_side_by_side(settings, local, text, rates[index], epoch_key)
         params = average(local)
         uploads += nodes
-        yield progress(params, losses, text, {"round": index + 1, "epochs": epochs[index], "rate": rates[index]})
+        yield progress(
+            params,
+            losses,
+            text,
+            {"round": index + 1, "epochs": epochs[index], "rate": rates[index]},
+        )
 
 
 def deep_gradient_compression(
-    settings: Settings, params: Params, text: jax.Array, rates: list[float], warm_up: Fraction, key: Key
+    settings: Settings,
+    params: Params,
+    text: jax.Array,
+    rates: list[float],
+    warm_up: Fraction,
+    key: Key,
 ) -> Iterator[Progress]:
     """One rate for each epoch; `bytes_after_warm_up` leaves out what the warm-up sent, which may be most of it."""
     nodes, iterations = text.shape[:2]
@@ -297,11 +364,15 @@ def deep_gradient_compression(
         starts = [epoch + Fraction(index, iterations) for index in range(iterations)]
         entries = [entries_sent(params, share_sent(start, warm_up)) for start in starts]
         stacked = jax.tree.map(lambda *counts: jnp.array(counts, jnp.int32), *entries)
-        params, memories, losses = compressed_epoch(settings, params, memories, text, stacked, rate, jax.random.fold_in(key, epoch))
+        params, memories, losses = compressed_epoch(
+            settings, params, memories, text, stacked, rate, jax.random.fold_in(key, epoch)
+        )
         sizes = [nodes * upload_bytes(one) for one in entries]
         uploads += nodes * iterations
         sent += sum(sizes)
-        sent_after_warm_up += sum(size for size, start in zip(sizes, starts, strict=True) if start >= warm_up)
+        sent_after_warm_up += sum(
+            size for size, start in zip(sizes, starts, strict=True) if start >= warm_up
+        )
         yield Progress(
             params,
             {
@@ -318,7 +389,13 @@ def deep_gradient_compression(
 # Both parts
 
 
-def follow(part: str, progress: Iterator[Progress], settings: Settings, texts: dict[str, jax.Array], args: argparse.Namespace) -> None:
+def follow(
+    part: str,
+    progress: Iterator[Progress],
+    settings: Settings,
+    texts: dict[str, jax.Array],
+    args: argparse.Namespace,
+) -> None:
     """Measure after every round and write it down at once. The test text is read where the validation text is read best so far."""
     begin = last = time.monotonic()
     rows, best = [], {"valid": float("inf")}
@@ -326,7 +403,9 @@ def follow(part: str, progress: Iterator[Progress], settings: Settings, texts: d
         row["valid"] = perplexity(evaluate(settings, params, texts["valid"]), texts["valid"])
         if row["valid"] < best["valid"]:
             test = perplexity(evaluate(settings, params, texts["test"]), texts["test"])
-            best = {name: row[name] for name in row if name in ("round", "node", "epoch", "valid")} | {"test": test}
+            best = {
+                name: row[name] for name in row if name in ("round", "node", "epoch", "valid")
+            } | {"test": test}
         now = time.monotonic()
         row["seconds"] = round(now - begin, 1)
         took, last = now - last, now
@@ -334,7 +413,11 @@ def follow(part: str, progress: Iterator[Progress], settings: Settings, texts: d
         print(part, *(f"{name} {value:,.5g}" for name, value in row.items()), flush=True)
         written = json.loads(args.out.read_text()) if args.out.exists() else {}
         written[part] = {
-            "arguments": {name: str(value) for name, value in vars(args).items() if name not in ("out", "prepare", "ptb")},
+            "arguments": {
+                name: str(value)
+                for name, value in vars(args).items()
+                if name not in ("out", "prepare", "ptb")
+            },
             "parameters": trees.size(params),
             "best": best,
             "uploads": row["uploads"],
@@ -352,36 +435,85 @@ def schedule(args: argparse.Namespace) -> tuple[list[int], list[float], list[flo
     """Epochs and rate of each round; rate of each epoch of compressed gradients."""
     falling = np.rint(np.linspace(*args.epochs, args.rounds - 1)).astype(int).tolist()
     rates = np.geomspace(*args.rates, args.rounds).tolist()
-    compressed = [args.dgc_rate * args.dgc_decay ** max(0, epoch + 1 - args.dgc_hold) for epoch in range(args.dgc_epochs)]
+    compressed = [
+        args.dgc_rate * args.dgc_decay ** max(0, epoch + 1 - args.dgc_hold)
+        for epoch in range(args.dgc_epochs)
+    ]
     return [args.first_epochs, *falling], rates, compressed
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     option = parser.add_argument
-    option("--prepare", type=Path, metavar="PARQUET", help="only write the texts of this file as numbers to --ptb")
+    option(
+        "--prepare",
+        type=Path,
+        metavar="PARQUET",
+        help="only write the texts of this file as numbers to --ptb",
+    )
     option("--ptb", type=Path, default=Path("local/ptb.npz"), help="the texts as numbers")
-    option("--out", type=Path, default=Path("results.json"), help="written after every round; other parts in it are kept")
+    option(
+        "--out",
+        type=Path,
+        default=Path("results.json"),
+        help="written after every round; other parts in it are kept",
+    )
     option("--part", choices=("epochs", "dgc", "both"), default="both")
-    option("--time-limit", type=float, default=float("inf"), help="seconds for a part, after which no round begins")
+    option(
+        "--time-limit",
+        type=float,
+        default=float("inf"),
+        help="seconds for a part, after which no round begins",
+    )
     option("--units", type=int, default=1500)
     option("--dropout", type=float, default=0.65)
     option("--nodes", type=int, default=4)
     option("--rows", type=int, default=20, help="of a node's batch")
     option("--length", type=int, default=35, help="words of a window")
     option("--words", type=int, default=None, help="only so many words of each text")
-    option("--clip", type=float, default=5.0, help="largest norm of a gradient; of one of N nodes, by N^-1/2 of it")
+    option(
+        "--clip",
+        type=float,
+        default=5.0,
+        help="largest norm of a gradient; of one of N nodes, by N^-1/2 of it",
+    )
     option("--rounds", type=int, default=28)
     option("--first-epochs", type=int, default=10, help="on each node in the first round")
-    option("--epochs", type=int, nargs=2, default=(4, 1), help="on all nodes in the second round and in the last")
-    option("--rates", type=float, nargs=2, default=(1.0, 0.27), help="in the first round and in the last")
+    option(
+        "--epochs",
+        type=int,
+        nargs=2,
+        default=(4, 1),
+        help="on all nodes in the second round and in the last",
+    )
+    option(
+        "--rates",
+        type=float,
+        nargs=2,
+        default=(1.0, 0.27),
+        help="in the first round and in the last",
+    )
     option("--dgc-epochs", type=int, default=40)
     option("--dgc-rate", type=float, default=1.0)
     option("--dgc-hold", type=int, default=26, help="epochs at that rate")
     option("--dgc-decay", type=float, default=0.85, help="of the rate in every epoch after these")
-    option("--momentum", type=float, default=0.0, help="on the nodes; Lin et al. use none on this text")
-    option("--warm-up", type=Fraction, default=Fraction(1), help="epochs until only a thousandth is sent")
-    option("--product", choices=("bfloat16", "float32"), default=None, help="bfloat16 on a GPU unless told")
+    option(
+        "--momentum", type=float, default=0.0, help="on the nodes; Lin et al. use none on this text"
+    )
+    option(
+        "--warm-up",
+        type=Fraction,
+        default=Fraction(1),
+        help="epochs until only a thousandth is sent",
+    )
+    option(
+        "--product",
+        choices=("bfloat16", "float32"),
+        default=None,
+        help="bfloat16 on a GPU unless told",
+    )
     option("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -395,15 +527,27 @@ def main() -> None:
     settings = Settings(args.dropout, args.clip, args.momentum, product)
     with np.load(args.ptb) as texts:
         vocabulary = 1 + int(texts["train"].max())
-        words = {split: texts[split][: args.words].astype(np.int32) for split in ("train", "valid", "test")}
+        words = {
+            split: texts[split][: args.words].astype(np.int32)
+            for split in ("train", "valid", "test")
+        }
     parts = words["train"][: len(words["train"]) // args.nodes * args.nodes].reshape(args.nodes, -1)
     nodes = jnp.array([windows(part, args.rows, args.length) for part in parts])
-    held_out = {split: jnp.array(windows(words[split], args.rows, args.length)) for split in ("valid", "test")}
+    held_out = {
+        split: jnp.array(windows(words[split], args.rows, args.length))
+        for split in ("valid", "test")
+    }
     init_key, key = jax.random.split(jax.random.key(args.seed))
     params = deep_lstm(vocabulary, args.units, args.units, LAYERS, tied=True).init(init_key)
     epochs, rates, compressed = schedule(args)
     if args.part != "dgc":
-        follow("epochs", several_epochs(settings, params, nodes, epochs, rates, key), settings, held_out, args)
+        follow(
+            "epochs",
+            several_epochs(settings, params, nodes, epochs, rates, key),
+            settings,
+            held_out,
+            args,
+        )
     if args.part != "epochs":
         progress = deep_gradient_compression(settings, params, nodes, compressed, args.warm_up, key)
         follow("dgc", progress, settings, held_out, args)

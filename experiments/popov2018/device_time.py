@@ -20,7 +20,10 @@ from taciturn.models.sgd import sgd_step
 
 BYTES, BYTES_A_WORD = 20_000, 5.3  # blogs.parquet's, with the space
 ROWS, LENGTH, REPEATS = 10, 20, 3
-MODELS = {"2×650 LSTM, 30,000 words": (deep_lstm(30_000, dropout_rate=0.5), 30_000), "CIFG, 10,000 words": (cifg(10_000), 10_000)}
+MODELS = {
+    "2×650 LSTM, 30,000 words": (deep_lstm(30_000, dropout_rate=0.5), 30_000),
+    "CIFG, 10,000 words": (cifg(10_000), 10_000),
+}
 
 
 def seconds(model: LanguageModel, words: int) -> tuple[float, float]:
@@ -41,8 +44,12 @@ def seconds(model: LanguageModel, words: int) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX computes anything, and counts the cores
-    print(f"{BYTES / 1000:.0f} kB, {int(BYTES / BYTES_A_WORD):,} words, one core of {os.cpu_count()}")
+    os.sched_setaffinity(
+        0, {min(os.sched_getaffinity(0))}
+    )  # before JAX computes anything, and counts the cores
+    print(
+        f"{BYTES / 1000:.0f} kB, {int(BYTES / BYTES_A_WORD):,} words, one core of {os.cpu_count()}"
+    )
     for name, (model, words) in MODELS.items():
         compiling, training = seconds(model, words)
         print(f"{name}: {training:.1f} s, and {compiling:.1f} s to compile once")

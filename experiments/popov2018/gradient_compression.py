@@ -21,7 +21,9 @@ from taciturn.core import Params, PyTree
 
 BYTES_OF_AN_ENTRY = 8  # its place in the leaf, 32 bits, and its value, 32 bits
 FINAL_SHARE = Fraction(1, 1000)  # a sparsity of 99.9 %
-WARM_UP_SHARES = tuple(Fraction(1, 4**stage) for stage in range(1, 5))  # 75 %, 93.75 %, 98.4375 %, 99.6 %
+WARM_UP_SHARES = tuple(
+    Fraction(1, 4**stage) for stage in range(1, 5)
+)  # 75 %, 93.75 %, 98.4375 %, 99.6 %
 
 
 class Memory(NamedTuple):
@@ -48,7 +50,11 @@ def share_sent(epoch: Fraction | int, warm_up: Fraction | int = 4) -> Fraction:
     >>> [f"{1 - float(share_sent(epoch)):.2%}" for epoch in range(6)]
     ['75.00%', '93.75%', '98.44%', '99.61%', '99.90%', '99.90%']
     """
-    return FINAL_SHARE if epoch >= warm_up else WARM_UP_SHARES[int(epoch * len(WARM_UP_SHARES) / Fraction(warm_up))]
+    return (
+        FINAL_SHARE
+        if epoch >= warm_up
+        else WARM_UP_SHARES[int(epoch * len(WARM_UP_SHARES) / Fraction(warm_up))]
+    )
 
 
 def entries_sent(params: Params, share: Fraction) -> PyTree:
@@ -62,18 +68,24 @@ def clip_locally(gradient: Params, threshold: float, nodes: int) -> Params:
     return trees.scale(gradient, jnp.minimum(1.0, threshold / math.sqrt(nodes) / norm))
 
 
-def compress(memory: Memory, gradient: Params, entries: PyTree, momentum: float) -> tuple[Upload, Memory]:
+def compress(
+    memory: Memory, gradient: Params, entries: PyTree, momentum: float
+) -> tuple[Upload, Memory]:
     """Momentum correction, local gradient accumulation and momentum factor masking, for `entries` entries of each leaf."""
     velocity = jax.tree.map(lambda u, g: momentum * u + g, memory.velocity, gradient)  # U ← m·U + G
     unsent = trees.add(memory.unsent, velocity)  # V ← V + U
     places = jax.tree.map(largest, unsent, entries)  # Mask ← |V| > thr
-    values = jax.tree.map(lambda is_sent, v: jnp.where(is_sent, v, 0.0), places, unsent)  # G̃ ← V ⊙ Mask
+    values = jax.tree.map(
+        lambda is_sent, v: jnp.where(is_sent, v, 0.0), places, unsent
+    )  # G̃ ← V ⊙ Mask
 
     def masked(kept: Params) -> Params:
         return jax.tree.map(lambda is_sent, one: jnp.where(is_sent, 0.0, one), places, kept)
 
     # The momentum of what is sent is forgotten with it: it would carry the entry on in a direction that is stale by then.
-    return Upload(places, values), Memory(masked(velocity), masked(unsent))  # U ← U ⊙ ¬Mask, V ← V ⊙ ¬Mask
+    return Upload(places, values), Memory(
+        masked(velocity), masked(unsent)
+    )  # U ← U ⊙ ¬Mask, V ← V ⊙ ¬Mask
 
 
 def upload_bytes(entries: PyTree) -> int:
@@ -84,7 +96,9 @@ def upload_bytes(entries: PyTree) -> int:
 def encode(upload: Upload) -> bytes:
     """Leaf by leaf: the places, in ascending order, then the values there. How many there are, both sides know."""
     parts = []
-    for places, values in zip(jax.tree.leaves(upload.places), jax.tree.leaves(upload.values), strict=True):
+    for places, values in zip(
+        jax.tree.leaves(upload.places), jax.tree.leaves(upload.values), strict=True
+    ):
         sent = np.flatnonzero(places)
         parts += [sent.astype("<u4").tobytes(), np.ravel(values)[sent].astype("<f4").tobytes()]
     return b"".join(parts)
@@ -96,7 +110,10 @@ def decode(data: bytes, params: Params, entries: PyTree) -> Params:
 
     def leaf(like: jax.Array, count: int) -> np.ndarray:
         nonlocal start
-        places, values = (np.frombuffer(data, kind, count, start + offset) for kind, offset in (("<u4", 0), ("<f4", 4 * count)))
+        places, values = (
+            np.frombuffer(data, kind, count, start + offset)
+            for kind, offset in (("<u4", 0), ("<f4", 4 * count))
+        )
         start += BYTES_OF_AN_ENTRY * count
         flat = np.zeros(math.prod(like.shape), np.float32)
         flat[places] = values

@@ -41,33 +41,72 @@ def general(wiki: Path) -> list[str]:
     articles = parquet.read_table(wiki, columns=["text"])["text"].to_pylist()
     test = articles[EVERY - 1 :: EVERY]
     train = [text for place, text in enumerate(articles, 1) if place % EVERY]
-    taciturn("public", write("wiki-train", text=train), "--out", OUT / "general", "--count-words", "--vocabulary", 30_000)
-    taciturn("public", write("wiki-test", text=test), "--out", OUT / "general-test", "--vocabulary", OUT / "general")
+    taciturn(
+        "public",
+        write("wiki-train", text=train),
+        "--out",
+        OUT / "general",
+        "--count-words",
+        "--vocabulary",
+        30_000,
+    )
+    taciturn(
+        "public",
+        write("wiki-test", text=test),
+        "--out",
+        OUT / "general-test",
+        "--vocabulary",
+        OUT / "general",
+    )
     return test
 
 
 def people(blogs: Path) -> list[str]:
     """Write the populations, and return what the held-out users wrote."""
     posts = defaultdict[str, list[str]](list)
-    for user, text in zip(*parquet.read_table(blogs, columns=["user_id", "text"]).to_pydict().values(), strict=True):
+    for user, text in zip(
+        *parquet.read_table(blogs, columns=["user_id", "text"]).to_pydict().values(), strict=True
+    ):
         posts[user].append(text)
     users = sorted(posts, key=lambda user: position(user_id(user)))
     held_out = [user for user in users if position(user_id(user)) < HELD_OUT * 2**64]
     words = {user: sum(len(text.split()) for text in posts[user]) for user in users}
     others = [user for user in users if user not in set(held_out)]
     ten = [user for user in others if words[user] >= LONG][:DEVICES]
-    one = [user for user, before in zip(others, accumulate((words[user] for user in others), initial=0), strict=False) if before < WORDS]
+    one = [
+        user
+        for user, before in zip(
+            others, accumulate((words[user] for user in others), initial=0), strict=False
+        )
+        if before < WORDS
+    ]
     for name, chosen in {"people": others[:PEOPLE], "ten": ten, "one": one}.items():
-        rows = [("one" if name == "one" and user in set(one) else user, text) for user in chosen + held_out for text in posts[user]]
+        rows = [
+            ("one" if name == "one" and user in set(one) else user, text)
+            for user in chosen + held_out
+            for text in posts[user]
+        ]
         ids, texts = map(list, zip(*rows, strict=True))
         most = ["--most-tokens", WORDS] if name == "one" else []
-        taciturn("build", write(name, user_id=ids, text=texts), "--out", OUT / name, "--vocabulary", OUT / "general", *most)
+        taciturn(
+            "build",
+            write(name, user_id=ids, text=texts),
+            "--out",
+            OUT / name,
+            "--vocabulary",
+            OUT / "general",
+            *most,
+        )
     return ["\n".join(posts[user]) for user in held_out]
 
 
 def first_sentence(text: str, vocabulary: Vocabulary) -> str | None:
     """The first of a text's lines or sentences that is neither short nor long."""
-    split = (sentence.strip() for line in text.split("\n") for sentence in line.replace("! ", "!\n").replace(". ", ".\n").split("\n"))
+    split = (
+        sentence.strip()
+        for line in text.split("\n")
+        for sentence in line.replace("! ", "!\n").replace(". ", ".\n").split("\n")
+    )
     return next((one for one in split if FEWEST <= len(vocabulary.split(one)) <= MOST), None)
 
 
@@ -79,7 +118,9 @@ def main(wiki: str, blogs: str) -> None:
     for side, most in SENTENCES.items():
         found = filter(None, (first_sentence(text, vocabulary) for text in texts[side]))
         messages[side] = [sentence for _, sentence in zip(range(most), found, strict=False)]
-        print(f"{side}: {len(messages[side])} sentences of {sum(len(vocabulary.split(one)) for one in messages[side]):,} words")
+        print(
+            f"{side}: {len(messages[side])} sentences of {sum(len(vocabulary.split(one)) for one in messages[side]):,} words"
+        )
     (OUT / "messages.json").write_text(json.dumps(messages))
 
 

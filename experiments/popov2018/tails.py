@@ -44,7 +44,9 @@ LENGTH = 10  # words of a text
 AT_A_TIME = 500  # texts
 SIGNIFICANCE = 0.05
 INK, ACCENT, SECOND = "#222222", "#1b6ca8", "#c05621"
-Pair = tuple[str, LanguageModel, Params, Params, Key]  # what it is called, θ, θ′, and for what is sampled
+Pair = tuple[
+    str, LanguageModel, Params, Params, Key
+]  # what it is called, θ, θ′, and for what is sampled
 
 
 class Tail(NamedTuple):
@@ -68,7 +70,9 @@ class Tail(NamedTuple):
         return max(math.log(self.scale / delta) / self.shape, math.log(self.start))
 
 
-def log_ratios(model: LanguageModel, params: Params, other: Params, count: int, key: Key) -> np.ndarray:
+def log_ratios(
+    model: LanguageModel, params: Params, other: Params, count: int, key: Key
+) -> np.ndarray:
     """Return log c(s) of texts sampled from θ, each from its beginning; θ′ is `other`."""
 
     @jax.jit
@@ -76,14 +80,19 @@ def log_ratios(model: LanguageModel, params: Params, other: Params, count: int, 
         texts = beginnings(model, params, AT_A_TIME, LENGTH, key)
         return _log_probability(model, params, texts) - _log_probability(model, other, texts)
 
-    found = [np.asarray(some(params, other, jax.random.fold_in(key, block))) for block in range(0, count, AT_A_TIME)]
+    found = [
+        np.asarray(some(params, other, jax.random.fold_in(key, block)))
+        for block in range(0, count, AT_A_TIME)
+    ]
     return np.concatenate(found)[:count].astype(np.float64)
 
 
 def _log_probability(model: LanguageModel, params: Params, texts: jax.Array) -> jax.Array:
     """Return the log probability of each row after its <bos>, where padding and further beginnings have probability zero."""
     silent = np.array([PADDING, BEGIN])
-    scores = jax.nn.log_softmax(losses.logits(model, params, texts[:, :-1]).at[..., silent].set(-jnp.inf))
+    scores = jax.nn.log_softmax(
+        losses.logits(model, params, texts[:, :-1]).at[..., silent].set(-jnp.inf)
+    )
     return jnp.sum(jnp.take_along_axis(scores, texts[:, 1:, None], axis=-1)[..., 0], axis=1)
 
 
@@ -107,14 +116,20 @@ def lilliefors(values: np.ndarray) -> float:
     """Return √k times the largest distance between the empirical distribution and the exponential one of the same mean."""
     count, expected = len(values), -np.expm1(-np.sort(values) / values.mean())
     steps = np.arange(count + 1) / count
-    return math.sqrt(count) * float(max(np.max(steps[1:] - expected), np.max(expected - steps[:-1])))
+    return math.sqrt(count) * float(
+        max(np.max(steps[1:] - expected), np.max(expected - steps[:-1]))
+    )
 
 
 @lru_cache
 def critical_value(count: int) -> float:
     """Simulate the critical value of the Lilliefors test for `count` values."""
     generator = np.random.default_rng(1969)
-    return float(np.quantile([lilliefors(generator.exponential(size=count)) for _ in range(4000)], 1 - SIGNIFICANCE))
+    return float(
+        np.quantile(
+            [lilliefors(generator.exponential(size=count)) for _ in range(4000)], 1 - SIGNIFICANCE
+        )
+    )
 
 
 def largest_epsilon(tails: Iterable[Tail], delta: float) -> float:
@@ -138,7 +153,9 @@ def plot_tail(path: Path, log_ratios: np.ndarray, law: Tail) -> None:
     tails.legend(frameon=False)
     counted = len(ordered) - np.searchsorted(ordered, xs, side="right")
     spread = np.sqrt(len(ordered) * expected * (1 - expected))
-    difference.fill_between(xs, -spread, spread, color=INK, alpha=0.12, lw=0, label="standard error")
+    difference.fill_between(
+        xs, -spread, spread, color=INK, alpha=0.12, lw=0, label="standard error"
+    )
     difference.plot(xs, counted - len(ordered) * expected, color=ACCENT, label="samples − law")
     difference.set(xlabel="log c(s)", ylabel="samples")
     difference.legend(frameon=False)
@@ -152,7 +169,10 @@ def updates(recipe, params: Params, cohort: np.ndarray, key: jax.Array) -> list[
     """Of each device by itself: there is no privacy here to lose."""
     population = build.population(recipe)
     algorithm = build.algorithm(recipe, len(population.vocabulary))
-    program, fleet = (device_program(algorithm), assemble.simulated(recipe.with_settings("participation", cohort=1), population))
+    program, fleet = (
+        device_program(algorithm),
+        assemble.simulated(recipe.with_settings("participation", cohort=1), population),
+    )
     message = Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
     return [fleet.sum_reports(program, message, np.array([user]), key).update for user in cohort]
 
@@ -170,7 +190,13 @@ def pairs_of_a_round(run: Path, cohorts: int) -> Iterator[Pair]:
         theta = trees.add(params, trees.scale(total, 1 / DEVICES))
         for left_out, update in enumerate(each):
             other = trees.add(params, trees.scale(trees.subtract(total, update), 1 / (DEVICES - 1)))
-            yield f"{number * DEVICES + left_out + 1:2d}", model, theta, other, jax.random.key(100 * number + left_out)
+            yield (
+                f"{number * DEVICES + left_out + 1:2d}",
+                model,
+                theta,
+                other,
+                jax.random.key(100 * number + left_out),
+            )
 
 
 def pairs_of_models(path: Path, others: list[Path], seed: int) -> Iterator[Pair]:
@@ -178,8 +204,12 @@ def pairs_of_models(path: Path, others: list[Path], seed: int) -> Iterator[Pair]
     network = build.language_model(ModelSection(**card.architecture), len(card.vocabulary))
     for number, place in enumerate(others):
         other, its_card = _measurable(place)
-        if its_card.vocabulary != card.vocabulary or jax.tree.map(np.shape, other) != jax.tree.map(np.shape, params):
-            raise RunError(f"{place} is another kind of model than {path}, or knows other words, so no ratio can be computed")
+        if its_card.vocabulary != card.vocabulary or jax.tree.map(np.shape, other) != jax.tree.map(
+            np.shape, params
+        ):
+            raise RunError(
+                f"{place} is another kind of model than {path}, or knows other words, so no ratio can be computed"
+            )
         yield f"{place}", network, params, other, jax.random.key(seed + number)
 
 
@@ -191,14 +221,31 @@ def _measurable(folder: Path) -> tuple[Params, ModelCard]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, metavar="RUN or MODEL", help="a run of averaging.toml, or a model trained with some user")
-    parser.add_argument(
-        "others", type=Path, nargs="*", metavar="OTHER", help="the same without that user; of several, the largest ε counts"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cohorts", type=int, default=2, help="of ten devices, for a RUN (default: 2)")
-    parser.add_argument("--samples", type=int, default=30_000, help="texts of ten words (default: 30,000)")
-    parser.add_argument("--delta", type=float, nargs="+", default=DELTAS, help="δ (default: 1e-4, 1e-5, 1e-6)")
+    parser.add_argument(
+        "model",
+        type=Path,
+        metavar="RUN or MODEL",
+        help="a run of averaging.toml, or a model trained with some user",
+    )
+    parser.add_argument(
+        "others",
+        type=Path,
+        nargs="*",
+        metavar="OTHER",
+        help="the same without that user; of several, the largest ε counts",
+    )
+    parser.add_argument(
+        "--cohorts", type=int, default=2, help="of ten devices, for a RUN (default: 2)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=30_000, help="texts of ten words (default: 30,000)"
+    )
+    parser.add_argument(
+        "--delta", type=float, nargs="+", default=DELTAS, help="δ (default: 1e-4, 1e-5, 1e-6)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the texts, for a MODEL")
     parser.add_argument("--out", type=Path, help="the fits, as JSON")
     parser.add_argument("--figure", type=Path, help="a picture of the tail of the first pair")
@@ -214,7 +261,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def show(given: argparse.Namespace) -> None:
-    pairs = pairs_of_models(given.model, given.others, given.seed) if given.others else pairs_of_a_round(given.model, given.cohorts)
+    pairs = (
+        pairs_of_models(given.model, given.others, given.seed)
+        if given.others
+        else pairs_of_a_round(given.model, given.cohorts)
+    )
     found: list[Tail] = []
     for name, model, theta, other, key in pairs:
         ratios = log_ratios(model, theta, other, given.samples, key)
@@ -224,9 +275,13 @@ def show(given: argparse.Namespace) -> None:
         print(f"{name}  {law}  {'fits' if one.fits else 'does not fit'}  ε {epsilons}", flush=True)
         if given.figure and len(found) == 1:
             plot_tail(given.figure, ratios, one)
-    print(f"critical value {critical_value(found[0].used):.2f}; {sum(one.fits for one in found)} of {len(found)} fit")
+    print(
+        f"critical value {critical_value(found[0].used):.2f}; {sum(one.fits for one in found)} of {len(found)} fit"
+    )
     print("largest ε:", {delta: round(largest_epsilon(found, delta), 2) for delta in given.delta})
-    print("An estimate, not a guarantee: other pairs of users, or texts not sampled at random, may show more.")
+    print(
+        "An estimate, not a guarantee: other pairs of users, or texts not sampled at random, may show more."
+    )
     if given.out:
         given.out.write_text(as_json(found, given.delta))
 
@@ -236,9 +291,18 @@ def as_json(tails: list[Tail], deltas: Sequence[float]) -> str:
 
     def pair(one: Tail) -> dict:
         figures = {key: float(f"{value:.4g}") for key, value in one._asdict().items()}
-        return figures | {"fits": one.fits, "epsilon": {f"{delta:g}": float(f"{one.epsilon(delta):.4g}") for delta in deltas}}
+        return figures | {
+            "fits": one.fits,
+            "epsilon": {f"{delta:g}": float(f"{one.epsilon(delta):.4g}") for delta in deltas},
+        }
 
-    return json.dumps({"critical": round(critical_value(tails[0].used), 3), "pairs": list(map(pair, tails))}, indent=1) + "\n"
+    return (
+        json.dumps(
+            {"critical": round(critical_value(tails[0].used), 3), "pairs": list(map(pair, tails))},
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -22,25 +22,35 @@ LEAST = 1e-3  # the smallest noise multiplier there is
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--share", type=float, default=0.0, help="of the noise that is added")
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--audit", type=int, default=1000)
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))  # one stream of users on each core, as `taciturn train` has it
+    jax.config.update(
+        "jax_num_cpu_devices", len(os.sched_getaffinity(0))
+    )  # one stream of users on each core, as `taciturn train` has it
     honest = build.algorithm
 
     def broken(recipe: Recipe, vocabulary: int) -> Algorithm:
         whole = honest(recipe, vocabulary)
         less = max(args.share * (recipe.privacy.noise_multiplier or 0.0), LEAST)
-        mechanism = honest(recipe.with_settings("privacy", noise_multiplier=less), vocabulary).mechanism
+        mechanism = honest(
+            recipe.with_settings("privacy", noise_multiplier=less), vocabulary
+        ).mechanism
         return whole._replace(mechanism=mechanism._replace(event=whole.mechanism.event))
 
     build.algorithm = broken
     recipe = load_recipe(args.recipe, [*args.set, f"audit.users={args.audit}"])
-    finished = train_run(recipe, args.run, lambda done, rounds, row: print(f"{done} of {rounds}", end="\r", flush=True))
+    finished = train_run(
+        recipe,
+        args.run,
+        lambda done, rounds, row: print(f"{done} of {rounds}", end="\r", flush=True),
+    )
     print(f"\nAccuracyTop1 {finished.scores['accuracy_top1']:.2%}; {finished.folder}")
 
 

@@ -40,7 +40,11 @@ def items() -> list[Item]:
     ]
 
 
-HEADLINE = {"none": "no privacy", "production": "noise of Ramaswamy et al.", "gboard": "noise of Xu et al."}
+HEADLINE = {
+    "none": "no privacy",
+    "production": "noise of Ramaswamy et al.",
+    "gboard": "noise of Xu et al.",
+}
 KATZ = "Katz, with history"  # the papers' kind of n-gram
 TYPING = "python experiments/keyboard/table.py local/people blogs.parquet experiments/ramaswamy2020/results/typing.json …"
 
@@ -53,7 +57,10 @@ TYPING = "python experiments/keyboard/table.py local/people blogs.parquet experi
     "Top1 recall +7.77 %, Top3 +6.40 %, clicks +4.31 %",
 )
 def trained_for_table_2(headline: Group) -> Judged:
-    lost = {run: headline.last("none").value - headline.last(run).value for run in ("production", "gboard")}
+    lost = {
+        run: headline.last("none").value - headline.last(run).value
+        for run in ("production", "gboard")
+    }
     production = next(row for row in computed(PAPER)["table_5"] if row["users"] == 4_000_000)
     gboard = next(row for row in computed("xu2023")["models"] if row["model"] == "NWP es-ES")
     extrapolated = {
@@ -61,13 +68,24 @@ def trained_for_table_2(headline: Group) -> Judged:
         "production": ["0.0013", f"ε = {production['poisson']:.2f} for 4,000,000 users"],
         "gboard": ["0.0018", f"ρ = {gboard['rho']:.2f} for 4,210,000 users"],
     }
-    rows = [[name, *extrapolated[run], headline.last(run), headline.last(run).seeds] for run, name in HEADLINE.items()]
-    head = ["", "noise, clip norms per person", "guarantee in the paper's population, *extrapolated*", "AccuracyTop1", "seeds"]
-    details = (
-        "500 of 9,190 bloggers a round for 150 rounds, from the start of [keyboard](keyboard/README.md), whose ε are real: 1 to 8.\n\n"
-    )
+    rows = [
+        [name, *extrapolated[run], headline.last(run), headline.last(run).seeds]
+        for run, name in HEADLINE.items()
+    ]
+    head = [
+        "",
+        "noise, clip norms per person",
+        "guarantee in the paper's population, *extrapolated*",
+        "AccuracyTop1",
+        "seeds",
+    ]
+    details = "500 of 9,190 bloggers a round for 150 rounds, from the start of [keyboard](keyboard/README.md), whose ε are real: 1 to 8.\n\n"
     ours = f"the noise of the two papers costs {100 * lost['production']:.2f} and {100 * lost['gboard']:.2f} points of AccuracyTop1"
-    return Judged(ours, Verdict.HOLDS if max(lost.values()) < CLOSE else Verdict.PART, details + table(head, rows))
+    return Judged(
+        ours,
+        Verdict.HOLDS if max(lost.values()) < CLOSE else Verdict.PART,
+        details + table(head, rows),
+    )
 
 
 def table_2() -> Item:
@@ -76,28 +94,46 @@ def table_2() -> Item:
     if item.verdict is Verdict.NOT_RUN:
         return item
     if found is None:
-        return replace(item, verdict=Verdict.NOT_RUN, ours=f"{item.ours}; not typed with yet", command=TYPING)
+        return replace(
+            item, verdict=Verdict.NOT_RUN, ours=f"{item.ours}; not typed with yet", command=TYPING
+        )
     metrics = ("recall_top1", "recall_top3", "picked_rate")
-    verdict = max((typed.verdict(found, HEADLINE[run], metrics, KATZ) for run in ("production", "gboard")), key=list(Verdict).index)
+    verdict = max(
+        (typed.verdict(found, HEADLINE[run], metrics, KATZ) for run in ("production", "gboard")),
+        key=list(Verdict).index,
+    )
     ahead = "; ".join(
         f"{HEADLINE[run]} over {typed.changes(found, HEADLINE[run], metrics, baseline)}"
         for baseline in (KATZ, found["from"])
         for run in ("production", "gboard")
     )
-    return replace(item, ours=f"{ahead}; {item.ours}", verdict=verdict, details=f"{item.details}\n\n{typed.tables(found)}")
+    return replace(
+        item,
+        ours=f"{ahead}; {item.ours}",
+        verdict=verdict,
+        details=f"{item.details}\n\n{typed.tables(found)}",
+    )
 
 
 @judged(PAPER, "canaries", "Table 3", "how often a canary is met", "1,150 to 3,680,000 times")
 def table_3(canaries: Group) -> Judged:
     seen = {kind: met for kind, (met, _, _) in memorised(canaries.found["private"]).items()}
-    rows = [[*kind, f"{printed.RAMASWAMY_TABLE_3[kind]:,}", f"{met:,}"] for kind, met in seen.items()]
+    rows = [
+        [*kind, f"{printed.RAMASWAMY_TABLE_3[kind]:,}", f"{met:,}"] for kind, met in seen.items()
+    ]
     details = "A device reads 400 words of its 200 sentences at a time, so that not every copy is met.\n\n"
     ours = f"{min(seen.values()):,} to {max(seen.values()):,} times, in 400 rounds at the paper's rate of 0.575"
-    return Judged(ours, Verdict.PART, details + table(["n_u", "n_e", "paper", "ours, expected"], rows))
+    return Judged(
+        ours, Verdict.PART, details + table(["n_u", "n_e", "paper", "ours, expected"], rows)
+    )
 
 
 @judged(
-    PAPER, "canaries canaries-open", "Table 4", "what is memorised of 27 canaries", "nothing of one user's; all that 16 users say often"
+    PAPER,
+    "canaries canaries-open",
+    "Table 4",
+    "what is memorised of 27 canaries",
+    "nothing of one user's; all that 16 users say often",
 )
 def table_4(private: Group, open: Group) -> Judged:
     ours, beside = memorised(private.found["private"]), memorised(open.found["none"])
@@ -105,8 +141,27 @@ def table_4(private: Group, open: Group) -> Judged:
     for kind, (theirs, found) in printed.RAMASWAMY_TABLE_4.items():
         (_, ranks, share), (_, open_ranks, open_share) = ours[kind], beside[kind]
         printed_ranks = ", ".join(map(rank_text, theirs))
-        rows.append([*kind, printed_ranks, f"{found} of 3", median(ranks), share, median(open_ranks), open_share])
-    head = ["n_u", "n_e", "paper: ranks", "found", "ours: rank in the middle", "found", "no privacy: rank in the middle", "found"]
+        rows.append(
+            [
+                *kind,
+                printed_ranks,
+                f"{found} of 3",
+                median(ranks),
+                share,
+                median(open_ranks),
+                open_share,
+            ]
+        )
+    head = [
+        "n_u",
+        "n_e",
+        "paper: ranks",
+        "found",
+        "ours: rank in the middle",
+        "found",
+        "no privacy: rank in the middle",
+        "found",
+    ]
     details = "Ranks among 2,000,000 random continuations, 1 being the likeliest: in the middle of all seeds and canaries, with a 95 % "
     details += "interval of that middle; found by a beam search of width five. 400 rounds of 500. "
     details += f"Seeds: {private.seeds}, without privacy {open.seeds}.\n\n"
@@ -132,7 +187,13 @@ def table_5() -> Item:
         ]
         for row in rows
     ]
-    head = ["users", "ε as printed", "recomputed as printed", "at 2S, as a swap of two users needs", "ours: Poisson cohorts instead"]
+    head = [
+        "users",
+        "ε as printed",
+        "recomputed as printed",
+        "at 2S, as a swap of two users needs",
+        "ours: Poisson cohorts instead",
+    ]
     off = max(abs(row["as_printed"] - printed.RAMASWAMY_TABLE_5[row["users"]]) for row in rows)
     details = "Rounds of a fixed size replace a user by another, and the sum moves by up to 2S: the printed figures count S "
     details += "(`tests/papers/test_ramaswamy2020.py`).\n\n"
@@ -140,15 +201,32 @@ def table_5() -> Item:
     ours += f"{rows[0]['charged']:.0f} to {rows[-1]['charged']:.0f}"
     about, theirs = "ε of the production run by the number of users", "9.86 to 3.27"
     return Item(
-        "Table 5", about, theirs, ours, Verdict.FAILS, command="python experiments/compute.py", details=details + table(head, cells)
+        "Table 5",
+        about,
+        theirs,
+        ours,
+        Verdict.FAILS,
+        command="python experiments/compute.py",
+        details=details + table(head, cells),
     )
 
 
-@judged(PAPER, "server", "Table 6", "the server's optimiser", "momentum 0.99 best, then Adam, then SGD")
+@judged(
+    PAPER, "server", "Table 6", "the server's optimiser", "momentum 0.99 best, then Adam, then SGD"
+)
 def table_6(server: Group) -> Judged:
-    best = {kind: max(server.last(run).value for run in server.found if run.startswith(kind)) for kind in ("momentum", "adam", "sgd")}
+    best = {
+        kind: max(server.last(run).value for run in server.found if run.startswith(kind))
+        for kind in ("momentum", "adam", "sgd")
+    }
     is_their_order = best["momentum"] > best["adam"] > best["sgd"]
-    verdict = Verdict.HOLDS if is_their_order else Verdict.PART if best["momentum"] > best["sgd"] else Verdict.FAILS
+    verdict = (
+        Verdict.HOLDS
+        if is_their_order
+        else Verdict.PART
+        if best["momentum"] > best["sgd"]
+        else Verdict.FAILS
+    )
     ours = "; ".join(f"{kind} {100 * value:.2f}" for kind, value in best.items())
     return Judged(ours, verdict, _table(server, printed.RAMASWAMY_TABLE_6))
 
@@ -157,32 +235,68 @@ def table_6(server: Group) -> Judged:
 def table_7(client: Group) -> Judged:
     values = [client.last(run).value for run in client.found]
     verdict = Verdict.HOLDS if max(values) - min(values) < CLOSE else Verdict.FAILS
-    return Judged(f"{100 * min(values):.2f} to {100 * max(values):.2f}", verdict, _table(client, printed.RAMASWAMY_TABLE_7))
+    return Judged(
+        f"{100 * min(values):.2f} to {100 * max(values):.2f}",
+        verdict,
+        _table(client, printed.RAMASWAMY_TABLE_7),
+    )
 
 
 @judged(PAPER, "clip", "Table 8", "the clip norm", "0.8 best; 0.1 and 2.0 lose 0.4 and 0.7")
 def table_8(clip: Group) -> Judged:
     best = _best(clip)
-    lost = {run: f"{100 * (clip.last(best).value - clip.last(run).value):.2f}" for run in ("0.1", "2")}
+    lost = {
+        run: f"{100 * (clip.last(best).value - clip.last(run).value):.2f}" for run in ("0.1", "2")
+    }
     ours = f"best at {best}; 0.1 loses {lost['0.1']}, 2.0 {lost['2']}"
-    return Judged(ours, Verdict.FAILS if best in lost else Verdict.HOLDS, _table(clip, printed.RAMASWAMY_TABLE_8))
+    return Judged(
+        ours,
+        Verdict.FAILS if best in lost else Verdict.HOLDS,
+        _table(clip, printed.RAMASWAMY_TABLE_8),
+    )
 
 
-@judged(PAPER, "clip", "Figure 1", "the share of users who are clipped", "nearly all at S = 0.2, about 90 % at the best S")
+@judged(
+    PAPER,
+    "clip",
+    "Figure 1",
+    "the share of users who are clipped",
+    "nearly all at S = 0.2, about 90 % at the best S",
+)
 def figure_1(clip: Group) -> Judged:
-    shares = {run: {int(round): share for round, share in found[0]["clipped"].items()} for run, found in clip.found.items()}
-    lines = [Line(f"S = {run}", [(round, 100 * share) for round, share in sorted(one.items())]) for run, one in shares.items()]
+    shares = {
+        run: {int(round): share for round, share in found[0]["clipped"].items()}
+        for run, found in clip.found.items()
+    }
+    lines = [
+        Line(f"S = {run}", [(round, 100 * share) for round, share in sorted(one.items())])
+        for run, one in shares.items()
+    ]
     svg = figure("Users whose update is longer than S", "round", "% of 200 held-out users", lines)
     at_end, best = {run: one[max(one)] for run, one in shares.items()}, _best(clip)
-    ours = f"{100 * at_end['0.2']:.0f} % at S = 0.2, {100 * at_end[best]:.0f} % at the best S, {best}"
-    return Judged(ours, Verdict.HOLDS if at_end["0.2"] > 0.95 and at_end[best] > 0.5 else Verdict.PART, "", {"clipped.svg": svg})
+    ours = (
+        f"{100 * at_end['0.2']:.0f} % at S = 0.2, {100 * at_end[best]:.0f} % at the best S, {best}"
+    )
+    return Judged(
+        ours,
+        Verdict.HOLDS if at_end["0.2"] > 0.95 and at_end[best] > 0.5 else Verdict.PART,
+        "",
+        {"clipped.svg": svg},
+    )
 
 
 def _again() -> str:
     """The settings that were best in the paper are in three groups, with another seed in each."""
-    runs = [Group(PAPER, group).found[run] for group, run in (("server", "momentum-1-0.99"), ("client", "50-0.5"), ("clip", "0.8"))]
+    runs = [
+        Group(PAPER, group).found[run]
+        for group, run in (("server", "momentum-1-0.99"), ("client", "50-0.5"), ("clip", "0.8"))
+    ]
     found = [f"{100 * results[0]['rows'][-1]['accuracy_top1']:.2f}" for results in runs if results]
-    return f"\n\nThe paper's best settings with {len(found)} seeds: {', '.join(found)}." if len(found) > 1 else ""
+    return (
+        f"\n\nThe paper's best settings with {len(found)} seeds: {', '.join(found)}."
+        if len(found) > 1
+        else ""
+    )
 
 
 def _best(group: Group) -> str:
@@ -192,7 +306,12 @@ def _best(group: Group) -> str:
 def _table(group: Group, theirs: dict[Any, float]) -> str:
     def ours(run: str) -> str:
         ended = [one["rows"][-1]["round"] for one in group.found[run] if one.get("stopped")]
-        return str(group.last(run)) + (f", diverged by round {min(ended)}, where it was stopped" if ended else "")
+        return str(group.last(run)) + (
+            f", diverged by round {min(ended)}, where it was stopped" if ended else ""
+        )
 
-    rows = [[run, f"{100 * value:.2f}", ours(run)] for run, value in zip(group.found, theirs.values(), strict=True)]
+    rows = [
+        [run, f"{100 * value:.2f}", ours(run)]
+        for run, value in zip(group.found, theirs.values(), strict=True)
+    ]
     return table(["", "paper, Top-1 recall", "ours, AccuracyTop1"], rows) + _again()

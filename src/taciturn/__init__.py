@@ -31,17 +31,39 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Algorithm", "Curator", "FinishedRun", "LanguageModel", "ModelKind", "Recipe", "TaciturnError", "UserData",
-    "build_population", "load_recipe", "private_averaging", "register_model", "resume", "rounds", "train",
-]  # fmt: skip
+    "Algorithm",
+    "Curator",
+    "FinishedRun",
+    "LanguageModel",
+    "ModelKind",
+    "Recipe",
+    "TaciturnError",
+    "UserData",
+    "build_population",
+    "load_recipe",
+    "private_averaging",
+    "register_model",
+    "resume",
+    "rounds",
+    "train",
+]
 _ROOMS = {
-    "Algorithm": "core.Algorithm", "Curator": "privacy.curator.Curator", "FinishedRun": "runs.finished.FinishedRun",
-    "LanguageModel": "core.LanguageModel", "ModelKind": "models.registry.ModelKind", "Recipe": "recipe.recipe.Recipe",
-    "TaciturnError": "errors.TaciturnError", "UserData": "core.UserData", "build_population": "populations.build_population",
-    "load_recipe": "recipe.text.load_recipe", "private_averaging": "algorithms.dp_fedavg.private_averaging",
-    "register_model": "models.registry.register_model", "resume": "runs.loop.resume_run", "rounds": "train.rounds",
+    "Algorithm": "core.Algorithm",
+    "Curator": "privacy.curator.Curator",
+    "FinishedRun": "runs.finished.FinishedRun",
+    "LanguageModel": "core.LanguageModel",
+    "ModelKind": "models.registry.ModelKind",
+    "Recipe": "recipe.recipe.Recipe",
+    "TaciturnError": "errors.TaciturnError",
+    "UserData": "core.UserData",
+    "build_population": "populations.build_population",
+    "load_recipe": "recipe.text.load_recipe",
+    "private_averaging": "algorithms.dp_fedavg.private_averaging",
+    "register_model": "models.registry.register_model",
+    "resume": "runs.loop.resume_run",
+    "rounds": "train.rounds",
     "train": "runs.loop.train_run",
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str) -> Any:

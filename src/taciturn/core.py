@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from jax import Array
 else:
-    Array = Any  # only types are needed of JAX, and commands that compute nothing must not wait for it
+    Array = (
+        Any  # only types are needed of JAX, and commands that compute nothing must not wait for it
+    )
 
 PyTree = Any
 Key = Array  # of jax.random, for what a device draws
@@ -43,7 +45,9 @@ PADDING, UNKNOWN, BEGIN, END = range(4)
 class UserData(NamedTuple):
     """One user's text as the device program sees it."""
 
-    batches: jax.Array  # int32 [steps, batch, length + 1]: ids or PADDING; each word is the target of the one before
+    batches: (
+        jax.Array
+    )  # int32 [steps, batch, length + 1]: ids or PADDING; each word is the target of the one before
     weight: jax.Array  # w_k ∈ [0, 1]; 0 marks a padding user, whose report is zero
     steps: jax.Array  # int32: how many of the batches to train on; those after them are padding
 
@@ -71,9 +75,15 @@ class Strategy(NamedTuple):
     name: str  # "independent" where it is not
     rows: int  # how many there are
     sensitivity_squared: Callable[[int, int, int], float]  # of (rows, MinS, MaxP)
-    prefix_variance: Callable[[int], np.ndarray]  # of the sum of the first 1, 2, … rows, where white noise has 1
-    restarts: tuple[int, ...] = ()  # rows at which it starts anew, sharing no noise with the rows before
-    bands: int | None = None  # rows at least this far apart share no noise either; None: all rows of a segment do
+    prefix_variance: Callable[
+        [int], np.ndarray
+    ]  # of the sum of the first 1, 2, … rows, where white noise has 1
+    restarts: tuple[
+        int, ...
+    ] = ()  # rows at which it starts anew, sharing no noise with the rows before
+    bands: int | None = (
+        None  # rows at least this far apart share no noise either; None: all rows of a segment do
+    )
 
 
 class Coins(Protocol):
@@ -128,7 +138,9 @@ class Release(NamedTuple):
     """What the curator gives out for a row of noise: private, and charged before it leaves."""
 
     estimate: Estimate
-    share: jax.Array | None = None  # of users whose updates were within the clip norm, where that adapts
+    share: jax.Array | None = (
+        None  # of users whose updates were within the clip norm, where that adapts
+    )
 
 
 class Mechanism(NamedTuple):
@@ -136,15 +148,25 @@ class Mechanism(NamedTuple):
 
     init: Callable[[Params], MechanismState]
     public: Callable[[MechanismState], PyTree]
-    bound: Callable[[PyTree, Update, jax.Array, Key], Report]  # on the device; its guarantee holds for any update
-    release: Callable[[MechanismState, Report, NoiseKey], tuple[Release, MechanismState]]  # in the curator alone
-    follow: Callable[[MechanismState, Release, NoiseKey], MechanismState]  # the state after a release that is on record
-    event: Callable[[Participation], DpEvent]  # its cost; accounting.repeated gives that of n releases
+    bound: Callable[
+        [PyTree, Update, jax.Array, Key], Report
+    ]  # on the device; its guarantee holds for any update
+    release: Callable[
+        [MechanismState, Report, NoiseKey], tuple[Release, MechanismState]
+    ]  # in the curator alone
+    follow: Callable[
+        [MechanismState, Release, NoiseKey], MechanismState
+    ]  # the state after a release that is on record
+    event: Callable[
+        [Participation], DpEvent
+    ]  # its cost; accounting.repeated gives that of n releases
     # total variation between its noise and the ideal, for (parameters, rows)
     distance: Callable[[int, int], float]
     most_reports: int  # at most in one total
     correlated: bool  # whether its noise is, over rounds
-    modulus: int | None = None  # M, where totals are known mod M only: 32-bit integers, correct up to a multiple of M
+    modulus: int | None = (
+        None  # M, where totals are known mod M only: 32-bit integers, correct up to a multiple of M
+    )
 
 
 class ServerState(NamedTuple):
@@ -208,7 +230,11 @@ class Fleet(Protocol):
 class FleetWithStats(Fleet, Protocol):
     """A fleet as runs use it, for metrics.csv. The curator asks for no figures, so your own fleet needs none."""
 
-    def stats(self) -> dict[str, float]: ...  # so far: `uploads` (of reports), and others; {} where who took part is a secret
+    def stats(
+        self,
+    ) -> dict[
+        str, float
+    ]: ...  # so far: `uploads` (of reports), and others; {} where who took part is a secret
 
 
 class LanguageModel(NamedTuple):
@@ -219,8 +245,12 @@ class LanguageModel(NamedTuple):
     nothing else."""
 
     init: Callable[[Key], Params]
-    contexts: Callable[[Params, jax.Array, Key | None], jax.Array]  # int [batch, length] → [batch, length, width]
-    words: Callable[[Params], tuple[jax.Array, jax.Array]]  # → [vocabulary, width] and a bias [vocabulary]
+    contexts: Callable[
+        [Params, jax.Array, Key | None], jax.Array
+    ]  # int [batch, length] → [batch, length, width]
+    words: Callable[
+        [Params], tuple[jax.Array, jax.Array]
+    ]  # → [vocabulary, width] and a bias [vocabulary]
     embedding: str = "embedding"
     word_embedding: str = "embedding"  # the same leaf where they are tied
     unit_norm: bool = False
@@ -246,6 +276,10 @@ class WordModel(Protocol):
 
     def start(self) -> Any: ...  # the state at the beginning of a message
 
-    def read(self, state: Any, word: int) -> Any: ...  # the state after one more word; END begins a new message
+    def read(
+        self, state: Any, word: int
+    ) -> Any: ...  # the state after one more word; END begins a new message
 
-    def scores(self, state: Any) -> np.ndarray: ...  # the log-probability of each word to come next, float32 [vocabulary]
+    def scores(
+        self, state: Any
+    ) -> np.ndarray: ...  # the log-probability of each word to come next, float32 [vocabulary]

@@ -31,9 +31,13 @@ class FolderExists(TaciturnError):
     """Something exists where a new folder is to be."""
 
 
-def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
+def write_atomically(
+    path: Path, content: bytes | Iterable[bytes | memoryview], mode: int = 0o644
+) -> None:
     """Replace a file atomically: the old or the new one is on disk, whatever happens meanwhile. Content may come in parts."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two processes may write the same file
+    partial = path.with_name(
+        f".{path.name}.{os.getpid()}.partial"
+    )  # two processes may write the same file
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.writelines([content] if isinstance(content, bytes) else content)
@@ -54,7 +58,13 @@ def not_a(wanted: str, path: Path) -> str:
     """Say what is at a path instead of what is wanted: «runs/first is a run, not a population»."""
     if not path.exists():
         return f"{path} does not exist"
-    other = "a file" if path.is_file() else "a folder of something else" if any(path.iterdir()) else "an empty folder"
+    other = (
+        "a file"
+        if path.is_file()
+        else "a folder of something else"
+        if any(path.iterdir())
+        else "an empty folder"
+    )
     return f"{path} is {next((kind for name, kind in HOLDS.items() if (path / name).exists()), other)}, not {wanted}"
 
 
@@ -92,7 +102,11 @@ def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
 def next_folder(parent: Path, prefix: str = "") -> Path:
     """Return the first of PARENT/PREFIX1, PARENT/PREFIX2, … that does not exist and has no recipe of its name."""
     numbered = (f"{prefix}{number}" for number in itertools.count(1))
-    return next(parent / name for name in numbered if not (parent / name).exists() and not (parent / f"{name}.toml").exists())
+    return next(
+        parent / name
+        for name in numbered
+        if not (parent / name).exists() and not (parent / f"{name}.toml").exists()
+    )
 
 
 @contextmanager
@@ -126,4 +140,8 @@ def from_json(text: str) -> Any:
 def _each(change: Callable[[Any], Any], content: Any) -> Any:
     if isinstance(content, dict):
         return {name: _each(change, one) for name, one in content.items()}
-    return [_each(change, one) for one in content] if isinstance(content, list | tuple) else change(content)
+    return (
+        [_each(change, one) for one in content]
+        if isinstance(content, list | tuple)
+        else change(content)
+    )

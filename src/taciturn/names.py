@@ -5,8 +5,12 @@ from typing import Literal
 AlgorithmName = Literal["dp-fedavg", "dp-fedsgd", "dp-ftrl", "fedavg", "transfer-learning"]
 ParticipationKind = Literal["poisson", "fixed", "min-separation", "cyclic-poisson"]
 FleetKind = Literal["simulated", "check-in", "queue", "devices"]
-NoiseKind = Literal["independent", "tree", "honaker", "banded", "blt"]  # how it is correlated over rounds
-MechanismName = Literal["poisson", "cyclic-poisson", NoiseKind]  # of a plan; without a sampling, min-separation
+NoiseKind = Literal[
+    "independent", "tree", "honaker", "banded", "blt"
+]  # how it is correlated over rounds
+MechanismName = Literal[
+    "poisson", "cyclic-poisson", NoiseKind
+]  # of a plan; without a sampling, min-separation
 Clipping = Literal["flat", "per-layer", "adaptive"]
 ReportEncoding = Literal["integer", "modular"]
 AccountantName = Literal["pld", "rdp", "moments"]

@@ -18,8 +18,19 @@ from taciturn.errors import TaciturnError
 from taciturn.fleets.simulation.availability import Devices, Habits, Rounds, simulate_rounds
 from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.accounting import Budget, epsilon, noise_for_budget, repeated, rho
-from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, default_delta
-from taciturn.privacy.sensitivity import blt_coefficients, independent, most_participations, toeplitz, tree
+from taciturn.privacy.participation import (
+    CyclicPoisson,
+    MinSeparation,
+    PoissonSampling,
+    default_delta,
+)
+from taciturn.privacy.sensitivity import (
+    blt_coefficients,
+    independent,
+    most_participations,
+    toeplitz,
+    tree,
+)
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 from taciturn.progress import Progress, StageProgress, unwatched
 
@@ -50,21 +61,36 @@ class Question:
     def __post_init__(self) -> None:
         if self.population < LEAST_POPULATION:
             fails = f"even at δ = 1/N² it would fail for someone with a probability of {1 / max(self.population, 1):.2g}"
-            raise PlanError(f"{self.population} users are too few for a guarantee: {fails}. Plan for {LEAST_POPULATION} or more")
+            raise PlanError(
+                f"{self.population} users are too few for a guarantee: {fails}. Plan for {LEAST_POPULATION} or more"
+            )
         if not 0 < self.report_goal <= self.population:
-            raise PlanError(f"a report goal of {self.report_goal} cannot be met by {self.population} users: lower --report-goal")
+            raise PlanError(
+                f"a report goal of {self.report_goal} cannot be met by {self.population} users: lower --report-goal"
+            )
         if self.rounds < 1:
             raise PlanError("a run has at least one round: raise --rounds")
         if sum(one is not None for one in (self.noise_multiplier, self.epsilon, self.rho)) != 1:
-            raise PlanError("give exactly one of --noise-multiplier, --epsilon and --rho; the others follow from it")
+            raise PlanError(
+                "give exactly one of --noise-multiplier, --epsilon and --rho; the others follow from it"
+            )
         given = self.noise_multiplier or self.epsilon or self.rho
         if given is None or not 0 < given < math.inf:
-            raise PlanError("--noise-multiplier, --epsilon and --rho must be positive and finite: give another number")
+            raise PlanError(
+                "--noise-multiplier, --epsilon and --rho must be positive and finite: give another number"
+            )
         if self.delta is not None and not 0 < self.delta < 1 / self.population:
-            raise PlanError(f"--delta must be below one over the number of users, {1 / self.population:.1g}, not {self.delta:g}: lower it")
-        if self.min_separation is not None and not 0 <= self.min_separation <= self.possible_separation:
+            raise PlanError(
+                f"--delta must be below one over the number of users, {1 / self.population:.1g}, not {self.delta:g}: lower it"
+            )
+        if (
+            self.min_separation is not None
+            and not 0 <= self.min_separation <= self.possible_separation
+        ):
             rest = f"a user cannot rest {self.min_separation} rounds: lower --min-separation to {self.possible_separation}"
-            raise PlanError(f"with {self.population:,} users and {self.report_goal:,} a round, {rest}")
+            raise PlanError(
+                f"with {self.population:,} users and {self.report_goal:,} a round, {rest}"
+            )
 
     @property
     def at_delta(self) -> float:
@@ -82,7 +108,9 @@ class Question:
     @property
     def participations(self) -> int:
         possible = most_participations(self.rounds, self.separation)
-        return possible if self.max_participations is None else min(possible, self.max_participations)
+        return (
+            possible if self.max_participations is None else min(possible, self.max_participations)
+        )
 
 
 @dataclass(frozen=True)
@@ -99,26 +127,49 @@ def plan(question: Question, mechanism: MechanismName) -> Answer:
     strategy, participation = _noise_and_turns(question, mechanism)
     multiplier = question.noise_multiplier or _noise(question, strategy, participation)
     cost = repeated(participation.event(multiplier, strategy), question.rounds)
-    error = multiplier * math.sqrt(float(np.mean(strategy.prefix_variance(question.rounds)))) / question.report_goal
+    error = (
+        multiplier
+        * math.sqrt(float(np.mean(strategy.prefix_variance(question.rounds))))
+        / question.report_goal
+    )
     limits = question.rounds, question.separation, question.participations
     squared = 1.0 if participation.sampled_by_curator else strategy.sensitivity_squared(*limits)
-    return Answer(mechanism, multiplier, rho(cost), epsilon(cost, question.at_delta, question.accountant), error, squared)
+    return Answer(
+        mechanism,
+        multiplier,
+        rho(cost),
+        epsilon(cost, question.at_delta, question.accountant),
+        error,
+        squared,
+    )
 
 
 def _noise(question: Question, strategy: Strategy, participation: Participation) -> float:
     if question.rho is not None:  # ρ falls with the square of z
-        return math.sqrt(rho(repeated(participation.event(1.0, strategy), question.rounds)) / question.rho)
+        return math.sqrt(
+            rho(repeated(participation.event(1.0, strategy), question.rounds)) / question.rho
+        )
     budget = Budget(question.at_delta, question.epsilon)
     try:
-        return noise_for_budget(lambda z: repeated(participation.event(z, strategy), question.rounds), budget, question.accountant)
+        return noise_for_budget(
+            lambda z: repeated(participation.event(z, strategy), question.rounds),
+            budget,
+            question.accountant,
+        )
     except ValueError as error:
         raise PlanError(str(error)) from None
 
 
-def _noise_and_turns(question: Question, mechanism: MechanismName) -> tuple[Strategy, Participation]:
+def _noise_and_turns(
+    question: Question, mechanism: MechanismName
+) -> tuple[Strategy, Participation]:
     rounds, share = question.rounds, question.report_goal / question.population
-    bands = min(BANDS, rounds, question.separation + 1)  # at most the rounds between two turns of a user
-    turns = MinSeparation(question.report_goal, question.separation, question.participations, rounds)
+    bands = min(
+        BANDS, rounds, question.separation + 1
+    )  # at most the rounds between two turns of a user
+    turns = MinSeparation(
+        question.report_goal, question.separation, question.participations, rounds
+    )
     match mechanism:
         case "poisson":
             return independent(rounds), PoissonSampling(share)
@@ -132,19 +183,31 @@ def _noise_and_turns(question: Question, mechanism: MechanismName) -> tuple[Stra
             return toeplitz(f"{bands}-banded Toeplitz", coefficients), drawn
         case "blt":
             found = optimal_blt(rounds, question.separation, question.participations)
-            return toeplitz("BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds)), turns
+            return toeplitz(
+                "BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds)
+            ), turns
 
 
-def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours: float, progress: Progress = unwatched) -> Rounds:
+def simulated_timer(
+    population: int,
+    rounds: int,
+    report_goal: int,
+    timer_hours: float,
+    progress: Progress = unwatched,
+) -> Rounds:
     """Return what a timer on every device amounts to, simulated on a smaller fleet with the same share of devices in a round."""
     if not timer_hours > 0:
         raise PlanError("--timer-hours must be more than 0: give another number")
     scale = min(1.0, max(SIMULATED_DEVICES / population, LEAST_GOAL / report_goal))
     devices = Devices(max(int(population * scale), 1), Habits())
-    came = simulate_rounds(devices, rounds, max(int(report_goal * scale), 1), timer_hours, progress=progress)
+    came = simulate_rounds(
+        devices, rounds, max(int(report_goal * scale), 1), timer_hours, progress=progress
+    )
     if came.succeeded < rounds:
         few = f"only {came.succeeded} of {rounds} rounds succeeded in {came.hours / 24:.0f} days: there are too few users"
-        raise PlanError(f"with a timer of {timer_hours:g} hours {few}. Lower --timer-hours or --report-goal")
+        raise PlanError(
+            f"with a timer of {timer_hours:g} hours {few}. Lower --timer-hours or --report-goal"
+        )
     # in the whole population; where no device came twice, nothing contradicts it
     possible = population // report_goal - 1
     seen = possible if came.min_separation is None else came.min_separation
@@ -162,16 +225,33 @@ class Grown:
     more_noise: float  # relative to the trial; above 1 the model will be worse than it
 
 
-def grown(trial: Question, target: float, largest_goal: int, mechanism: MechanismName, progress: StageProgress) -> Grown:
+def grown(
+    trial: Question,
+    target: float,
+    largest_goal: int,
+    mechanism: MechanismName,
+    progress: StageProgress,
+) -> Grown:
     """Raise report goal and noise together, so that accuracy stays, until ρ is `target` with the rest that a timer of whole days gives
     devices; where the largest goal is not enough, raise the noise alone."""
     tried = trial.noise_multiplier
     if tried is None or not 0 < target < math.inf:
-        raise PlanError("give the trial (--report-goal and --noise-multiplier), and a positive ρ to reach (--grow-to-rho)")
+        raise PlanError(
+            "give the trial (--report-goal and --noise-multiplier), and a positive ρ to reach (--grow-to-rho)"
+        )
     if not trial.report_goal <= largest_goal <= trial.population // 2:
-        raise PlanError(f"--largest-goal must lie between --report-goal and half of the users, not {largest_goal:,}")
-    steps = math.ceil(math.log(largest_goal / trial.report_goal, 1.25)) if largest_goal > trial.report_goal else 0
-    goals, tried_goals = [min(int(trial.report_goal * 1.25**step), largest_goal) for step in range(steps + 1)], count()
+        raise PlanError(
+            f"--largest-goal must lie between --report-goal and half of the users, not {largest_goal:,}"
+        )
+    steps = (
+        math.ceil(math.log(largest_goal / trial.report_goal, 1.25))
+        if largest_goal > trial.report_goal
+        else 0
+    )
+    goals, tried_goals = (
+        [min(int(trial.report_goal * 1.25**step), largest_goal) for step in range(steps + 1)],
+        count(),
+    )
 
     def with_goal(goal: int) -> Question:
         return replace(trial, report_goal=goal, noise_multiplier=tried * goal / trial.report_goal)
@@ -185,12 +265,16 @@ def grown(trial: Question, target: float, largest_goal: int, mechanism: Mechanis
         question = replace(with_goal(goal), min_separation=came.min_separation)
         return Grown(question, plan(question, mechanism), hours, came, 1.0)
 
-    first = min(bisect_left(goals, True, key=is_enough), steps)  # if everyone rested as long as possible
+    first = min(
+        bisect_left(goals, True, key=is_enough), steps
+    )  # if everyone rested as long as possible
     found = rested(goals[first], 24)
     for goal in goals[first + 1 :]:
         if found.answer.rho <= target:
             return found
-        found = rested(goal, found.timer_hours)  # rounds take longer, so the timer cannot be shorter
+        found = rested(
+            goal, found.timer_hours
+        )  # rounds take longer, so the timer cannot be shorter
     if found.answer.rho <= target:
         return found
     louder = math.sqrt(found.answer.rho / target)
@@ -204,7 +288,9 @@ def _longest_rest(question: Question, hours: int, progress: StageProgress) -> tu
     for tried in range(hours, LONGEST_TIMER + 1, 24):
         shown = partial(progress, f"{question.report_goal:,} reports, {tried} h")
         try:
-            came = simulated_timer(question.population, question.rounds, question.report_goal, float(tried), shown)
+            came = simulated_timer(
+                question.population, question.rounds, question.report_goal, float(tried), shown
+            )
         except PlanError:  # so long that too few devices are available
             if not timed:
                 raise

@@ -64,7 +64,15 @@ def build_population(
     if isinstance(exclude, str | Path):
         exclude = listed_users(Path(exclude))
     rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
-    return ingest(Source([Path(one) for one in names], columns), folder, rules, exclude, progress, shard_tokens, shared)
+    return ingest(
+        Source([Path(one) for one in names], columns),
+        folder,
+        rules,
+        exclude,
+        progress,
+        shard_tokens,
+        shared,
+    )
 
 
 def check_population_folder(folder: Path, replace: bool) -> None:
@@ -76,13 +84,19 @@ def check_population_folder(folder: Path, replace: bool) -> None:
         raise DataError(f"{folder} is a file: name a new folder with --out")
 
 
-def vocabulary_of(words: int | str | Path, language: str = "en", characters: bool = False) -> Vocabulary:
+def vocabulary_of(
+    words: int | str | Path, language: str = "en", characters: bool = False
+) -> Vocabulary:
     """Return a number of words of the public list, or the words of a folder."""
     number = str(words).replace("_", "")
     if number.isdecimal():
-        return public_vocabulary(int(number), language.lower(), "character" if characters else "word")
+        return public_vocabulary(
+            int(number), language.lower(), "character" if characters else "word"
+        )
     if characters or language != "en":
-        raise DataError("--vocabulary FOLDER takes its words as they are: leave out --language and --characters")
+        raise DataError(
+            "--vocabulary FOLDER takes its words as they are: leave out --language and --characters"
+        )
     folder = Path(str(words))
     if (folder / "about.json").exists():
         return PublicCorpus.load(folder).vocabulary
@@ -93,7 +107,9 @@ def vocabulary_of(words: int | str | Path, language: str = "en", characters: boo
 
         card = load_model(folder)[1]
         return Vocabulary.of(card.vocabulary, card.text)
-    raise DataError(f"--vocabulary must be a number of words, or the folder of a corpus, population or run; {words} is neither")
+    raise DataError(
+        f"--vocabulary must be a number of words, or the folder of a corpus, population or run; {words} is neither"
+    )
 
 
 def open_ledger(population: Population) -> Ledger:
@@ -105,7 +121,9 @@ def open_ledger(population: Population) -> Ledger:
         return ledger
     if not path.parent.is_dir():
         moved = f"if it was moved, say where it is: taciturn ledger adopt {population.folder} --same-people-as FOLDER"
-        raise LedgerError(f"{population.folder} shares the ledger in {path.parent}, which cannot be reached. Restore it; or, {moved}")
+        raise LedgerError(
+            f"{population.folder} shares the ledger in {path.parent}, which cannot be reached. Restore it; or, {moved}"
+        )
     return Ledger(path, named.id)
 
 
@@ -122,9 +140,13 @@ def adopt_ledger(folder: Path, same_people_as: Path | None = None) -> tuple[Ledg
     if same_people_as:
         named, own = Population(same_people_as).ledger, population.ledger
         if own is None or named is None or own.id != named.id:
-            raise LedgerError(f"{folder} does not share the ledger of {same_people_as}: name the folder that it shares")
+            raise LedgerError(
+                f"{folder} does not share the ledger of {same_people_as}: name the folder that it shares"
+            )
         theirs = open_ledger(Population(same_people_as))
-        population.pin_ledger(NamedLedger(own.id, os.path.relpath(theirs.path.parent, folder.resolve())))
+        population.pin_ledger(
+            NamedLedger(own.id, os.path.relpath(theirs.path.parent, folder.resolve()))
+        )
         return theirs, None
     named = population.ledger
     adopted, retired = adopt(ledger_path(population), named.id if named else None)

@@ -14,14 +14,18 @@ class TrainState(NamedTuple):
     server: ServerState
     mechanism: MechanismState  # secret: noise that is not yet used up
     ledger_head: str  # names the history this state came from
-    estimate: Estimate | None = None  # what the last round released; audits read it, and nothing resumes from it
+    estimate: Estimate | None = (
+        None  # what the last round released; audits read it, and nothing resumes from it
+    )
 
 
 def start(algorithm: Algorithm, params: Params, ledger_head: str) -> TrainState:
     return TrainState(0, algorithm.init(params), algorithm.mechanism.init(params), ledger_head)
 
 
-def rounds(algorithm: Algorithm, curator: Curator, start_from: Params | TrainState) -> Iterator[TrainState]:
+def rounds(
+    algorithm: Algorithm, curator: Curator, start_from: Params | TrainState
+) -> Iterator[TrainState]:
     """Train, round by round.
 
     Args:
@@ -46,7 +50,9 @@ def rounds(algorithm: Algorithm, curator: Curator, start_from: Params | TrainSta
     server, mechanism = jax.device_put((state.server, state.mechanism), jax.local_devices()[0])
     state = state._replace(server=server, mechanism=mechanism)
     while True:
-        estimate, mechanism = curator.private_mean(state.server.params, state.mechanism, state.round)
+        estimate, mechanism = curator.private_mean(
+            state.server.params, state.mechanism, state.round
+        )
         server = server_update(state.server, estimate)
         state = TrainState(state.round + 1, server, mechanism, curator.account.head, estimate)
         yield state

@@ -35,7 +35,10 @@ def size(tree: PyTree) -> int:
 
 def layer_names(tree: PyTree) -> list[str]:
     """Name the leaves in order, such as `blocks/0/feed_in`."""
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
 
 
 def nested(leaves: Mapping[str, Any]) -> PyTree:
@@ -61,7 +64,9 @@ def norm_upper_bound(tree: PyTree) -> jax.Array:
     squares = []
     for leaf in leaves:
         root = max(1, math.isqrt(leaf.size))
-        row = next((row for row in range(root, root // 4, -1) if leaf.size % row == 0), root)  # a divisor needs no padding
+        row = next(
+            (row for row in range(root, root // 4, -1) if leaf.size % row == 0), root
+        )  # a divisor needs no padding
         rows = jnp.pad(leaf, (0, -leaf.size % row)).reshape(-1, row)
         # A product, not a division: compilers divide by multiplying with a reciprocal, which may underflow.
         squares.append(jnp.sum(jnp.sum(jnp.square(rows * _power_of_two(-exponent)), axis=1)))

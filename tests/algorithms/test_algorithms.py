@@ -8,7 +8,12 @@ import pytest
 
 from taciturn import trees
 from taciturn.algorithms.dp_fedavg import dp_fedavg, fedavg
-from taciturn.algorithms.local_training import LocalTraining, fedavg_update, fedsgd_update, gradient_step
+from taciturn.algorithms.local_training import (
+    LocalTraining,
+    fedavg_update,
+    fedsgd_update,
+    gradient_step,
+)
 from taciturn.core import Message, UserData
 from taciturn.privacy.clipping import flat_clip, unbounded
 from taciturn.privacy.estimators import fixed_denominator
@@ -38,11 +43,22 @@ def by_hand(epochs=1, rate=0.1, penalty=0.0, radius=None):
     return w - start
 
 
-@pytest.mark.parametrize("settings", [{}, {"epochs": 3}, {"penalty": 0.5}, {"radius": 0.4}, {"epochs": 2, "penalty": 0.2, "radius": 0.3}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"epochs": 3},
+        {"penalty": 0.5},
+        {"radius": 0.4},
+        {"epochs": 2, "penalty": 0.2, "radius": 0.3},
+    ],
+)
 def test_fedavg_is_the_papers_user_update(settings):
     local = LocalTraining(0.1, settings.get("epochs", 1), settings.get("penalty", 0.0))
     project = flat_clip(1.0).project if "radius" in settings else None
-    update = fedavg_update(gradient_step(loss), local, project)(Message(START, jnp.float32(settings.get("radius", 0))), USER, KEY)
+    update = fedavg_update(gradient_step(loss), local, project)(
+        Message(START, jnp.float32(settings.get("radius", 0))), USER, KEY
+    )
     np.testing.assert_allclose(update["w"], by_hand(**settings), rtol=1e-5)
 
 
@@ -57,8 +73,13 @@ def test_greedy_clipping_is_not_clipping_once_at_the_end():
 def test_fedsgd_sends_one_gradient_of_one_batch_chosen_at_random():
     update = fedsgd_update(loss, LocalTraining(0.1))
     possible = [-0.1 * (np.array([1.0, -2.0]) - batch) for batch in np.asarray(BATCHES)[:, 0]]
-    sent = [np.asarray(update(Message(START, None), USER, jax.random.key(n))["w"]) for n in range(40)]
-    chosen = {next(index for index, one in enumerate(possible) if np.allclose(one, update)) for update in sent}
+    sent = [
+        np.asarray(update(Message(START, None), USER, jax.random.key(n))["w"]) for n in range(40)
+    ]
+    chosen = {
+        next(index for index, one in enumerate(possible) if np.allclose(one, update))
+        for update in sent
+    }
     assert chosen == {0, 1, 2}
 
 
@@ -67,7 +88,9 @@ def test_fedsgd_never_draws_a_batch_of_padding():
     update = fedsgd_update(loss, LocalTraining(0.1))
     expected = -0.1 * (np.array([1.0, -2.0]) - np.array([3.0, 1.0]))
     for n in range(20):
-        np.testing.assert_allclose(update(Message(START, None), padded, jax.random.key(n))["w"], expected, rtol=1e-5)
+        np.testing.assert_allclose(
+            update(Message(START, None), padded, jax.random.key(n))["w"], expected, rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam"])
@@ -83,7 +106,9 @@ def test_every_server_optimiser_moves_with_the_estimate(name):
     if name == "sgd":
         np.testing.assert_allclose(moved, 1.5 * np.asarray(estimate["w"]), rtol=1e-6)
     if name == "momentum":
-        np.testing.assert_allclose(moved, 0.5 * (1 + 1.9 + 2.71) * np.asarray(estimate["w"]), rtol=1e-5)
+        np.testing.assert_allclose(
+            moved, 0.5 * (1 + 1.9 + 2.71) * np.asarray(estimate["w"]), rtol=1e-5
+        )
 
 
 def test_plain_sgd_at_rate_1_adds_the_estimate_as_the_paper_does():
@@ -96,7 +121,9 @@ def test_plain_sgd_at_rate_1_adds_the_estimate_as_the_paper_does():
         optax.sgd(1.0),
     )
     state = algorithm.server_update(algorithm.init(START), {"w": jnp.array([0.5, -0.25])})
-    np.testing.assert_allclose(state.params["w"], trees.add(START, {"w": jnp.array([0.5, -0.25])})["w"])
+    np.testing.assert_allclose(
+        state.params["w"], trees.add(START, {"w": jnp.array([0.5, -0.25])})["w"]
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"epochs": 2}, {"penalty": 0.3}, {"radius": 0.05}])
@@ -110,9 +137,13 @@ def test_a_batch_of_padding_is_not_a_step_and_one_of_text_is(settings):
     longer = jnp.concatenate([BATCHES, BATCHES[:2] + 1])
 
     def update(batches, steps):
-        return jax.tree.leaves(train(message, UserData(batches, jnp.float32(1), jnp.int32(steps)), KEY))
+        return jax.tree.leaves(
+            train(message, UserData(batches, jnp.float32(1), jnp.int32(steps)), KEY)
+        )
 
-    for alone, beside, twin in zip(update(padded, 3), update(padded, 5), update(longer, 5), strict=True):
+    for alone, beside, twin in zip(
+        update(padded, 3), update(padded, 5), update(longer, 5), strict=True
+    ):
         np.testing.assert_array_equal(alone, beside)
         assert not np.array_equal(alone, twin)
 

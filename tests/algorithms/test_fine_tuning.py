@@ -12,7 +12,12 @@ import pytest
 from harness import Cut, cut_at, quietly, tiny_recipe
 from taciturn import trees
 from taciturn.algorithms.fine_tuning import rehearsing, soft_label_loss, unforgetting_update
-from taciturn.algorithms.local_training import LocalTraining, fedavg_update, gradient_step, with_short_steps
+from taciturn.algorithms.local_training import (
+    LocalTraining,
+    fedavg_update,
+    gradient_step,
+    with_short_steps,
+)
 from taciturn.core import Message, UserData
 from taciturn.data.public import PublicCorpus
 from taciturn.models import losses
@@ -45,7 +50,10 @@ def norm(update) -> float:
 
 
 def close(one, other, **tolerance) -> bool:
-    return all(np.allclose(*pair, **tolerance) for pair in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+    return all(
+        np.allclose(*pair, **tolerance)
+        for pair in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
 
 
 @pytest.mark.parametrize(("share", "beside"), [(0.25, 12), (0.5, 4), (0.75, 1), (1.0, 0)])
@@ -78,7 +86,9 @@ def test_a_batch_of_padding_is_not_a_step_although_general_text_would_be():
 
 def test_each_device_rehearses_rows_of_its_own():
     step = rehearsed(0.5)
-    assert not close(step(PARAMS, ROWS, KEY, 0.1), step(PARAMS, ROWS, jax.random.key(4), 0.1), atol=1e-6)
+    assert not close(
+        step(PARAMS, ROWS, KEY, 0.1), step(PARAMS, ROWS, jax.random.key(4), 0.1), atol=1e-6
+    )
 
 
 def test_soft_labels_are_those_of_the_formulas():
@@ -96,7 +106,9 @@ def test_the_model_that_was_sent_has_nothing_to_learn_from_itself():
 
     @jax.jit
     def learned(teacher, share, params):
-        return jax.grad(lambda params: soft_label_loss(MODEL, teacher, share, params, ROWS, None))(params)
+        return jax.grad(lambda params: soft_label_loss(MODEL, teacher, share, params, ROWS, None))(
+            params
+        )
 
     assert close(learned(PARAMS, 0.0, PARAMS), trees.scale(PARAMS, 0.0), atol=1e-6)
     one = learned(trees.scale(PARAMS, 2.0), 1.0, PARAMS)
@@ -109,24 +121,42 @@ def test_what_was_sent_stays_the_teacher_through_all_local_steps():
     soft = jax.jit(unforgetting_update(MODEL, local, 0.25))(message, user, KEY)
     usual = jax.jit(fedavg_update(plain, local))(message, user, KEY)
     assert norm(soft) < 0.6 * norm(usual)
-    assert close(jax.jit(unforgetting_update(MODEL, local, 1.0))(message, user, KEY), usual, atol=1e-5)
+    assert close(
+        jax.jit(unforgetting_update(MODEL, local, 1.0))(message, user, KEY), usual, atol=1e-5
+    )
 
 
 @pytest.fixture
 def general(population, tmp_path):
-    texts = [" ".join(population.vocabulary.words[4 + n % 12] for n in range(start, start + 30)) for start in range(20)]
+    texts = [
+        " ".join(population.vocabulary.words[4 + n % 12] for n in range(start, start + 30))
+        for start in range(20)
+    ]
     PublicCorpus.of(texts, population.vocabulary, "made-up general text").save(tmp_path / "general")
     return tmp_path / "general"
 
 
 @pytest.mark.parametrize(
     ("algorithm", "forgetting"),
-    [pytest.param("fedavg", "rehearsal", marks=pytest.mark.slow), ("dp-ftrl", "rehearsal"), ("dp-fedavg", "distillation")],
+    [
+        pytest.param("fedavg", "rehearsal", marks=pytest.mark.slow),
+        ("dp-ftrl", "rehearsal"),
+        ("dp-fedavg", "distillation"),
+    ],
 )
-def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(population, general, tmp_path, algorithm, forgetting):
-    sections = {"fedavg": {"privacy": {"noise_multiplier": None}}, "dp-fedavg": QUICK, "dp-ftrl": {}}[algorithm]
+def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(
+    population, general, tmp_path, algorithm, forgetting
+):
+    sections = {
+        "fedavg": {"privacy": {"noise_multiplier": None}},
+        "dp-fedavg": QUICK,
+        "dp-ftrl": {},
+    }[algorithm]
     if algorithm == "dp-ftrl":
-        sections = {"participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}, "privacy": {"noise": "tree"}}
+        sections = {
+            "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
+            "privacy": {"noise": "tree"},
+        }
     data = {"general": str(general)} if forgetting == "rehearsal" else {}
     recipe = tiny_recipe(
         population,
@@ -142,13 +172,20 @@ def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(po
     assert ("made-up general text" in " ".join(said.split())) == (forgetting == "rehearsal")
 
 
-def test_general_text_of_other_words_is_refused_before_anything_is_spent(population, tmp_path, vocabulary):
+def test_general_text_of_other_words_is_refused_before_anything_is_spent(
+    population, tmp_path, vocabulary
+):
     other = type(vocabulary)((*vocabulary.words[:-1], "another"))
     PublicCorpus.of(["word1 word2"], other, "other").save(tmp_path / "other")
-    recipe = tiny_recipe(population, local={"forgetting": "rehearsal"}, data={"general": str(tmp_path / "other")})
+    recipe = tiny_recipe(
+        population, local={"forgetting": "rehearsal"}, data={"general": str(tmp_path / "other")}
+    )
     with pytest.raises(RecipeError, match="other words"):
         train_run(recipe, tmp_path / "run", quietly)
-    assert not (population.folder / "ledger.jsonl").exists() or "open" not in (population.folder / "ledger.jsonl").read_text()
+    assert (
+        not (population.folder / "ledger.jsonl").exists()
+        or "open" not in (population.folder / "ledger.jsonl").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +197,10 @@ def test_general_text_of_other_words_is_refused_before_anything_is_spent(populat
         ({"local": {"forgetting": "distillation", "user_share": 0.0}}, "user_share"),
         ({"algorithm": "transfer-learning"}, "has no privacy"),
         ({"transfer": {"rows": 40}}, "belongs to"),
-        ({"algorithm": "transfer-learning", "privacy": {"noise_multiplier": None}}, "sums predictions"),
+        (
+            {"algorithm": "transfer-learning", "privacy": {"noise_multiplier": None}},
+            "sums predictions",
+        ),
         ({"transfer": {"rows": 33}}, "must be a multiple of batch_size"),
     ],
 )
@@ -176,24 +216,43 @@ def test_what_is_forgotten_is_measured_beside_what_is_learned(population, genera
         recipe = tiny_recipe(
             population,
             algorithm="fedavg",
-            data={"general_test": str(general)} | ({"general": str(general)} if forgetting == "rehearsal" else {}),
-            local={"forgetting": forgetting, "learning_rate": 1.0, "epochs": 3, "user_share": 0.25 if forgetting == "rehearsal" else 0.5},
+            data={"general_test": str(general)}
+            | ({"general": str(general)} if forgetting == "rehearsal" else {}),
+            local={
+                "forgetting": forgetting,
+                "learning_rate": 1.0,
+                "epochs": 3,
+                "user_share": 0.25 if forgetting == "rehearsal" else 0.5,
+            },
             privacy={"noise_multiplier": None, "clip_norm": None},
         )
         train_run(recipe, tmp_path / forgetting, quietly)
-        rows[forgetting] = [json.loads(line) for line in (tmp_path / forgetting / "metrics.jsonl").read_text().splitlines()]
-    assert rows["rehearsal"][0]["general_perplexity"] == pytest.approx(rows["none"][0]["general_perplexity"])
+        rows[forgetting] = [
+            json.loads(line)
+            for line in (tmp_path / forgetting / "metrics.jsonl").read_text().splitlines()
+        ]
+    assert rows["rehearsal"][0]["general_perplexity"] == pytest.approx(
+        rows["none"][0]["general_perplexity"]
+    )
     assert rows["rehearsal"][-1]["general_perplexity"] < rows["none"][-1]["general_perplexity"]
     assert all(0 < rows[forgetting][-1]["general_accuracy_top1"] < 1 for forgetting in rows)
 
 
 def test_a_run_is_resumed_with_the_general_text_it_began_with(population, general, tmp_path):
-    recipe = tiny_recipe(population, **QUICK, data={"general": str(general)}, local={"forgetting": "rehearsal"}, run={"rounds": 4})
+    recipe = tiny_recipe(
+        population,
+        **QUICK,
+        data={"general": str(general)},
+        local={"forgetting": "rehearsal"},
+        run={"rounds": 4},
+    )
 
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "run", cut_at(2))
     saved = general.rename(tmp_path / "saved")
-    PublicCorpus.of(["word1 word2 word3"] * 30, population.vocabulary, "made-up general text").save(general)
+    PublicCorpus.of(["word1 word2 word3"] * 30, population.vocabulary, "made-up general text").save(
+        general
+    )
     with pytest.raises(RecipeError, match="another text than this run began with"):
         resume_run(tmp_path / "run", quietly)
     shutil.rmtree(general)
@@ -204,8 +263,12 @@ def test_a_run_is_resumed_with_the_general_text_it_began_with(population, genera
 def test_a_step_goes_no_further_than_its_longest_gradient_allows():
     free = trees.subtract(plain(PARAMS, ROWS, None, 0.5), PARAMS)
     for most in (0.1, 100.0):
-        step = trees.subtract(jax.jit(with_short_steps(plain, most))(PARAMS, ROWS, None, 0.5), PARAMS)
+        step = trees.subtract(
+            jax.jit(with_short_steps(plain, most))(PARAMS, ROWS, None, 0.5), PARAMS
+        )
         assert norm(step) == pytest.approx(min(0.5 * most, norm(free)), rel=1e-3)
-        direction = sum(np.sum(a * b) for a, b in zip(jax.tree.leaves(step), jax.tree.leaves(free), strict=True))
+        direction = sum(
+            np.sum(a * b) for a, b in zip(jax.tree.leaves(step), jax.tree.leaves(free), strict=True)
+        )
         assert direction == pytest.approx(norm(step) * norm(free), rel=1e-3)
     assert norm(free) > 0.06  # or the first had nothing to shorten

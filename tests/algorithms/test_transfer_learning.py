@@ -34,12 +34,20 @@ ROWS = jnp.array(np.random.default_rng(0).integers(4, 30, (12, 6)))
 
 def algorithm(teacher, epochs=40, text=lambda params: ROWS):
     return transfer_learning(
-        MODEL, lambda message, user, key: trees.subtract(teacher, message.params), text, PoissonSampling(0.5), 2.0, epochs, 4
+        MODEL,
+        lambda message, user, key: trees.subtract(teacher, message.params),
+        text,
+        PoissonSampling(0.5),
+        2.0,
+        epochs,
+        4,
     )
 
 
 def divergence(params, teacher) -> float:
-    one, other = (jax.nn.log_softmax(losses.logits(MODEL, p, ROWS[:, :-1])) for p in (teacher, params))
+    one, other = (
+        jax.nn.log_softmax(losses.logits(MODEL, p, ROWS[:, :-1])) for p in (teacher, params)
+    )
     return float(jnp.mean(jnp.sum(jnp.exp(one) * (one - other), axis=-1)))
 
 
@@ -58,13 +66,18 @@ def test_from_its_own_predictions_it_learns_nothing():
     learning = algorithm(PARAMS)
     said = learning.user_update(Message(PARAMS, None), NOBODY, jax.random.key(2))
     after = learning.server_update(learning.init(PARAMS), said).params
-    assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(PARAMS), strict=True))
+    assert all(
+        np.allclose(a, b, atol=1e-5)
+        for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(PARAMS), strict=True)
+    )
 
 
 def test_generated_text_is_the_same_for_everyone_and_follows_the_model():
     key = jax.random.key(0)
     texts = beginnings(MODEL, PARAMS, 50, 5, key)
-    np.testing.assert_array_equal(texts, jax.jit(lambda params: beginnings(MODEL, params, 50, 5, key))(PARAMS))
+    np.testing.assert_array_equal(
+        texts, jax.jit(lambda params: beginnings(MODEL, params, 50, 5, key))(PARAMS)
+    )
     assert set(texts[:, 0].tolist()) == {BEGIN}
     assert texts.shape == (50, 6)
     assert not np.array_equal(texts, beginnings(MODEL, trees.scale(PARAMS, 3.0), 50, 5, key))
@@ -97,10 +110,16 @@ def test_a_run_learns_from_predictions_and_is_charged_as_not_private(population,
 BARE = {"noise_multiplier": None, "clip_norm": None}
 
 
-def test_an_average_of_predictions_is_never_private_nor_says_how_many_were_drawn(population, tmp_path, monkeypatch):
+def test_an_average_of_predictions_is_never_private_nor_says_how_many_were_drawn(
+    population, tmp_path, monkeypatch
+):
     """Cohorts are Poisson's: their sizes are a secret on which claims rest. What is printed is what was to be expected."""
     drawn, inside = [], SimulatedFleet.sum_reports
-    monkeypatch.setattr(SimulatedFleet, "sum_reports", lambda self, *a: (drawn.append(len(a[2])), inside(self, *a))[1])
+    monkeypatch.setattr(
+        SimulatedFleet,
+        "sum_reports",
+        lambda self, *a: (drawn.append(len(a[2])), inside(self, *a))[1],
+    )
     bare = tiny_recipe(
         population,
         algorithm="transfer-learning",
@@ -121,9 +140,13 @@ def test_an_average_of_predictions_is_never_private_nor_says_how_many_were_drawn
     row = ledger.model_row(run.params_digest(finished.params))  # what a warm start asks for
     assert [type(cost) for cost in ledger.cost("bare", row["hash"])] == [NonPrivateDpEvent]
     assert not (tmp_path / "bare" / "private").exists()
-    rows = [json.loads(line) for line in (tmp_path / "bare" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "bare" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert (rows[-1]["epsilon"], rows[-1]["releases"]) == ("infinity", 3)
     each = build.upload_size(finished.recipe, finished.params)
-    assert [(row["uploads"], row["upload_bytes"]) for row in rows] == [(n * 10, n * 10 * each) for n in range(4)]
+    assert [(row["uploads"], row["upload_bytes"]) for row in rows] == [
+        (n * 10, n * 10 * each) for n in range(4)
+    ]
     assert list(itertools.accumulate(drawn)) != [10, 20, 30]  # the twin: the true ones are others
     assert "staleness" not in rows[-1]

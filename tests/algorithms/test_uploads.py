@@ -39,7 +39,9 @@ UPLOADS = [Upload(), Upload(bits=16), Upload(bits=8), Upload(0.01), Upload(0.2, 
 def sent(update, upload: Upload, clip_norm: float = 0.5, key=KEY):
     """The report of a device that came to this update."""
     smaller = compressed(lambda message, user, key: update, *upload)(Message({}, None), NOBODY, key)
-    return smaller, encode(flat_clip(clip_norm), jnp.float32(clip_norm), smaller, jnp.float32(1), key)
+    return smaller, encode(
+        flat_clip(clip_norm), jnp.float32(clip_norm), smaller, jnp.float32(1), key
+    )
 
 
 def written(report, upload: Upload, clip_norm: float = 0.5) -> bytes:
@@ -96,9 +98,15 @@ def test_the_largest_values_are_kept_and_rounding_is_right_on_average():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(UPLOADS), st.integers(0, 2**31 - 1), st.sampled_from([1e-30, 1e-3, 1.0, 1e4, 1e30, float("inf"), float("nan")]))
+@given(
+    st.sampled_from(UPLOADS),
+    st.integers(0, 2**31 - 1),
+    st.sampled_from([1e-30, 1e-3, 1.0, 1e4, 1e30, float("inf"), float("nan")]),
+)
 def test_the_bound_holds_whatever_is_left_out(upload, seed, size):
-    update = jax.tree.map(lambda layer: layer * size, {"a": jax.random.normal(jax.random.key(seed), (5, 7))})
+    update = jax.tree.map(
+        lambda layer: layer * size, {"a": jax.random.normal(jax.random.key(seed), (5, 7))}
+    )
     _, report = sent(update, upload, key=jax.random.key(seed + 1))
     values = jax.tree.leaves(exact(report, 0.5)[0])[0]
     assert np.sqrt(np.sum(np.square(values, dtype=np.float64))) <= 0.5
@@ -106,14 +114,20 @@ def test_the_bound_holds_whatever_is_left_out(upload, seed, size):
 
 def test_made_smaller_after_the_clip_it_would_not():
     """The twin: rounding a clipped update at random carries it out of its ball."""
-    clipped = {"a": jnp.full(1000, 0.5 / np.sqrt(1000)) * jnp.where(jnp.arange(1000) < 1, 30.0, 0.05)}
+    clipped = {
+        "a": jnp.full(1000, 0.5 / np.sqrt(1000)) * jnp.where(jnp.arange(1000) < 1, 30.0, 0.05)
+    }
     clipped = jax.tree.map(lambda layer: layer * (0.5 / jnp.linalg.norm(layer)), clipped)
     many = jax.vmap(lambda key: rounded(clipped["a"], 8, key))(jax.random.split(KEY, 20))
     assert max(np.linalg.norm(many, axis=1)) > 0.5001
 
 
 def test_a_run_counts_uploads_and_their_bytes(population, tmp_path):
-    recipe = tiny_recipe(population, participation={"kind": "fixed", "cohort": 10}, upload={"share": 0.05, "bits": 16})
+    recipe = tiny_recipe(
+        population,
+        participation={"kind": "fixed", "cohort": 10},
+        upload={"share": 0.05, "bits": 16},
+    )
     finished = train_run(recipe, tmp_path / "run", quietly)
     each = build.upload_size(finished.recipe, finished.params)
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
@@ -139,7 +153,9 @@ def reported(update, upload):
 @pytest.mark.parametrize("bits", [8, 16])
 def test_no_value_is_rounded_to_a_level_that_its_bits_do_not_have(bits):
     most = 2 ** (bits - 1) - 1
-    drawn = jax.vmap(lambda key: rounded(jnp.array([1.0, -1.0]), bits, key))(jax.random.split(jax.random.key(0), 20_000))
+    drawn = jax.vmap(lambda key: rounded(jnp.array([1.0, -1.0]), bits, key))(
+        jax.random.split(jax.random.key(0), 20_000)
+    )
     assert int(np.max(np.round(np.abs(drawn) * most))) <= most
 
 
@@ -149,7 +165,11 @@ def test_padding_is_not_a_step_in_a_small_upload_of_a_deep_model_with_short_step
     local = LocalTraining(0.5, epochs=2, keyed=True, gradient_norm=0.5)
     update = compressed(fedavg_update(sgd_step(model), local), 0.3, 8)
     message = Message(model.init(jax.random.key(1)), jnp.float32(0.5))
-    batches = jnp.zeros((5, 2, 4), jnp.int32).at[:2].set(jax.random.randint(jax.random.key(2), (2, 2, 4), 4, 12))
+    batches = (
+        jnp.zeros((5, 2, 4), jnp.int32)
+        .at[:2]
+        .set(jax.random.randint(jax.random.key(2), (2, 2, 4), 4, 12))
+    )
 
     @jax.jit
     def report(steps):
@@ -159,4 +179,6 @@ def test_padding_is_not_a_step_in_a_small_upload_of_a_deep_model_with_short_step
 
     two, five, one = (jax.tree.leaves(report(jnp.int32(steps)).update) for steps in (2, 5, 1))
     assert all(np.array_equal(*pair) for pair in zip(two, five, strict=True))
-    assert not all(np.array_equal(*pair) for pair in zip(two, one, strict=True))  # the twin: a step of text is one
+    assert not all(
+        np.array_equal(*pair) for pair in zip(two, one, strict=True)
+    )  # the twin: a step of text is one

@@ -21,7 +21,12 @@ CAUGHT = {
 
 def exceptions(paths: list[Path]) -> list[tuple[str, set[str]]]:
     """Every exception class that is defined there, with the names of all that it derives from."""
-    found = [node for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    found = [
+        node
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
     bases = {node.name: [ast.unparse(base).split(".")[-1] for base in node.bases] for node in found}
 
     def above(name: str) -> set[str]:
@@ -31,7 +36,9 @@ def exceptions(paths: list[Path]) -> list[tuple[str, set[str]]]:
         one = getattr(builtins, name, None)
         return isinstance(one, type) and issubclass(one, BaseException)
 
-    return [(node.name, above(node.name)) for node in found if any(map(is_exception, above(node.name)))]
+    return [
+        (node.name, above(node.name)) for node in found if any(map(is_exception, above(node.name)))
+    ]
 
 
 def test_an_error_is_a_sentence_for_a_person_or_somebody_catches_it():
@@ -49,5 +56,10 @@ def test_no_two_errors_have_one_name():
 def test_an_error_that_is_neither_would_be_noticed(tmp_path):
     """The twin that must fail."""
     wrong = tmp_path / "wrong.py"
-    wrong.write_text("class Base(KeyError): ...\nclass Wrong(Base): ...\nclass Fine(NamedTuple): ...\n")
-    assert [name for name, above in exceptions([wrong]) if "TaciturnError" not in above] == ["Base", "Wrong"]
+    wrong.write_text(
+        "class Base(KeyError): ...\nclass Wrong(Base): ...\nclass Fine(NamedTuple): ...\n"
+    )
+    assert [name for name, above in exceptions([wrong]) if "TaciturnError" not in above] == [
+        "Base",
+        "Wrong",
+    ]

@@ -31,12 +31,19 @@ def imports(path: Path) -> set[str]:
 
 
 def ours(path: Path) -> set[str]:
-    return {layer(one.removeprefix("taciturn.")) for one in imports(path) if one.startswith("taciturn.")}
+    return {
+        layer(one.removeprefix("taciturn.")) for one in imports(path) if one.startswith("taciturn.")
+    }
 
 
 def calls(path: Path, attribute: str) -> bool:
     nodes = ast.walk(ast.parse(path.read_text()))
-    return any(isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == attribute for node in nodes)
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == attribute
+        for node in nodes
+    )
 
 
 BASE = {"errors", "progress", "names", "core", "trees", "randomness", "files"}
@@ -60,16 +67,22 @@ LAYERS = {
     "populations": BASE | {"privacy", "data", "release"},
     "recipe": BASE | {"privacy", "data", "models", "algorithms", "evaluation"},
     "export": BASE | {"privacy", "data", "models", "recipe", "release"},
-    "keyboard": BASE | {"data", "models", "algorithms", "evaluation", "recipe", "release", "export"},
+    "keyboard": BASE
+    | {"data", "models", "algorithms", "evaluation", "recipe", "release", "export"},
     "fleets.simulation": BASE | {"privacy", "data", "models"},
     "fleets.secure_aggregation": BASE,
     "fleets.devices": BASE | {"privacy", "fleets.simulation", "fleets.secure_aggregation"},
     "fleets.wire": BASE | {"fleets.devices", "fleets.secure_aggregation"},
     "fleets.enrolment": BASE | {"fleets.devices", "fleets.secure_aggregation", "fleets.wire"},
     "fleets.ray_engine": BASE | {"privacy", "data", "recipe", "fleets.simulation"},
-    "fleets.assemble": BASE | FLEETS - {"fleets.wire"} | {"privacy", "data", "recipe", "fleets.ray_engine"},
-    "fleets.folders": BASE | FLEETS | {"data", "recipe", "populations", "fleets.assemble", "fleets.enrolment"},
-    "audit": BASE | {"privacy", "data", "models", "evaluation", "recipe", "train", "fleets.simulation"},
+    "fleets.assemble": BASE
+    | FLEETS - {"fleets.wire"}
+    | {"privacy", "data", "recipe", "fleets.ray_engine"},
+    "fleets.folders": BASE
+    | FLEETS
+    | {"data", "recipe", "populations", "fleets.assemble", "fleets.enrolment"},
+    "audit": BASE
+    | {"privacy", "data", "models", "evaluation", "recipe", "train", "fleets.simulation"},
     "planning": {"errors", "names", "progress", "core", "privacy", "fleets.simulation"},
 }
 LAYERS["runs"] = set(LAYERS)  # what a person does with all of these, in a folder
@@ -94,16 +107,26 @@ def test_a_module_imports_from_the_layers_below_it_only(path):
 
 def test_the_network_is_used_in_one_folder():
     network = {"uvicorn", "h11", "redis"}
-    users = [name(path) for path in MODULES if {one.split(".")[0] for one in imports(path)} & network]
+    users = [
+        name(path) for path in MODULES if {one.split(".")[0] for one in imports(path)} & network
+    ]
     assert users
     assert all(user.startswith("fleets.wire") for user in users)
 
 
 @pytest.mark.parametrize("method", ["sum_reports", "_release", "private_mean"])
 def test_users_reach_the_server_through_one_door(method):
-    doors = {"sum_reports": ["privacy.curator"], "_release": ["privacy.curator"], "private_mean": ["train"]}[method]
+    doors = {
+        "sum_reports": ["privacy.curator"],
+        "_release": ["privacy.curator"],
+        "private_mean": ["train"],
+    }[method]
     passing_on = (
-        ["bench.round_speed", "fleets.ray_engine", *(f"fleets.simulation.{one}" for one in ("check_in", "queued", "synthetic_users"))]
+        [
+            "bench.round_speed",
+            "fleets.ray_engine",
+            *(f"fleets.simulation.{one}" for one in ("check_in", "queued", "synthetic_users")),
+        ]
         if method == "sum_reports"
         else []
     )  # one measures it on random words; fleets hand their own caller the sum of another
@@ -111,7 +134,11 @@ def test_users_reach_the_server_through_one_door(method):
 
 
 def test_a_release_is_named_in_the_mechanism_and_the_curator_only():
-    users = [name(path) for path in MODULES if ".release(" in path.read_text() or "mechanism.release" in path.read_text()]
+    users = [
+        name(path)
+        for path in MODULES
+        if ".release(" in path.read_text() or "mechanism.release" in path.read_text()
+    ]
     assert users == ["privacy.curator"]
 
 
@@ -124,7 +151,11 @@ def test_noise_is_drawn_in_one_place():
 
 
 def test_the_standard_deviation_is_computed_in_one_place():
-    computing = [name(path) for path in MODULES if "noise.multiplier *" in path.read_text() or "noise_multiplier *" in path.read_text()]
+    computing = [
+        name(path)
+        for path in MODULES
+        if "noise.multiplier *" in path.read_text() or "noise_multiplier *" in path.read_text()
+    ]
     assert computing == ["privacy.mechanism"]
 
 
@@ -151,4 +182,8 @@ def test_the_layer_check_would_notice_a_wrong_import(tmp_path):
 
 
 def test_files_hold_one_idea():
-    assert {name(path): len(path.read_text().splitlines()) for path in MODULES if len(path.read_text().splitlines()) > 400} == {}
+    assert {
+        name(path): len(path.read_text().splitlines())
+        for path in MODULES
+        if len(path.read_text().splitlines()) > 400
+    } == {}

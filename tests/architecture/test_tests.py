@@ -37,7 +37,11 @@ def wordless(tree: ast.AST) -> list[int]:
     """Lines of `pytest.raises` that any error of its kind would pass."""
     found = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and called(node) == "raises" and not any(k.arg == "match" for k in node.keywords):
+        if (
+            isinstance(node, ast.Call)
+            and called(node) == "raises"
+            and not any(k.arg == "match" for k in node.keywords)
+        ):
             kinds = node.args[0].elts if isinstance(node.args[0], ast.Tuple) else [node.args[0]]
             if not {ast.unparse(kind) for kind in kinds} <= OWN:
                 found.append(node.lineno)
@@ -54,7 +58,9 @@ def test_every_error_that_is_expected_is_told_by_its_words():
 
 def test_names_and_files_are_not_too_long():
     assert [(file, test.name) for file, test in all_tests() if len(test.name) > LONGEST_NAME] == []
-    assert [file for file in TREES if len((TESTS / file).read_text().splitlines()) > LONGEST_FILE] == []
+    assert [
+        file for file in TREES if len((TESTS / file).read_text().splitlines()) > LONGEST_FILE
+    ] == []
 
 
 def test_no_two_files_have_one_name():

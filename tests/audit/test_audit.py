@@ -11,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harness import Cut, cut_at, exact, made_up_users, mostly_slow, quietly, small_population, tiny_recipe, write_population
+from harness import (
+    Cut,
+    cut_at,
+    exact,
+    made_up_users,
+    mostly_slow,
+    quietly,
+    small_population,
+    tiny_recipe,
+    write_population,
+)
 from taciturn.audit import audit_users
 from taciturn.audit.audit_users import AuditScores
 from taciturn.audit.report import membership_results
@@ -34,7 +44,12 @@ FTRL = {
 }
 TREE = FTRL | {"privacy": {"noise": "honaker", "noise_multiplier": 3.0, "restart_rounds": [7]}}
 CYCLIC = {"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}}
-ADAPTIVE = {"noise": "tree", "clipping": "adaptive", "restart_rounds": [3], "clipped_count_stddev": 1.0}
+ADAPTIVE = {
+    "noise": "tree",
+    "clipping": "adaptive",
+    "restart_rounds": [3],
+    "clipped_count_stddev": 1.0,
+}
 MECHANISMS = {
     "one turn": {},
     "many turns": {"privacy": {"noise_multiplier": 4.0}},
@@ -52,7 +67,13 @@ MECHANISMS = {
 def wide_population(folder):
     """Users of a list of words long enough for a model with room for a thousand directions."""
     words = SPECIAL + PUNCTUATION + tuple(f"word{number}" for number in range(386))
-    return write_population(folder, made_up_users(50), made_up_users(12, seed=1), Vocabulary(words), {"source": "made up"})
+    return write_population(
+        folder,
+        made_up_users(50),
+        made_up_users(12, seed=1),
+        Vocabulary(words),
+        {"source": "made up"},
+    )
 
 
 @pytest.fixture
@@ -67,7 +88,9 @@ def honest(tmp_path_factory):
     @functools.cache
     def trained(kind):
         folder = tmp_path_factory.mktemp("honest")
-        train_run(watched(wide_population(folder / "wide"), **MECHANISMS[kind]), folder / "run", quietly)
+        train_run(
+            watched(wide_population(folder / "wide"), **MECHANISMS[kind]), folder / "run", quietly
+        )
         return folder / "run"
 
     return trained
@@ -81,7 +104,11 @@ def uncut(tmp_path_factory, vocabulary):
     def trained(kind):
         folder = tmp_path_factory.mktemp("uncut")
         population = small_population(folder / "population", vocabulary)
-        finished = train_run(tiny_recipe(population, audit={"users": 48}, **MECHANISMS[kind]), folder / "run", quietly)
+        finished = train_run(
+            tiny_recipe(population, audit={"users": 48}, **MECHANISMS[kind]),
+            folder / "run",
+            quietly,
+        )
         return folder / "run", finished.guarantee
 
     return trained
@@ -98,7 +125,9 @@ def with_noise_too_small(monkeypatch, times):
     def broken(recipe, vocabulary):
         whole = build.algorithm(recipe, vocabulary)
         less = max(recipe.privacy.noise_multiplier / times, 1e-3)
-        mechanism = build.algorithm(recipe.with_settings("privacy", noise_multiplier=less), vocabulary).mechanism
+        mechanism = build.algorithm(
+            recipe.with_settings("privacy", noise_multiplier=less), vocabulary
+        ).mechanism
         return whole._replace(mechanism=mechanism._replace(event=whole.mechanism.event))
 
     # For runs alone: `build` itself stays, with all that was compiled from it.
@@ -121,7 +150,9 @@ def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_acc
     assert found.audit.caught[1] < 2  # and it could have seen something
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["one turn", "many turns", "residues", "honaker", "blt"], "one turn"))
+@pytest.mark.parametrize(
+    "kind", mostly_slow(["one turn", "many turns", "residues", "honaker", "blt"], "one turn")
+)
 def test_noise_that_is_half_of_what_is_claimed_is_found_out(wide, tmp_path, monkeypatch, kind):
     """The twin."""
     with_noise_too_small(monkeypatch, 2.0)
@@ -131,7 +162,9 @@ def test_noise_that_is_half_of_what_is_claimed_is_found_out(wide, tmp_path, monk
 
 
 @pytest.mark.parametrize("kind", ["one turn", "blt"], ids=["dp-fedavg", "dp-ftrl"])
-def test_the_command_says_that_nothing_contradicts_the_claim_and_what_it_could_have_seen(honest, tmp_path, capsys, kind):
+def test_the_command_says_that_nothing_contradicts_the_claim_and_what_it_could_have_seen(
+    honest, tmp_path, capsys, kind
+):
     shutil.copytree(honest(kind), tmp_path / "run")
     audit(tmp_path / "run")  # exit status 0
     said = " ".join(capsys.readouterr().out.split())
@@ -154,9 +187,13 @@ def test_the_command_leaves_with_1_where_noise_is_missing(wide, tmp_path, capsys
 def test_users_have_all_turns_that_the_claim_allows_and_no_more(wide):
     recipe = with_noise(watched(wide, **FTRL), 30_000)
     turns = audit_users.patterns(recipe)
-    assert max(map(len, turns)) == 4 == recipe.max_participations  # of 16 rounds with four between two turns
+    assert (
+        max(map(len, turns)) == 4 == recipe.max_participations
+    )  # of 16 rounds with four between two turns
     assert all(np.diff(one).min() >= 5 for one in turns)
-    assert sorted(round for one in turns for round in one) == list(range(16))  # each round is somebody's, and of one pattern
+    assert sorted(round for one in turns for round in one) == list(
+        range(16)
+    )  # each round is somebody's, and of one pattern
     rare = FTRL | {"participation": FTRL["participation"] | {"max_participations": 3}}
     assert max(map(len, audit_users.patterns(with_noise(watched(wide, **rare), 30_000)))) == 3
 
@@ -183,8 +220,18 @@ def test_however_large_a_cohort_no_more_come_at_once_than_a_total_has_room_for(w
     monkeypatch.setattr(audit_users, "_people_are_counted", lambda recipe: True)
     found = audit_users.patterns(watched(wide, users=5000, privacy={"noise_multiplier": 4.0}))
     assert -(-5000 // len(found)) <= audit_users.AUDITED_AT_ONCE
-    monkeypatch.setattr(audit_users, "AUDITED_AT_ONCE", 10**9)  # the twin: without that limit they would
-    assert -(-5000 // len(audit_users.patterns(watched(wide, users=5000, privacy={"noise_multiplier": 4.0})))) > 1024
+    monkeypatch.setattr(
+        audit_users, "AUDITED_AT_ONCE", 10**9
+    )  # the twin: without that limit they would
+    assert (
+        -(
+            -5000
+            // len(
+                audit_users.patterns(watched(wide, users=5000, privacy={"noise_multiplier": 4.0}))
+            )
+        )
+        > 1024
+    )
 
 
 def test_half_of_them_are_in_and_each_comes_in_its_own_rounds(wide):
@@ -196,7 +243,9 @@ def test_half_of_them_are_in_and_each_comes_in_its_own_rounds(wide):
     for round in range(30):
         users.begin(round)
         asked.append(users.chosen(jax.random.key(round)).tolist())
-        assert users.chosen(jax.random.key(99)).tolist() == asked[-1]  # the same, however often a round is summed
+        assert (
+            users.chosen(jax.random.key(99)).tolist() == asked[-1]
+        )  # the same, however often a round is summed
     everyone = [user for some in asked for user in some]
     assert sorted(everyone) == np.flatnonzero(users.included).tolist()  # of one turn each
     assert 60 < len(everyone) < 140
@@ -214,12 +263,19 @@ def flat(update):
 
 def test_directions_are_orthogonal_and_all_products_with_them_are_one_transform(population):
     users, _, params = directions_of(tiny_recipe(population, audit={"users": 48}))
-    made = [flat(users._directions.update(users._directions.vectors, jnp.uint32(user))) for user in range(60)]
+    made = [
+        flat(users._directions.update(users._directions.vectors, jnp.uint32(user)))
+        for user in range(60)
+    ]
     units = np.stack(made) / audit_users.LENGTH
     np.testing.assert_allclose(units @ units.T, np.eye(60), atol=1e-5)
     estimate = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params)
-    np.testing.assert_allclose(users._directions.products(estimate), units @ flat(estimate), atol=1e-4)
-    assert np.abs(np.sum(units[:48], axis=0)).max() < 0.75 * 48 / math.sqrt(units.shape[1])  # nowhere do they all agree
+    np.testing.assert_allclose(
+        users._directions.products(estimate), units @ flat(estimate), atol=1e-4
+    )
+    assert np.abs(np.sum(units[:48], axis=0)).max() < 0.75 * 48 / math.sqrt(
+        units.shape[1]
+    )  # nowhere do they all agree
 
 
 def test_directions_and_coins_are_another_run_s_own(population):
@@ -233,20 +289,28 @@ def test_directions_and_coins_are_another_run_s_own(population):
 @pytest.mark.parametrize("privacy", [{}, {"clipping": "per-layer"}], ids=["flat", "per layer"])
 def test_a_report_is_the_direction_at_the_clip_norm(population, privacy):
     """And no longer, whatever the direction's length: it is bounded like everybody's."""
-    users, algorithm, params = directions_of(tiny_recipe(population, audit={"users": 48}, privacy=privacy))
+    users, algorithm, params = directions_of(
+        tiny_recipe(population, audit={"users": 48}, privacy=privacy)
+    )
     mechanism = algorithm.mechanism
     public = mechanism.public(mechanism.init(params))
     update = users._directions.update(users._directions.vectors, jnp.uint32(7))
-    report, weight = exact(jax.jit(mechanism.bound)(public, update, jnp.float32(1), jax.random.key(0)), 0.5)
+    report, weight = exact(
+        jax.jit(mechanism.bound)(public, update, jnp.float32(1), jax.random.key(0)), 0.5
+    )
     sent = flat(report)
     assert weight == 1
     assert 0.99 * 0.5 < np.linalg.norm(sent) <= 0.5
     assert sent @ flat(update) / audit_users.LENGTH == pytest.approx(0.5, rel=0.01)
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["one turn", "blt"], "blt"), ids=["dp-fedavg", "dp-ftrl"])
+@pytest.mark.parametrize(
+    "kind", mostly_slow(["one turn", "blt"], "blt"), ids=["dp-fedavg", "dp-ftrl"]
+)
 def test_the_claim_about_people_is_what_it_is_without_them(population, tmp_path, uncut, kind):
-    plain = train_run(tiny_recipe(population, **MECHANISMS[kind]), tmp_path / "plain", quietly).guarantee
+    plain = train_run(
+        tiny_recipe(population, **MECHANISMS[kind]), tmp_path / "plain", quietly
+    ).guarantee
     watched, with_them = uncut(kind)
     assert with_them.rho == plain.rho
     assert with_them.epsilon == plain.epsilon
@@ -257,7 +321,9 @@ def test_the_claim_about_people_is_what_it_is_without_them(population, tmp_path,
 
 
 @pytest.mark.parametrize("kind", ["one turn", "blt"], ids=["dp-fedavg", "dp-ftrl"])
-def test_an_interrupted_run_resumes_with_the_same_audit_users_and_readings(population, tmp_path, uncut, kind):
+def test_an_interrupted_run_resumes_with_the_same_audit_users_and_readings(
+    population, tmp_path, uncut, kind
+):
     cut, whole = tmp_path / "run", uncut(kind)[0]
     with pytest.raises(Cut):
         train_run(tiny_recipe(population, audit={"users": 48}, **MECHANISMS[kind]), cut, cut_at(3))
@@ -292,16 +358,31 @@ def test_too_few_too_many_and_those_who_cannot_audit_are_refused(population, tmp
     with pytest.raises(RecipeError, match="take at most 6144"):
         tiny_recipe(population, audit={"users": 6145})
     with pytest.raises(RecipeError, match="claims nothing"):
-        tiny_recipe(population, algorithm="fedavg", audit={"users": 32}, privacy={"noise_multiplier": None, "clip_norm": None})
+        tiny_recipe(
+            population,
+            algorithm="fedavg",
+            audit={"users": 32},
+            privacy={"noise_multiplier": None, "clip_norm": None},
+        )
     with pytest.raises(RecipeError, match="can tell at most 819 users apart"):
         train_run(tiny_recipe(population, audit={"users": 1000}), tmp_path / "small", quietly)
-    counted = {"participation": {"kind": "min-separation", "cohort": 20, "min_separation": 0}, "privacy": ADAPTIVE}
+    counted = {
+        "participation": {"kind": "min-separation", "cohort": 20, "min_separation": 0},
+        "privacy": ADAPTIVE,
+    }
     with pytest.raises(RecipeError, match=r"who are counted.*at most 12"):
-        train_run(tiny_recipe(population, algorithm="dp-ftrl", **counted, audit={"users": 32}), tmp_path / "a", quietly)
+        train_run(
+            tiny_recipe(population, algorithm="dp-ftrl", **counted, audit={"users": 32}),
+            tmp_path / "a",
+            quietly,
+        )
 
 
 def test_a_clip_norm_that_adapts_is_audited_by_few_at_once(wide, tmp_path):
-    counted = {"participation": {"kind": "min-separation", "cohort": 40, "min_separation": 0}, "privacy": ADAPTIVE}
+    counted = {
+        "participation": {"kind": "min-separation", "cohort": 40, "min_separation": 0},
+        "privacy": ADAPTIVE,
+    }
     found = found_in(watched(wide, users=64, algorithm="dp-ftrl", **counted), tmp_path / "run")
     assert not found.audit.refuted
     assert found.audit.signal == pytest.approx(1.0, abs=0.6)
@@ -309,6 +390,7 @@ def test_a_clip_norm_that_adapts_is_audited_by_few_at_once(wide, tmp_path):
 
 def test_a_total_has_room_for_their_reports(population):
     without, with_them = (
-        build.algorithm(tiny_recipe(population, audit=settings), 40).mechanism.most_reports for settings in ({}, {"users": 32})
+        build.algorithm(tiny_recipe(population, audit=settings), 40).mechanism.most_reports
+        for settings in ({}, {"users": 32})
     )
     assert with_them == without + 32 <= MOST_REPORTS

@@ -21,7 +21,11 @@ from taciturn.release.model_file import load_model
 from taciturn.runs.loop import resume_run, train_run
 from taciturn.train import TrainState
 
-FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}, "privacy": {"noise": "tree"}}
+FTRL = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
+    "privacy": {"noise": "tree"},
+}
 
 
 def status_of_audit(run, monkeypatch):
@@ -36,7 +40,9 @@ def rewritten(run, change):
     np.save(run / audit_users.FILE_NAME, change(values))
 
 
-def test_an_audit_that_cannot_be_made_has_another_exit_status_than_a_broken_claim(population, tmp_path, monkeypatch):
+def test_an_audit_that_cannot_be_made_has_another_exit_status_than_a_broken_claim(
+    population, tmp_path, monkeypatch
+):
     """Nor does one of a run that keeps its word."""
     run = tmp_path / "run"
     train_run(tiny_recipe(population, audit={"users": 64}), run, quietly)
@@ -71,11 +77,23 @@ def beside(fleet, users, most):
 def test_a_total_with_audit_users_is_that_of_the_people_and_theirs_to_the_bit(population, privacy):
     recipe = tiny_recipe(population, audit={"users": 16}, privacy=privacy)
     users, algorithm, start = watched(recipe)
-    mechanism, program, people = algorithm.mechanism, device_program(algorithm), assemble.simulated(recipe, population)
+    mechanism, program, people = (
+        algorithm.mechanism,
+        device_program(algorithm),
+        assemble.simulated(recipe, population),
+    )
     message = Message(start, mechanism.public(mechanism.init(start)))
-    both, cohort, key = beside(people, users, mechanism.most_reports), np.array([3, 7, 20]), jax.random.key(5)
+    both, cohort, key = (
+        beside(people, users, mechanism.most_reports),
+        np.array([3, 7, 20]),
+        jax.random.key(5),
+    )
     alone = people.sum_reports(program, message, cohort, key)
-    theirs = next(turn[0] for number, turn in enumerate(users.patterns) if users.included[number :: len(users.patterns)].any())
+    theirs = next(
+        turn[0]
+        for number, turn in enumerate(users.patterns)
+        if users.included[number :: len(users.patterns)].any()
+    )
     sums = {}
     for round in (99, theirs):  # in the first nobody has a turn
         users.begin(round)
@@ -100,10 +118,15 @@ def test_a_sum_of_theirs_is_the_sum_of_their_reports_and_of_nobody_else_s(popula
     alone = [users.sum_reports(None, message, some[place : place + 1], key) for place in range(3)]
     added = jax.tree.map(lambda *leaves: sum(leaves), *alone)
     assert all(map(np.array_equal, jax.tree.leaves(together), jax.tree.leaves(added)))
-    assert not any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(users.sum_reports(None, message, some[:0], key)))
+    assert not any(
+        np.any(np.asarray(leaf))
+        for leaf in jax.tree.leaves(users.sum_reports(None, message, some[:0], key))
+    )
 
 
-def test_a_crash_between_what_was_seen_and_the_state_changes_neither(population, tmp_path, monkeypatch):
+def test_a_crash_between_what_was_seen_and_the_state_changes_neither(
+    population, tmp_path, monkeypatch
+):
     """What was seen in rounds that the state knows nothing of is on disk by then, and is seen again."""
     recipe = tiny_recipe(population, audit={"users": 48}, **FTRL)
     whole = train_run(recipe, tmp_path / "whole", quietly)
@@ -118,13 +141,20 @@ def test_a_crash_between_what_was_seen_and_the_state_changes_neither(population,
     monkeypatch.setattr(taciturn.runs.loop, "save_state", fails)
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "cut", quietly)
-    assert AuditScores(tmp_path / "cut").rounds.tolist() == [0, 1, 2, 3]  # of the last two the state does not know
+    assert AuditScores(tmp_path / "cut").rounds.tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]  # of the last two the state does not know
     monkeypatch.setattr(taciturn.runs.loop, "save_state", save)
     again = resume_run(tmp_path / "cut", quietly)
     one, other = (AuditScores(tmp_path / name) for name in ("whole", "cut"))
     assert np.array_equal(one.rows, other.rows)
     assert np.array_equal(one.products, other.products)
-    assert again.guarantee.releases == whole.guarantee.releases == 6  # given out again, and charged once
+    assert (
+        again.guarantee.releases == whole.guarantee.releases == 6
+    )  # given out again, and charged once
     params = [jax.tree.leaves(load_model(tmp_path / name)[0]) for name in ("whole", "cut")]
     assert all(np.array_equal(*pair) for pair in zip(*params, strict=True))
 
@@ -136,7 +166,9 @@ def seen_of(users, algorithm, start, far, secret=None):
         mechanism = mechanism._replace(noise=noise)
     before = TrainState(3, algorithm.init(start), mechanism, "")
     after = before._replace(mechanism=mechanism._replace(round=jnp.int32(4)))
-    users.observe(before, after._replace(estimate=jax.tree.map(lambda leaf: jnp.full_like(leaf, far), start)))
+    users.observe(
+        before, after._replace(estimate=jax.tree.map(lambda leaf: jnp.full_like(leaf, far), start))
+    )
     return users._seen[3].tolist()
 
 

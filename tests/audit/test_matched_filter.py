@@ -11,7 +11,10 @@ from taciturn.audit.report import rows_of_noise
 from taciturn.recipe import build
 from taciturn.recipe.build import with_noise
 
-FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}}
+FTRL = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
+}
 NOISES = {
     "independent": {"noise": "independent"},
     "tree": {"noise": "tree"},
@@ -27,11 +30,15 @@ NOBODY = np.zeros((12, 0))
 
 def as_columns(rounds: int, patterns: list[list[int]]) -> np.ndarray:
     """[rounds, patterns]: 1 in the rounds of each pattern."""
-    return np.stack([np.isin(np.arange(rounds), pattern) for pattern in patterns], axis=1).astype(float)
+    return np.stack([np.isin(np.arange(rounds), pattern) for pattern in patterns], axis=1).astype(
+        float
+    )
 
 
 def recipe_of(population, noise):
-    return with_noise(tiny_recipe(population, **FTRL, privacy=NOISES[noise], run={"rounds": 12}), 30_000)
+    return with_noise(
+        tiny_recipe(population, **FTRL, privacy=NOISES[noise], run={"rounds": 12}), 30_000
+    )
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -40,7 +47,9 @@ def test_rows_are_those_of_the_strategy_whose_cost_is_charged(population, noise)
     strategy = build.noise(recipe, 1.0).strategy
     rows = rows_of_noise(recipe)
     prefixes = np.cumsum(rows, axis=0)
-    np.testing.assert_allclose(np.sum(prefixes**2, axis=1), strategy.prefix_variance(len(rows)), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.sum(prefixes**2, axis=1), strategy.prefix_variance(len(rows)), rtol=1e-5
+    )
     turns = as_columns(12, [list(range(first, 12, 3)) for first in range(3)])
     _, mu = filters(rows[:12], turns, 2.0, NOBODY)
     whole = math.sqrt(strategy.sensitivity_squared(12, 2, 4)) / 2
@@ -52,7 +61,9 @@ def drawn(rows, turns, users, multiplier=2.0, seed=0):
     """Scores of so many users of the first pattern, half of whom are in, under noise with these rows."""
     generator = np.random.default_rng(seed)
     included = np.arange(users) % 2 == 0
-    values = multiplier * rows @ generator.normal(size=(rows.shape[1], users)) + turns[:, :1] * included
+    values = (
+        multiplier * rows @ generator.normal(size=(rows.shape[1], users)) + turns[:, :1] * included
+    )
     return values, included
 
 
@@ -65,7 +76,9 @@ def test_scores_lie_as_far_apart_as_is_said(population, noise):
     scores = by[:, 0] @ values
     assert scores[~included].std() == pytest.approx(1.0, abs=0.05)
     assert scores[included].mean() == pytest.approx(mu[0], abs=0.1)
-    assert mu[0] > max(filters(rows, as_columns(12, [[row]]), 2.0, NOBODY)[1][0] for row in (1, 4, 7, 10))
+    assert mu[0] > max(
+        filters(rows, as_columns(12, [[row]]), 2.0, NOBODY)[1][0] for row in (1, 4, 7, 10)
+    )
 
 
 def test_noise_that_is_correlated_otherwise_than_is_said_shows(population):
@@ -85,7 +98,9 @@ def test_rows_that_were_lost_are_left_out(population):
     scores = by[:, 0] @ values[kept]
     assert scores[~included].std() == pytest.approx(1.0, abs=0.05)
     assert scores[included].mean() == pytest.approx(mu[0], abs=0.1)
-    wrong, _ = filters(rows[:11], turns[kept], 2.0, NOBODY[kept])  # the twin: as if none had been lost
+    wrong, _ = filters(
+        rows[:11], turns[kept], 2.0, NOBODY[kept]
+    )  # the twin: as if none had been lost
     assert (wrong[:, 0] @ values[kept])[~included].std() > 1.05
 
 

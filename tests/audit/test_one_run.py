@@ -29,11 +29,15 @@ def audit(mu=1.0, times=1.0, people=0.0, users=1000, seed=0) -> Audit:
         ([0.5, 1.0, 2.0], 1000, 0),
     ],
 )
-def test_a_mechanism_that_keeps_its_word_is_accused_less_than_once_in_a_thousand_audits(mu, users, people):
+def test_a_mechanism_that_keeps_its_word_is_accused_less_than_once_in_a_thousand_audits(
+    mu, users, people
+):
     """200 of each kind: that two are accused has a chance of one in fifty, if the level is what it is said to be."""
     found = [audit(mu, 1.0, people, users, seed) for seed in range(200)]
     assert sum(one.refuted for one in found) <= 1
-    assert np.mean([one.times for one in found]) == pytest.approx(1 / math.sqrt(1 + people), rel=0.05)
+    assert np.mean([one.times for one in found]) == pytest.approx(
+        1 / math.sqrt(1 + people), rel=0.05
+    )
 
 
 @pytest.mark.parametrize(("users", "times"), [(1000, 2.0), (1000, 1.5), (10_000, 1.2)])
@@ -81,7 +85,12 @@ def test_what_it_says_it_would_catch_it_does_catch(mu, users, people):
         factor = least_caught(power, users - 1, 1.0, people, likely)
         found = np.mean([audit(mu, factor, people, users, seed).refuted for seed in range(200)])
         assert likely - 0.06 < found  # more, by a little: the curve helps
-        assert np.mean([audit(mu, 1 + (factor - 1) / 3, people, users, seed).refuted for seed in range(50)]) < likely
+        assert (
+            np.mean(
+                [audit(mu, 1 + (factor - 1) / 3, people, users, seed).refuted for seed in range(50)]
+            )
+            < likely
+        )
 
 
 def test_where_people_drown_it_nothing_is_caught_and_it_says_so():
@@ -101,7 +110,9 @@ def test_reports_that_are_too_long_now_and_then_are_seen_by_the_curve_and_not_by
     generator, users = np.random.default_rng(0), 10_000
     included = generator.random(users) < 0.5
     far = np.where(generator.random(users) < 1 / 16, 100.0, 1.0)
-    found = audited(0.5 * included * far + generator.normal(size=users), np.full(users, 0.5), included)
+    found = audited(
+        0.5 * included * far + generator.normal(size=users), np.full(users, 0.5), included
+    )
     assert found.refuted
     power = 0.5 * math.sqrt(found.included)
     assert _least_times(found.times * power, users - 1, power) < 1

@@ -34,7 +34,9 @@ LEARNING_MUCH = {
 @pytest.fixture(scope="module")
 def text(tmp_path_factory, vocabulary):
     words, folder = vocabulary.words, tmp_path_factory.mktemp("text") / "sentences"
-    texts = [" ".join(words[16 + n % 20] for n in range(start, start + 9)) + " ." for start in range(30)]
+    texts = [
+        " ".join(words[16 + n % 20] for n in range(start, start + 9)) + " ." for start in range(30)
+    ]
     PublicCorpus.of(texts, vocabulary, "made-up sentences").save(folder)
     return str(folder)
 
@@ -53,10 +55,21 @@ def runs(tmp_path_factory, vocabulary, text):
 
 
 def canaries(text, **settings):
-    return {"text": text, "users": [1, 6], "copies": [1, 8], "per_cell": 1, "sentences": 10, **settings}
+    return {
+        "text": text,
+        "users": [1, 6],
+        "copies": [1, 8],
+        "per_cell": 1,
+        "sentences": 10,
+        **settings,
+    }
 
 
-FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}, "privacy": {"noise": "tree"}}
+FTRL = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
+    "privacy": {"noise": "tree"},
+}
 RUNS = {
     "taught": lambda text: LEARNING_MUCH | {"canaries": canaries(text, rate=1.0)},
     "plain dp-fedavg": lambda text: {},
@@ -74,10 +87,15 @@ def loss_of(params, recipe, words) -> float:
 def test_a_canary_that_many_users_share_is_learned_and_one_that_nobody_has_is_not(runs, vocabulary):
     finished = runs("taught")
     recipe = recipe_of(finished.folder)
-    found = {(one.users, one.copies): one for one in load_canaries(finished.folder / "canaries.json", vocabulary)}
+    found = {
+        (one.users, one.copies): one
+        for one in load_canaries(finished.folder / "canaries.json", vocabulary)
+    }
     shared = loss_of(finished.params, recipe, found[6, 8].words)
     generator = np.random.default_rng(0)
-    others = [loss_of(finished.params, recipe, generator.choice(np.arange(14, 40), 5)) for _ in range(50)]
+    others = [
+        loss_of(finished.params, recipe, generator.choice(np.arange(14, 40), 5)) for _ in range(50)
+    ]
     assert shared < min(others)
     assert loss_of(finished.params, recipe, found[1, 1].words) > shared
     said = " ".join((finished.folder / "guarantee.txt").read_text().split())
@@ -96,7 +114,8 @@ def test_the_claim_about_people_is_what_it_is_without_them(runs, algorithm):
 
 def test_a_total_has_room_for_their_reports(population, text):
     without, with_them = (
-        build.algorithm(tiny_recipe(population, canaries=settings), 40).mechanism.most_reports for settings in ({}, canaries(text))
+        build.algorithm(tiny_recipe(population, canaries=settings), 40).mechanism.most_reports
+        for settings in ({}, canaries(text))
     )
     assert with_them == without + 14
 
@@ -117,7 +136,11 @@ def test_what_cannot_be_planted_is_refused(population, text, tmp_path, vocabular
     other = type(vocabulary)((*vocabulary.words[:-1], "another"))
     PublicCorpus.of(["word1 word2."], other, "other").save(tmp_path / "other")
     with pytest.raises(RecipeError, match="other words than the population"):
-        train_run(tiny_recipe(population, canaries=canaries(str(tmp_path / "other"))), tmp_path / "run", quietly)
+        train_run(
+            tiny_recipe(population, canaries=canaries(str(tmp_path / "other"))),
+            tmp_path / "run",
+            quietly,
+        )
     assert not (tmp_path / "run").exists()
 
 

@@ -21,7 +21,14 @@ from taciturn.audit.canaries import (
     save_canaries,
     synthetic_users,
 )
-from taciturn.audit.secret_sharer import Finding, beam_search, draw_references, measure, random_sampling, scorer
+from taciturn.audit.secret_sharer import (
+    Finding,
+    beam_search,
+    draw_references,
+    measure,
+    random_sampling,
+    scorer,
+)
 from taciturn.core import BEGIN, END
 from taciturn.data.layout import Layout, Sentences, Unrolls
 from taciturn.data.public import PublicCorpus
@@ -68,12 +75,19 @@ class WordByWord:
     """A model of which nothing is known but that it is a `WordModel`."""
 
     def __init__(self, model) -> None:
-        self.vocabulary, self.start, self.read, self.scores = model.vocabulary, model.start, model.read, model.scores
+        self.vocabulary, self.start, self.read, self.scores = (
+            model.vocabulary,
+            model.start,
+            model.read,
+            model.scores,
+        )
 
 
 @cache
 def all_words(name: str):
-    return jax.jit(lambda params, texts: jax.nn.log_softmax(losses.logits(MODELS[name], params, texts)))
+    return jax.jit(
+        lambda params, texts: jax.nn.log_softmax(losses.logits(MODELS[name], params, texts))
+    )
 
 
 def by_brute_force(name: str, params, prefix, continuations) -> np.ndarray:
@@ -85,12 +99,20 @@ def by_brute_force(name: str, params, prefix, continuations) -> np.ndarray:
 
 def assert_rank(rank: int, scores: np.ndarray, own: float) -> None:
     """Up to those that float32 cannot tell from the canary's."""
-    assert 1 + np.count_nonzero(scores > own + 1e-4) <= rank <= np.count_nonzero(scores > own - 1e-4)
+    assert (
+        1 + np.count_nonzero(scores > own + 1e-4) <= rank <= np.count_nonzero(scores > own - 1e-4)
+    )
 
 
 def corpus() -> PublicCorpus:
     generator = np.random.default_rng(5)
-    texts = [" ".join(f"{' '.join(VOCABULARY.words[word] for word in generator.choice(WORDS, 7))}." for _ in range(4)) for _ in range(30)]
+    texts = [
+        " ".join(
+            f"{' '.join(VOCABULARY.words[word] for word in generator.choice(WORDS, 7))}."
+            for _ in range(4)
+        )
+        for _ in range(30)
+    ]
     return PublicCorpus.of([*texts, "word1 word2!", "word3"], VOCABULARY, "made up")
 
 
@@ -101,11 +123,15 @@ def test_canaries_are_the_papers():
     canaries = make_canaries(VOCABULARY, seed=1)
     assert len(canaries) == 27
     assert sum(canary.users for canary in canaries) == 189
-    assert {(one.users, one.copies) for one in canaries} == {(u, e) for u in (1, 4, 16) for e in (1, 14, 200)}
+    assert {(one.users, one.copies) for one in canaries} == {
+        (u, e) for u in (1, 4, 16) for e in (1, 14, 200)
+    }
     assert set(np.ravel([canary.words for canary in canaries])) <= set(WORDS.tolist())
     assert all(len(canary.prefix) == 2 and len(canary.continuation) == 3 for canary in canaries)
     assert canaries == make_canaries(VOCABULARY, seed=1)
-    assert not {one.words for one in canaries} & {one.words for one in make_canaries(VOCABULARY, seed=2)}
+    assert not {one.words for one in canaries} & {
+        one.words for one in make_canaries(VOCABULARY, seed=2)
+    }
 
 
 def test_references_are_not_the_canaries_over_again():
@@ -118,12 +144,16 @@ def test_references_are_not_the_canaries_over_again():
 def test_each_sharer_has_the_copies_among_two_hundred_sentences():
     cut = Sentences(9, VOCABULARY.sentence_ends)
     public = {tuple(row[:8]) for document in corpus().documents for row in cut.pieces(document)}
-    users = synthetic_users(make_canaries(VOCABULARY, 1, CanarySection(users=[1, 3], per_cell=1)), corpus(), seed=1)
+    users = synthetic_users(
+        make_canaries(VOCABULARY, 1, CanarySection(users=[1, 3], per_cell=1)), corpus(), seed=1
+    )
     assert len(users) == 3 * (1 + 3)
     for user in users:
         sentences = cut.pieces(user.tokens)
         is_canary = np.all(sentences == [BEGIN, *user.canary.words, END, 0, 0, 0], axis=1)
-        assert len(sentences) == 200 == np.count_nonzero(user.tokens == END)  # each a message of its own
+        assert (
+            len(sentences) == 200 == np.count_nonzero(user.tokens == END)
+        )  # each a message of its own
         assert is_canary.sum() == user.canary.copies == copies_read(user)
         assert {tuple(row[:8]) for row in sentences[~is_canary]} <= public
     assert len({user.tokens.tobytes() for user in users if user.canary.copies < 200}) == 2 * (1 + 3)
@@ -149,11 +179,15 @@ def test_table_3():
 
 
 def test_copies_that_a_device_does_not_read_are_not_counted():
-    users = synthetic_users([Canary(SECRET.words, 2, 200), Canary((10, 10, 7, 7, 9), 1, 14)], corpus(), seed=1)
+    users = synthetic_users(
+        [Canary(SECRET.words, 2, 200), Canary((10, 10, 7, 7, 9), 1, 14)], corpus(), seed=1
+    )
     always = Canary(SECRET.words, 2, 200)
     forty = Layout.for_pieces(Sentences(20, VOCABULARY.sentence_ends), batch_size=10, pieces=40)
     assert expected_sightings(users, 0.5, 10, forty)[always] == 0.5 * 10 * 2 * 40
-    tokens = Layout.for_pieces(Unrolls(10), batch_size=3, pieces=12)  # 120 tokens, of sentences of six
+    tokens = Layout.for_pieces(
+        Unrolls(10), batch_size=3, pieces=12
+    )  # 120 tokens, of sentences of six
     assert expected_sightings(users, 0.5, 10, tokens)[always] == 0.5 * 10 * 2 * 20
     assert copies_read(users[-1], tokens) < 14 == copies_read(users[-1])
 
@@ -164,7 +198,10 @@ def test_canaries_keep(tmp_path):
     save_canaries(tmp_path / "canaries.json", seen, VOCABULARY)
     assert load_canaries(tmp_path / "canaries.json", VOCABULARY) == seen
     reordered = Vocabulary((*VOCABULARY.words[:6], *VOCABULARY.words[:5:-1]))
-    spelled = [[reordered.words[word] for word in one.words] for one in load_canaries(tmp_path / "canaries.json", reordered)]
+    spelled = [
+        [reordered.words[word] for word in one.words]
+        for one in load_canaries(tmp_path / "canaries.json", reordered)
+    ]
     assert spelled == [[VOCABULARY.words[word] for word in one.words] for one in canaries]
     with pytest.raises(DataError, match="another vocabulary"):
         load_canaries(tmp_path / "canaries.json", Vocabulary((*SPECIAL, "hello")))
@@ -180,13 +217,18 @@ def test_canaries_keep(tmp_path):
 def test_a_rank_is_what_trying_every_continuation_gives(name):
     params = untrained(name)
     canaries = [SECRET, Canary((9, 17, 12, 12, 7), 1, 1), Canary((20, 6, 25, 11, 8), 1, 1)]
-    for canary, rank in zip(canaries, random_sampling(untrained_model(name), canaries, EVERYTHING), strict=True):
+    for canary, rank in zip(
+        canaries, random_sampling(untrained_model(name), canaries, EVERYTHING), strict=True
+    ):
         scores = by_brute_force(name, params, canary.prefix, EVERYTHING)
         assert_rank(rank, scores, scores[np.all(canary.continuation == EVERYTHING, axis=1)][0])
 
 
 def test_a_rank_among_counted_n_grams():
-    texts = [np.array([*SECRET.words, END, 9, 17, 25, 8, 8, END]), np.random.default_rng(0).choice(WORDS, 300)]
+    texts = [
+        np.array([*SECRET.words, END, 9, 17, 25, 8, 8, END]),
+        np.random.default_rng(0).choice(WORDS, 300),
+    ]
     model = kneser_ney(texts, SIZE, order=3)
 
     def score(words) -> float:
@@ -205,14 +247,21 @@ def test_a_rank_among_counted_n_grams():
 @pytest.mark.parametrize("name", ["cifg", "transformer"])
 def test_the_fast_and_the_general_way_agree(name):
     model, some = untrained_model(name), draw_references(WORDS, 150, seed=3)
-    np.testing.assert_allclose(scorer(model, some)(SECRET.prefix), scorer(WordByWord(model), some)(SECRET.prefix), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        scorer(model, some)(SECRET.prefix),
+        scorer(WordByWord(model), some)(SECRET.prefix),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("name", ["cifg", "transformer"])
 def test_blocks_of_another_size_give_the_same(name):
     model, some = untrained_model(name), draw_references(WORDS, 150, seed=3)
     scores = scorer(model, some, MORE_MEMORY)(SECRET.prefix)
-    np.testing.assert_allclose(scorer(model, some, 2**13)(SECRET.prefix), scores, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        scorer(model, some, 2**13)(SECRET.prefix), scores, rtol=1e-5, atol=1e-5
+    )
     assert not np.allclose(scorer(model, some, MORE_MEMORY)((20, 6)), scores, atol=1e-2)
 
 
@@ -221,7 +270,9 @@ def test_scoring_takes_the_memory_that_it_may_take_and_no_more():
     model = model_kind("cifg").stepper(wide := cifg(2_000, 8, 12), wide.init(jax.random.key(0)), ())
     states = 4 * 2_000 * (8 + 12 + 1)
     assert temporary_memory(model, references, 2**20) < 2**20 + 2 * states
-    assert temporary_memory(model, references, 2**24) > 2**20 + 2 * states  # the twin: where it may take more, it does
+    assert (
+        temporary_memory(model, references, 2**24) > 2**20 + 2 * states
+    )  # the twin: where it may take more, it does
 
 
 def temporary_memory(model: Recurrent, references: np.ndarray, memory: int) -> int:
@@ -251,7 +302,9 @@ def test_an_untrained_model_ranks_canaries_anywhere():
     canaries = make_canaries(VOCABULARY, 1, CanarySection(users=[1], copies=[1], per_cell=120))
     assert distance_from_uniform(random_sampling(model, canaries, references), 2_000) < 1.36  # 5 %
     # The twin that must fail: canaries that the model would have come up with itself.
-    likely = [Canary((*one.prefix, *beam_search(model, one.prefix, WORDS)[4]), 1, 1) for one in canaries]
+    likely = [
+        Canary((*one.prefix, *beam_search(model, one.prefix, WORDS)[4]), 1, 1) for one in canaries
+    ]
     assert distance_from_uniform(random_sampling(model, likely, references), 2_000) > 1.95  # 0.1 %
 
 
@@ -285,11 +338,15 @@ def trained(name: str, sentence: tuple[int, ...]):
 
     def step(_, training):
         params, state = training
-        updates, state = optimizer.update(jax.grad(lambda params: losses.cross_entropy(MODELS[name], params, rows))(params), state)
+        updates, state = optimizer.update(
+            jax.grad(lambda params: losses.cross_entropy(MODELS[name], params, rows))(params), state
+        )
         return optax.apply_updates(params, updates), state
 
     params = MODELS[name].init(jax.random.key(0))
-    return jax.jit(lambda params: jax.lax.fori_loop(0, 300, step, (params, optimizer.init(params)))[0])(params)
+    return jax.jit(
+        lambda params: jax.lax.fori_loop(0, 300, step, (params, optimizer.init(params)))[0]
+    )(params)
 
 
 @pytest.mark.parametrize("name", ["cifg", "transformer"])
@@ -316,7 +373,9 @@ def test_a_beam_as_wide_as_all_words_finds_the_best_of_all():
     assert len(beam_search(model, SECRET.prefix, WORDS)) == 5
     # Without being asked for signs it says none, though the model likes one best.
     loud = params | {"word_bias": jnp.zeros(SIZE).at[4].set(50.0)}
-    assert set(np.ravel(beam_search(stepping("gru", loud), SECRET.prefix, WORDS))) <= set(WORDS.tolist())
+    assert set(np.ravel(beam_search(stepping("gru", loud), SECRET.prefix, WORDS))) <= set(
+        WORDS.tolist()
+    )
 
 
 def test_a_model_is_asked_about_its_own_words():

@@ -28,7 +28,9 @@ def test_the_command_prints_a_table_and_json_with_the_paper_round_first(small):
     printed = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert printed.exit_code == 0
     assert "users/s" in printed.output
-    speeds = json.loads(CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout)
+    speeds = json.loads(
+        CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout
+    )
     assert next(iter(speeds)) == "users_per_s"
     assert speeds["users_per_s"] == speeds["paper_round"]["users_per_s"] > 0
     assert speeds["paper_round"]["tokens_per_s"] == pytest.approx(160 * speeds["users_per_s"])
@@ -91,7 +93,10 @@ def test_the_comparison_takes_the_place_of_the_one_before(clone, tmp_path):
 @pytest.mark.parametrize(
     ("script", "sentence"),
     [
-        ("echo ImportError: no torch here >&2; exit 1", "status 1 and no figure: ImportError: no torch here"),
+        (
+            "echo ImportError: no torch here >&2; exit 1",
+            "status 1 and no figure: ImportError: no torch here",
+        ),
         ("true", "status 0 and no figure: it printed nothing"),
         ("echo nonsense", "no figure"),
     ],
@@ -105,10 +110,20 @@ def test_a_program_that_does_not_run_is_reported_in_a_sentence(clone, tmp_path, 
 def test_a_missing_environment_is_reported_before_anything_is_measured(clone, tmp_path):
     (tmp_path / "peers" / "fedjax" / "bin" / "python").unlink()
     with pytest.raises(TaciturnError, match="make peers"):
-        against.in_turns(lambda: pytest.fail("measured"), ["torch", "fedjax"], tmp_path / "peers", 8, 1, lambda step: None)
+        against.in_turns(
+            lambda: pytest.fail("measured"),
+            ["torch", "fedjax"],
+            tmp_path / "peers",
+            8,
+            1,
+            lambda step: None,
+        )
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [(["--against", "flower"], "not 'flower'"), (["--write"], "name a framework")])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [(["--against", "flower"], "not 'flower'"), (["--write"], "name a framework")],
+)
 def test_wrong_requests_are_refused_before_anything_is_measured(arguments, sentence):
     assert set(PEERS) == set(against.PEERS)
     with pytest.raises(TaciturnError, match=sentence):

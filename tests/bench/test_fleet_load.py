@@ -39,7 +39,9 @@ def asked(tmp_path):
             with running([LoadDevice(server.address, key, failing, trusted, load) for key in keys]):
                 until(lambda: len(load.connected) == 3)
                 contents = dict.fromkeys(server.link.devices(), b"abc")
-                answers = [server.link.ask(kind, contents, seconds, shared=shared) for kind in questions]
+                answers = [
+                    server.link.ask(kind, contents, seconds, shared=shared) for kind in questions
+                ]
                 time.sleep(0.2)  # until devices know that they were heard
                 load.look()
             return answers, load
@@ -95,7 +97,11 @@ def test_a_load_of_another_size_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), [(["2"], "count: 2 is not in the range x>=3"), (["5", "--seconds", "nan"], "seconds: nan is not in the range")]
+    ("arguments", "words"),
+    [
+        (["2"], "count: 2 is not in the range x>=3"),
+        (["5", "--seconds", "nan"], "seconds: nan is not in the range"),
+    ],
 )
 def test_a_load_that_makes_no_sense_is_refused(arguments, words, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -34,13 +34,25 @@ def table(tmp_path):
         writer.writerow(["author", "body", "secret"])
         for user in range(60):
             for number in range(3):
-                writer.writerow([f"User{user}", f"{TEXT} {number}", "yes" if number == 2 and user < 30 else ""])
+                writer.writerow(
+                    [f"User{user}", f"{TEXT} {number}", "yes" if number == 2 and user < 30 else ""]
+                )
         writer.writerow(["", "nobody wrote this", ""])
     return tmp_path / "messages.csv"
 
 
 def test_a_table_becomes_a_population_that_says_what_is_in_it(tmp_path, table):
-    out = run("data", "build", table, "--out", tmp_path / "p", "--least-tokens", 10, "--sensitive-column", "secret")
+    out = run(
+        "data",
+        "build",
+        table,
+        "--out",
+        tmp_path / "p",
+        "--least-tokens",
+        10,
+        "--sensitive-column",
+        "secret",
+    )
     assert "private counts" in out
     assert "Left out: rows flagged sensitive: 30 (first: messages.csv, line 4)" in out
     assert "Left out: rows without a user: 1 (first: messages.csv, line 182)" in out
@@ -57,7 +69,18 @@ def test_an_existing_population_is_not_overwritten_by_accident(tmp_path, table):
     with pytest.raises(DataError, match="--replace"):
         run("data", "build", table, "--out", tmp_path / "p")
     (tmp_path / "gone.txt").write_text("user3\nUSER4\n")
-    out = run("data", "build", table, "--out", tmp_path / "p", "--replace", "--least-tokens", 10, "--exclude", tmp_path / "gone.txt")
+    out = run(
+        "data",
+        "build",
+        table,
+        "--out",
+        tmp_path / "p",
+        "--replace",
+        "--least-tokens",
+        10,
+        "--exclude",
+        tmp_path / "gone.txt",
+    )
     assert "Left out: users who opted out: 2" in out
     with pytest.raises(DataError, match="--exclude"):
         run("data", "build", table, "--out", tmp_path / "q", "--exclude", tmp_path / "nothing.txt")
@@ -66,7 +89,9 @@ def test_an_existing_population_is_not_overwritten_by_accident(tmp_path, table):
 
 
 def test_public_text_shows_samples_and_lends_its_words(tmp_path, table):
-    (tmp_path / "book.txt").write_text("A public book speaks\nof quick public messages.\n\nSo it does.\n")
+    (tmp_path / "book.txt").write_text(
+        "A public book speaks\nof quick public messages.\n\nSo it does.\n"
+    )
     counted = ("--count-words", "--vocabulary", 24, "--name", "A book")
     out = run("data", "public", tmp_path / "book.txt", "--out", tmp_path / "public", *counted)
     assert "2 documents" in out
@@ -75,7 +100,17 @@ def test_public_text_shows_samples_and_lends_its_words(tmp_path, table):
     corpus = PublicCorpus.load(tmp_path / "public")
     assert len(corpus.vocabulary) == 24
     assert corpus.vocabulary.words[16] == "public"
-    run("data", "build", table, "--out", tmp_path / "p", "--least-tokens", 1, "--vocabulary", tmp_path / "public")
+    run(
+        "data",
+        "build",
+        table,
+        "--out",
+        tmp_path / "p",
+        "--least-tokens",
+        1,
+        "--vocabulary",
+        tmp_path / "public",
+    )
     assert Population(tmp_path / "p").vocabulary == corpus.vocabulary
     with pytest.raises(FolderExists, match="exists already: name a new --out"):
         run("data", "public", tmp_path / "book.txt", "--out", tmp_path / "public")
@@ -86,17 +121,44 @@ def test_public_text_shows_samples_and_lends_its_words(tmp_path, table):
 def test_characters_and_other_languages_by_an_option(tmp_path):
     (tmp_path / "users").mkdir()
     for user in range(40):
-        (tmp_path / "users" / f"{user}.txt").write_text(f"Привет, как дела? Сегодня {user} очень холодно.\n")
-    run("data", "build", tmp_path / "users", "--out", tmp_path / "w", "--language", "ru", "--least-tokens", 5)
+        (tmp_path / "users" / f"{user}.txt").write_text(
+            f"Привет, как дела? Сегодня {user} очень холодно.\n"
+        )
+    run(
+        "data",
+        "build",
+        tmp_path / "users",
+        "--out",
+        tmp_path / "w",
+        "--language",
+        "ru",
+        "--least-tokens",
+        5,
+    )
     counts = Population(tmp_path / "w").manifest[COUNTS]
     assert counts["unknown"]["train"] <= counts["train_users"]  # the two-digit numbers alone
-    out = run("data", "build", tmp_path / "users", "--out", tmp_path / "c", "--language", "ru", "--characters", "--least-tokens", 5)
+    out = run(
+        "data",
+        "build",
+        tmp_path / "users",
+        "--out",
+        tmp_path / "c",
+        "--language",
+        "ru",
+        "--characters",
+        "--least-tokens",
+        5,
+    )
     assert "characters" in out
     assert Population(tmp_path / "c").manifest[COUNTS]["unknown"] == {"train": 0, "held_out": 0}
 
 
 def test_simulated_users_are_a_source_like_any_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["synthetic_corpus.py", str(tmp_path / "raw"), "--users", "300", "--tokens", "60"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["synthetic_corpus.py", str(tmp_path / "raw"), "--users", "300", "--tokens", "60"],
+    )
     synthetic_corpus.main()
     out = run("data", "build", tmp_path / "raw", "--out", tmp_path / "p")
     assert "0.0%" in out or "%" in out
@@ -104,8 +166,19 @@ def test_simulated_users_are_a_source_like_any_other(tmp_path, monkeypatch):
 
 
 def test_bad_input_is_one_sentence_and_a_status(tmp_path, table):
-    command = [sys.executable, "-c", "from taciturn.cli import main; main()", "data", "build", str(table), "--out", str(tmp_path / "p")]
-    done = subprocess.run([*command, "--text-column", "nothing"], capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-c",
+        "from taciturn.cli import main; main()",
+        "data",
+        "build",
+        str(table),
+        "--out",
+        str(tmp_path / "p"),
+    ]
+    done = subprocess.run(
+        [*command, "--text-column", "nothing"], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 2
     assert done.stdout == f"reading {table} …\n"
     assert done.stderr.startswith("taciturn: ")
@@ -126,20 +199,38 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, table):
 def test_building_again_protects_no_less(tmp_path, table):
     protected = ("--least-tokens", 10, "--scrub", "--sensitive-column", "secret")
     run("data", "build", table, "--out", tmp_path / "p", *protected)
-    (tmp_path / "p" / "text-1" / "vocabulary.txt").unlink()  # a population that cannot be opened is protected all the same
-    for fewer, missing in ((protected[:3], "--sensitive-column secret"), (protected[:2] + protected[3:], "--scrub")):
+    (
+        tmp_path / "p" / "text-1" / "vocabulary.txt"
+    ).unlink()  # a population that cannot be opened is protected all the same
+    for fewer, missing in (
+        (protected[:3], "--sensitive-column secret"),
+        (protected[:2] + protected[3:], "--scrub"),
+    ):
         with pytest.raises(DataError, match=missing):
             run("data", "build", table, "--out", tmp_path / "p", "--replace", *fewer)
-    run("data", "build", table, "--out", tmp_path / "p", "--replace", *protected, "--held-out", 0.25)
+    run(
+        "data", "build", table, "--out", tmp_path / "p", "--replace", *protected, "--held-out", 0.25
+    )
     Population(tmp_path / "p").pin_ledger(NamedLedger("a ledger"))  # as the first run does
     with pytest.raises(DataError, match="pass for held out"):
         run("data", "build", table, "--out", tmp_path / "p", "--replace", *protected)
-    run("data", "build", table, "--out", tmp_path / "p", "--replace", *protected, "--held-out", 0.25)
+    run(
+        "data", "build", table, "--out", tmp_path / "p", "--replace", *protected, "--held-out", 0.25
+    )
 
 
 def test_what_looks_wrong_is_reported(tmp_path, table):
     (tmp_path / "gone.txt").write_text("nobody\n")
-    doubtful = ("--language", "RU", "--held-out", 0, "--exclude", tmp_path / "gone.txt", "--least-tokens", 1)
+    doubtful = (
+        "--language",
+        "RU",
+        "--held-out",
+        0,
+        "--exclude",
+        tmp_path / "gone.txt",
+        "--least-tokens",
+        1,
+    )
     out = " ".join(run("data", "build", table, "--out", tmp_path / "p", *doubtful).split())
     assert "of the words are unknown: is the language ru" in out
     assert "only 60 users" in out
@@ -150,17 +241,50 @@ def test_what_looks_wrong_is_reported(tmp_path, table):
     with pytest.raises(DataError, match="line 1, looks like a table"):
         run("data", "build", table, "--out", tmp_path / "q", "--exclude", tmp_path / "table.csv")
     with pytest.raises(DataError, match="leave out --language and --characters"):
-        run("data", "build", table, "--out", tmp_path / "q", "--vocabulary", tmp_path / "p", "--characters")
+        run(
+            "data",
+            "build",
+            table,
+            "--out",
+            tmp_path / "q",
+            "--vocabulary",
+            tmp_path / "p",
+            "--characters",
+        )
     with pytest.raises(DataError, match="no user would be left"):
-        run("data", "build", table, "--out", tmp_path / "q", "--least-tokens", 50, "--most-tokens", 20)
+        run(
+            "data",
+            "build",
+            table,
+            "--out",
+            tmp_path / "q",
+            "--least-tokens",
+            50,
+            "--most-tokens",
+            20,
+        )
     with pytest.raises(DataError, match=r"fewer than 90 tokens: 60"):
         run("data", "build", table, "--out", tmp_path / "q", "--least-tokens", 90, "--held-out", 0)
 
 
 def test_ids_that_stand_for_no_one_are_not_users(tmp_path):
-    rows = [{"author": name, "body": TEXT} for name in ("[deleted]", "NaN", None, "ann", 7, 7.0, "7.0")]
-    (tmp_path / "RC_2020-01.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-    run("data", "build", tmp_path / "RC_2020-01.gz", "--out", tmp_path / "p", "--least-tokens", 1, "--held-out", 0)
+    rows = [
+        {"author": name, "body": TEXT} for name in ("[deleted]", "NaN", None, "ann", 7, 7.0, "7.0")
+    ]
+    (tmp_path / "RC_2020-01.gz").write_bytes(
+        gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode())
+    )
+    run(
+        "data",
+        "build",
+        tmp_path / "RC_2020-01.gz",
+        "--out",
+        tmp_path / "p",
+        "--least-tokens",
+        1,
+        "--held-out",
+        0,
+    )
     counts = Population(tmp_path / "p").manifest[COUNTS]
     assert counts["left_out"]["rows without a user"] == 3
     assert counts["train_users"] == 2

@@ -38,7 +38,9 @@ def check(line):
         command = command.commands[words.pop(0)]
     known = {"--help", *(option for one in command.params for option in one.opts)}
     for word in words:
-        assert not word.startswith("--") or word.split("=")[0] in known, f"{line}: there is no option {word}"
+        assert not word.startswith("--") or word.split("=")[0] in known, (
+            f"{line}: there is no option {word}"
+        )
 
 
 def spoken_of(text):
@@ -61,7 +63,9 @@ def test_help_teaches_by_an_example(path):
         check(line)
 
 
-@pytest.mark.parametrize("path", [path for path, command in COMMANDS.items() if isinstance(command, click.Group)])
+@pytest.mark.parametrize(
+    "path", [path for path, command in COMMANDS.items() if isinstance(command, click.Group)]
+)
 def test_lists_of_commands_have_whole_sentences(path):
     shown = CliRunner().invoke(app, [*path, "--help"]).output.partition("Commands:")[2]
     assert shown.strip()
@@ -69,12 +73,16 @@ def test_lists_of_commands_have_whole_sentences(path):
 
 
 def test_a_command_has_one_name_and_no_two_have_the_same():
-    callbacks = Counter(command.callback for command in COMMANDS.values() if not isinstance(command, click.Group))
+    callbacks = Counter(
+        command.callback for command in COMMANDS.values() if not isinstance(command, click.Group)
+    )
     assert set(callbacks.values()) == {1}
     groups = [group.typer_instance for group in app.registered_groups]
     for one in (app, *groups):
         named = [command.name or command.callback.__name__ for command in one.registered_commands]
-        names = Counter([*named, *(group.typer_instance.info.name for group in one.registered_groups)])
+        names = Counter(
+            [*named, *(group.typer_instance.info.name for group in one.registered_groups)]
+        )
         assert set(names.values()) == {1}
 
 
@@ -85,7 +93,10 @@ def test_commands_in_the_documentation_exist(page):
 
 
 def test_commands_that_the_program_speaks_of_exist():
-    found = [re.findall(r"(?:`|[:;] )taciturn ([a-z]+)(?: ([a-z-]+))?", path.read_text()) for path in (ROOT / "src").rglob("*.py")]
+    found = [
+        re.findall(r"(?:`|[:;] )taciturn ([a-z]+)(?: ([a-z-]+))?", path.read_text())
+        for path in (ROOT / "src").rglob("*.py")
+    ]
     assert sum(map(len, found)) > 50
     for name, next_word in {one for some in found for one in some}:
         assert name in TACITURN.commands
@@ -93,7 +104,9 @@ def test_commands_that_the_program_speaks_of_exist():
         assert not next_word or next_word in below, f"taciturn {name} {next_word}"
 
 
-@pytest.mark.parametrize("line", ["taciturn serve people", "taciturn ledger people", "taciturn bench --python x"])
+@pytest.mark.parametrize(
+    "line", ["taciturn serve people", "taciturn ledger people", "taciturn bench --python x"]
+)
 def test_a_command_of_another_name_would_be_noticed(line):
     """The twin that must fail."""
     with pytest.raises(AssertionError, match="there is no"):
@@ -101,10 +114,19 @@ def test_a_command_of_another_name_would_be_noticed(line):
 
 
 @pytest.mark.parametrize(
-    ("room", "libraries"), [("cli", ("jax", "numpy", "pyarrow", "dp_accounting")), ("populations", ("jax",)), ("core", ("jax",))]
+    ("room", "libraries"),
+    [
+        ("cli", ("jax", "numpy", "pyarrow", "dp_accounting")),
+        ("populations", ("jax",)),
+        ("core", ("jax",)),
+    ],
 )
 def test_a_command_waits_for_no_library_that_it_does_not_need(room, libraries):
     """Half a second is what help, and the first line of a ledger, may take; JAX alone takes longer."""
-    loaded = f"import sys, taciturn.{room}; print([name for name in {libraries} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    loaded = (
+        f"import sys, taciturn.{room}; print([name for name in {libraries} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", loaded], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -55,25 +55,48 @@ def made(tmp_path_factory):
         writer = csv.writer(file)
         writer.writerow(["user", "text"])
         for person in range(60):
-            writer.writerows([f"person {person}", saying] for saying in generator.choice(SAYINGS, 8))
+            writer.writerows(
+                [f"person {person}", saying] for saying in generator.choice(SAYINGS, 8)
+            )
     built = run_cli(
-        "data", "build", folder / "chats.csv", "--out", folder / "people", "--vocabulary", 200, "--held-out", 0.3,
-        "--least-tokens", 5,
-    )  # fmt: skip
+        "data",
+        "build",
+        folder / "chats.csv",
+        "--out",
+        folder / "people",
+        "--vocabulary",
+        200,
+        "--held-out",
+        0.3,
+        "--least-tokens",
+        5,
+    )
     assert built.exit_code == 0
     people = Population(folder / "people")
     cifg = {"kind": "cifg", "width": 8, "units": 12}
-    train_run(tiny_recipe(people, model=cifg, run={"evaluate_every": 6}), folder / "private-run", quietly)
-    plain = tiny_recipe(people, algorithm="fedavg", model=cifg, privacy={"noise_multiplier": None}, participation={"cohort": 10})
+    train_run(
+        tiny_recipe(people, model=cifg, run={"evaluate_every": 6}), folder / "private-run", quietly
+    )
+    plain = tiny_recipe(
+        people,
+        algorithm="fedavg",
+        model=cifg,
+        privacy={"noise_multiplier": None},
+        participation={"cohort": 10},
+    )
     train_run(plain, folder / "plain-run", quietly)
     return folder
 
 
-@pytest.mark.parametrize("to", mostly_slow(FORMATS, *(set(FORMATS) - {"onnx-int8", "combined"})))  # siblings of onnx and arpa
+@pytest.mark.parametrize(
+    "to", mostly_slow(FORMATS, *(set(FORMATS) - {"onnx-int8", "combined"}))
+)  # siblings of onnx and arpa
 def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made, tmp_path, to):
     if to.startswith("onnx"):
         pytest.importorskip("onnxruntime")
-    exported = FinishedRun(made / "private-run").export(tmp_path / "out", to, words=20_000, entries=2000)
+    exported = FinishedRun(made / "private-run").export(
+        tmp_path / "out", to, words=20_000, entries=2000
+    )
     guarantee = Ledger(made / "people" / "ledger.jsonl").guarantee("private-run")
     content = (tmp_path / "out" / FORMATS[to]).read_bytes()
     assert json.loads((tmp_path / "out" / "guarantee.json").read_text())["head"] == guarantee.head
@@ -91,14 +114,27 @@ def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made,
 
 
 def test_the_command_says_why_a_word_list_differs_and_does_not_alarm(made, tmp_path):
-    said = run_cli("export", made / "private-run", "--to", "combined", "--samples", 20_000, "--out", tmp_path / "out").output
+    said = run_cli(
+        "export",
+        made / "private-run",
+        "--to",
+        "combined",
+        "--samples",
+        20_000,
+        "--out",
+        tmp_path / "out",
+    ).output
     assert "as expected: this file looks back at a word or two" in said
     assert "probabilities differ" not in said
 
 
 def test_the_command_says_what_it_wrote_and_how_near_it_is(made, tmp_path):
     pytest.importorskip("onnxruntime")
-    said = " ".join(run_cli("export", made / "private-run", "--to", "onnx", "--out", tmp_path / "out").output.split())
+    said = " ".join(
+        run_cli(
+            "export", made / "private-run", "--to", "onnx", "--out", tmp_path / "out"
+        ).output.split()
+    )
     assert "the same best word at 100.00%; probabilities differ by" in said
     assert "model.onnx" in said
     assert "ε =" in said
@@ -130,7 +166,9 @@ def test_changed_parameters_leave_in_no_form(made, tmp_path, to):
 def test_a_file_that_does_not_say_what_the_model_says_is_not_written(made, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     right = formats.onnx_scores
-    monkeypatch.setattr(formats, "onnx_scores", lambda *arguments: np.roll(right(*arguments), 1, axis=1))
+    monkeypatch.setattr(
+        formats, "onnx_scores", lambda *arguments: np.roll(right(*arguments), 1, axis=1)
+    )
     with pytest.raises(ExportRefused, match="nothing was written"):
         FinishedRun(made / "private-run").export(tmp_path / "out", "onnx")
     assert not (tmp_path / "out").exists()
@@ -139,9 +177,16 @@ def test_a_file_that_does_not_say_what_the_model_says_is_not_written(made, tmp_p
 @pytest.mark.slow  # sampled word by word, over windows
 def test_a_transformer_leaves_as_n_grams(made, tmp_path):
     transformer = {"kind": "transformer", "width": 4, "units": None, "layers": 1, "heads": 1}
-    train_run(tiny_recipe(Population(made / "people"), model=transformer, run={"rounds": 3}), tmp_path / "transformer", quietly)
+    train_run(
+        tiny_recipe(Population(made / "people"), model=transformer, run={"rounds": 3}),
+        tmp_path / "transformer",
+        quietly,
+    )
     few = {"words": 16_000, "entries": 500}
-    assert FinishedRun(tmp_path / "transformer").export(tmp_path / "arpa", "arpa", **few).check is not None
+    assert (
+        FinishedRun(tmp_path / "transformer").export(tmp_path / "arpa", "arpa", **few).check
+        is not None
+    )
 
 
 def test_a_blocked_word_is_in_no_word_list(made, tmp_path):
@@ -159,7 +204,9 @@ def test_counting_users_words_is_refused_without_non_private(made, tmp_path):
     assert (made / "people" / "ledger.jsonl").read_bytes() == before
 
 
-def test_counted_n_grams_are_in_the_ledger_before_the_first_text_is_read(made, tmp_path, monkeypatch):
+def test_counted_n_grams_are_in_the_ledger_before_the_first_text_is_read(
+    made, tmp_path, monkeypatch
+):
     def read(self, position):
         rows = Ledger(made / "people" / "ledger.jsonl").run_rows("cut-off")
         assert [row["kind"] for row in rows] == ["open", "charge"]
@@ -172,7 +219,16 @@ def test_counted_n_grams_are_in_the_ledger_before_the_first_text_is_read(made, t
 
 
 def test_counted_n_grams_say_that_they_have_no_guarantee_and_leave_only_so(made, tmp_path):
-    counted = run_cli("keyboard", "ngram", made / "people", "--out", tmp_path / "kn", "--non-private", "--order", 3)
+    counted = run_cli(
+        "keyboard",
+        "ngram",
+        made / "people",
+        "--out",
+        tmp_path / "kn",
+        "--non-private",
+        "--order",
+        3,
+    )
     assert "NO privacy guarantee" in counted.output
     assert "NO privacy guarantee" in (tmp_path / "kn" / "guarantee.txt").read_text()
     with pytest.raises(ExportRefused, match="no privacy"):
@@ -186,8 +242,25 @@ def test_counted_n_grams_say_that_they_have_no_guarantee_and_leave_only_so(made,
 
 
 def test_people_who_were_trained_on_do_not_type(made, tmp_path):
-    run_cli("keyboard", "ngram", made / "people", "--out", tmp_path / "kn-typing", "--non-private", "--order", 3)
-    ran = run_cli("keyboard", "evaluate", made / "private-run", tmp_path / "kn-typing", "--text", made / "chats.csv", "--json")
+    run_cli(
+        "keyboard",
+        "ngram",
+        made / "people",
+        "--out",
+        tmp_path / "kn-typing",
+        "--non-private",
+        "--order",
+        3,
+    )
+    ran = run_cli(
+        "keyboard",
+        "evaluate",
+        made / "private-run",
+        tmp_path / "kn-typing",
+        "--text",
+        made / "chats.csv",
+        "--json",
+    )
     tried = json.loads(ran.output)
     trained = len(Population(made / "people"))
     assert tried["people"] == 60 - trained
@@ -205,7 +278,15 @@ def test_text_of_people_who_were_trained_on_alone_is_refused(made, tmp_path):
 
 
 def test_two_models_are_shown_as_an_a_b_table(made, tmp_path):
-    said = run_cli("keyboard", "evaluate", made / "private-run", made / "plain-run", "--text", made / "chats.csv", "--history").output
+    said = run_cli(
+        "keyboard",
+        "evaluate",
+        made / "private-run",
+        made / "plain-run",
+        "--text",
+        made / "chats.csv",
+        "--history",
+    ).output
     assert "keystroke saving rate" in said
     assert "B over A" in said
     assert "with each person's own history" in said
@@ -216,7 +297,9 @@ def test_the_page_serves_each_model_with_its_guarantee(made):
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         page = urllib.request.urlopen(server.url).read().decode()
-        private, plain = (urllib.request.urlopen(f"{server.url}model-{n}.js").read().decode() for n in (1, 2))
+        private, plain = (
+            urllib.request.urlopen(f"{server.url}model-{n}.js").read().decode() for n in (1, 2)
+        )
     finally:
         server.close()
     assert "model-1.js" in page
@@ -229,7 +312,9 @@ def test_two_models_of_one_name_are_told_apart(made):
     server = keyboard_server([made / "private-run", made / "private-run"], [], 0)
     Thread(target=server.serve_forever, daemon=True).start()
     try:
-        scripts = [urllib.request.urlopen(f"{server.url}model-{n}.js").read().decode() for n in (1, 2)]
+        scripts = [
+            urllib.request.urlopen(f"{server.url}model-{n}.js").read().decode() for n in (1, 2)
+        ]
     finally:
         server.close()
     for name, script, other in (("private-run A", *scripts), ("private-run B", *scripts[::-1])):
@@ -252,10 +337,33 @@ def test_errors_are_sentences(made, tmp_path, monkeypatch, capsys):
     (tmp_path / "half.arpa").write_text("\\data\\\nngram 1=5\n\n\\1-grams:\n-1\ta\n")
     FinishedRun(made / "private-run").export(tmp_path / "exported")
     asked = {
-        ("keyboard", "evaluate", tmp_path / "half.arpa", "--text", made / "chats.csv"): "half.arpa, line",
-        ("keyboard", "evaluate", tmp_path / "exported", "--text", made / "chats.csv"): "is an export",
-        ("keyboard", "open", made / "private-run", "--blocklist", tmp_path / "none.txt"): "none.txt cannot be read",
-        ("export", made / "private-run", "--out", tmp_path / "exported"): "exists already: name a new folder",
+        (
+            "keyboard",
+            "evaluate",
+            tmp_path / "half.arpa",
+            "--text",
+            made / "chats.csv",
+        ): "half.arpa, line",
+        (
+            "keyboard",
+            "evaluate",
+            tmp_path / "exported",
+            "--text",
+            made / "chats.csv",
+        ): "is an export",
+        (
+            "keyboard",
+            "open",
+            made / "private-run",
+            "--blocklist",
+            tmp_path / "none.txt",
+        ): "none.txt cannot be read",
+        (
+            "export",
+            made / "private-run",
+            "--out",
+            tmp_path / "exported",
+        ): "exists already: name a new folder",
     }
     for arguments, said in asked.items():
         monkeypatch.setattr("sys.argv", ["taciturn", *map(str, arguments)])

@@ -27,7 +27,11 @@ def run_cli(*arguments):
 
 def spend(folder, name, adjacency="add or remove one user", ledger=None):
     terms = RunTerms(name, "r", "p", adjacency, "operating system", "pld", Budget(1e-6), 5)
-    account = Account(ledger or open_ledger(Population(folder)), terms, PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)))
+    account = Account(
+        ledger or open_ledger(Population(folder)),
+        terms,
+        PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)),
+    )
     account.open()
     account.charge(len(account.charges), "record")
     return account
@@ -71,7 +75,9 @@ def test_a_ledger_with_a_name_of_its_own_is_adopted_as_the_refusal_says(tmp_path
     with pytest.raises(LedgerError, match="taciturn ledger adopt") as refused:
         run_cli("ledger", "show", tmp_path / "new" / "mine.jsonl")
     run_cli(*str(refused.value).partition("taciturn ")[2].split())
-    assert json.loads(run_cli("ledger", "show", tmp_path / "new" / "mine.jsonl", "--json"))["made_from_python"]
+    assert json.loads(run_cli("ledger", "show", tmp_path / "new" / "mine.jsonl", "--json"))[
+        "made_from_python"
+    ]
 
 
 def test_a_ledger_copied_without_its_population_does_not_retire_the_original(population, tmp_path):
@@ -84,7 +90,9 @@ def test_a_ledger_copied_without_its_population_does_not_retire_the_original(pop
 
 
 @pytest.mark.parametrize("manifest_is_lost", [False, True])
-def test_a_ledger_that_replaced_a_populations_own_is_refused_by_any_name(population, tmp_path, manifest_is_lost):
+def test_a_ledger_that_replaced_a_populations_own_is_refused_by_any_name(
+    population, tmp_path, manifest_is_lost
+):
     """Opened by itself it is held against no id, and would show that nothing was ever spent."""
     spend(population.folder, "first")
     for name in ("ledger.jsonl", "ledger.head"):
@@ -93,9 +101,15 @@ def test_a_ledger_that_replaced_a_populations_own_is_refused_by_any_name(populat
     if manifest_is_lost:
         (population.folder / "manifest.json").unlink()
     (tmp_path / "link").symlink_to(population.folder)
-    for place in (population.folder, population.folder / "ledger.jsonl", tmp_path / "link" / "ledger.jsonl"):
+    for place in (
+        population.folder,
+        population.folder / "ledger.jsonl",
+        tmp_path / "link" / "ledger.jsonl",
+    ):
         for command in ("show", "adopt"):
-            with pytest.raises(TaciturnError, match=r"not the ledger of these users|not a population"):
+            with pytest.raises(
+                TaciturnError, match=r"not the ledger of these users|not a population"
+            ):
                 run_cli("ledger", command, place)
 
 
@@ -109,13 +123,17 @@ def test_a_file_that_is_not_a_ledger_is_left_as_it_is(tmp_path):
 def test_what_was_spent_is_exported_for_others_to_recompute(population, tmp_path):
     spend(population.folder, "first")
     run_cli("ledger", "export", population.folder, tmp_path / "costs.json")
-    assert json.loads((tmp_path / "costs.json").read_text()) == events_for_others(open_ledger(population))
+    assert json.loads((tmp_path / "costs.json").read_text()) == events_for_others(
+        open_ledger(population)
+    )
 
 
 def test_a_budget_is_fixed_lowered_and_shown(population):
     said = run_cli("ledger", "budget", population.folder, "--epsilon", 4)
     assert "at most ε = 4.00 at δ = 1e-10" in said
-    assert "at most ε = 3.00 at δ = 1e-10" in run_cli("ledger", "budget", population.folder, "--epsilon", 3)
+    assert "at most ε = 3.00 at δ = 1e-10" in run_cli(
+        "ledger", "budget", population.folder, "--epsilon", 3
+    )
     with pytest.raises(LedgerError, match="only ever lowered"):
         run_cli("ledger", "budget", population.folder, "--epsilon", 4)
     spend(population.folder, "first")

@@ -17,7 +17,11 @@ from taciturn.data.population import Population
 from taciturn.fleets.simulation.in_process import NotAdditive, SimulatedFleet
 from taciturn.recipe.text import save_recipe
 
-ENDLESS = {("keyboard", "open"), ("fleet", "front-end"), ("fleet", "device")}  # they run until they are stopped, and find nothing
+ENDLESS = {
+    ("keyboard", "open"),
+    ("fleet", "front-end"),
+    ("fleet", "device"),
+}  # they run until they are stopped, and find nothing
 
 
 def run_cli(*arguments):
@@ -26,7 +30,11 @@ def run_cli(*arguments):
 
 def leaves(command, path=()):
     below = getattr(command, "commands", {})
-    return [one for name, each in below.items() for one in leaves(each, (*path, name))] if below else [(path, command)]
+    return (
+        [one for name, each in below.items() for one in leaves(each, (*path, name))]
+        if below
+        else [(path, command)]
+    )
 
 
 def test_every_command_takes_both_and_one_that_never_ends_is_only_quiet():
@@ -39,9 +47,22 @@ def test_every_command_takes_both_and_one_that_never_ends_is_only_quiet():
 
 
 @pytest.mark.parametrize(
-    "command", ["evaluate", "compare", "report", "ledger show", "data show", "export", "keyboard ngram", "plan", "train"]
+    "command",
+    [
+        "evaluate",
+        "compare",
+        "report",
+        "ledger show",
+        "data show",
+        "export",
+        "keyboard ngram",
+        "plan",
+        "train",
+    ],
 )
-def test_json_is_all_that_is_printed_and_quiet_prints_nothing(copied_runs, population, tmp_path, command):
+def test_json_is_all_that_is_printed_and_quiet_prints_nothing(
+    copied_runs, population, tmp_path, command
+):
     save_recipe(short_recipe(Population(copied_runs / "people")), tmp_path / "recipe.toml")
     run, people = copied_runs / "private", copied_runs / "people"
     given = {
@@ -52,7 +73,18 @@ def test_json_is_all_that_is_printed_and_quiet_prints_nothing(copied_runs, popul
         "data show": [population.folder],
         "export": [run, "--out", tmp_path / "out{}"],
         "keyboard ngram": [people, "--non-private", "--out", tmp_path / "ngram{}"],
-        "plan": ["--population", 1000, "--rounds", 10, "--report-goal", 10, "--noise-multiplier", 1, "--mechanism", "poisson"],
+        "plan": [
+            "--population",
+            1000,
+            "--rounds",
+            10,
+            "--report-goal",
+            10,
+            "--noise-multiplier",
+            1,
+            "--mechanism",
+            "poisson",
+        ],
         "train": [tmp_path / "recipe.toml", "--run", tmp_path / "run{}"],
     }[command]
 
@@ -92,7 +124,9 @@ def test_progress_in_a_pipe_is_lines_with_the_time_left(monkeypatch, capsys):
         for done in range(31):
             now[0] = float(done)
             show("measuring", done, 40)
-    assert capsys.readouterr().out.splitlines() == [f"measuring: {done} of 40  0:00:{40 - done} left" for done in (2, 12, 22)]
+    assert capsys.readouterr().out.splitlines() == [
+        f"measuring: {done} of 40  0:00:{40 - done} left" for done in (2, 12, 22)
+    ]
 
 
 def test_training_says_what_begins_and_the_time_left_does_not_count_compiling(monkeypatch, capsys):
@@ -124,7 +158,9 @@ def test_a_pipe_sees_that_a_job_goes_on_though_nothing_new_is_known(monkeypatch,
     first, *later = capsys.readouterr().out.splitlines()
     assert first == "choosing a recipe: compiling"
     assert later
-    assert all(re.fullmatch(r"choosing a recipe: compiling  \(for 0:00:0\d now\)", line) for line in later)
+    assert all(
+        re.fullmatch(r"choosing a recipe: compiling  \(for 0:00:0\d now\)", line) for line in later
+    )
     time.sleep(1.5)
     assert not capsys.readouterr().out  # nor after its end
 
@@ -144,7 +180,17 @@ def test_the_doctor_finds_a_machine_that_can_train():
     done = run_cli("doctor", "--json")
     found = {one["name"]: one for one in json.loads(done.output)}
     assert done.exit_code == 0
-    assert {"Python", "taciturn", "packages", "memory", "disk", "devices", "additivity", "ray", "onnx"} <= set(found)
+    assert {
+        "Python",
+        "taciturn",
+        "packages",
+        "memory",
+        "disk",
+        "devices",
+        "additivity",
+        "ray",
+        "onnx",
+    } <= set(found)
     assert found["taciturn"]["said"] == metadata.version("taciturn")
     assert "This machine can train" in run_cli("doctor").output
 
@@ -168,5 +214,8 @@ def test_the_doctor_notices_what_stands_in_the_way_and_what_is_missing(monkeypat
     assert done.exit_code == 1
     assert found["additivity"]["state"] == found["packages"]["state"] == "broken"
     assert "jax is 0.1.0" in found["packages"]["said"]
-    assert (found["ray"]["state"], found["ray"]["to_do"]) == ("missing", "pip install 'taciturn[ray]'")
+    assert (found["ray"]["state"], found["ray"]["to_do"]) == (
+        "missing",
+        "pip install 'taciturn[ray]'",
+    )
     assert "Broken: packages, additivity" in run_cli("doctor").output

@@ -27,14 +27,32 @@ LINES = (Path(__file__).parent / "wrong_inputs.txt").read_text().splitlines()
 CASES = [line.split(" | ") for line in LINES if line and not line.startswith("#")]
 TEXT = "worda wordb wordc wordd worde"
 # Words of libraries, of the interpreter and of half-finished files: no answer to a person has them.
-NEVER = ("Traceback", "Errno", "codec", "Input should", "object has no", "<class", "None", "pydantic", ".partial", "deserializ")
+NEVER = (
+    "Traceback",
+    "Errno",
+    "codec",
+    "Input should",
+    "object has no",
+    "<class",
+    "None",
+    "pydantic",
+    ".partial",
+    "deserializ",
+)
 
 
 def files(folder: Path) -> None:
     """Files that are not what is asked for."""
     rows = [f"u{user},{TEXT} {user}\n" for user in range(60) for _ in range(12)]
     text = "user,text\n" + "".join(rows)
-    for name in ("binary.csv", "binary.parquet", "binary.jsonl", "binary.txt", "binary.toml", "messages.xlsx"):
+    for name in (
+        "binary.csv",
+        "binary.parquet",
+        "binary.jsonl",
+        "binary.txt",
+        "binary.toml",
+        "messages.xlsx",
+    ):
         (folder / name).write_bytes(bytes(range(256)) * 8)
     contents = {
         "messages.csv": text,
@@ -67,7 +85,14 @@ def files(folder: Path) -> None:
 
 def populations(folder: Path, finished: Path) -> None:
     """People and public text, whole and damaged."""
-    for name in ("people", "broken-people", "broken-ledger", "cut-ledger", "lost-ledger", "no-words"):
+    for name in (
+        "people",
+        "broken-people",
+        "broken-ledger",
+        "cut-ledger",
+        "lost-ledger",
+        "no-words",
+    ):
         copied_population(finished / "people", folder / name)
     shutil.copytree(finished / "people", folder / "copied-people")
     small_population(folder / "others", Vocabulary((*lettered_words().words[:-1], "other")))
@@ -87,26 +112,54 @@ def runs(folder: Path, finished: Path) -> None:
     """Runs, whole and damaged, and recipes."""
     for name in ("private", "plain", "counted"):
         shutil.copytree(finished / name, folder / name)
-    for name in ("broken-run", "cut-run", "swapped-run", "early-run", "no-recipe", "exported", "damaged-root", "lost-people"):
+    for name in (
+        "broken-run",
+        "cut-run",
+        "swapped-run",
+        "early-run",
+        "no-recipe",
+        "exported",
+        "damaged-root",
+        "lost-people",
+    ):
         shutil.copytree(finished / "private", folder / name)
     (folder / "broken-run" / "model.safetensors").write_bytes(b"not a model at all")
     os.truncate(folder / "cut-run" / "model.safetensors", 3000)
     shutil.copy(folder / "plain" / "model.safetensors", folder / "swapped-run")
-    for gone in ("early-run/model.safetensors", "no-recipe/recipe.toml", "no-recipe/guarantee.json", "exported/recipe.toml"):
+    for gone in (
+        "early-run/model.safetensors",
+        "no-recipe/recipe.toml",
+        "no-recipe/guarantee.json",
+        "exported/recipe.toml",
+    ):
         (folder / gone).unlink()
     (folder / "damaged-root" / "private").mkdir()
     (folder / "damaged-root" / "private" / "root").write_bytes(b"short")
     (params, card), people = load_model(folder / "private"), Population(folder / "people")
     (folder / "personal").mkdir()
-    save_model(folder / "personal" / "model.safetensors", params, dataclasses.replace(card, personal=True))
+    save_model(
+        folder / "personal" / "model.safetensors", params, dataclasses.replace(card, personal=True)
+    )
     devices = {"kind": "min-separation", "min_separation": 1, "cohort": 5}
-    fleet = {"algorithm": "dp-ftrl", "participation": devices, "privacy": {"encoding": "modular"}, "fleet": {"kind": "devices"}}
+    fleet = {
+        "algorithm": "dp-ftrl",
+        "participation": devices,
+        "privacy": {"encoding": "modular"},
+        "fleet": {"kind": "devices"},
+    }
     save_recipe(tiny_recipe(people), folder / "recipe.toml")
-    save_recipe(tiny_recipe(people, algorithm="fedavg", privacy={"noise_multiplier": None}), folder / "plain.toml")
+    save_recipe(
+        tiny_recipe(people, algorithm="fedavg", privacy={"noise_multiplier": None}),
+        folder / "plain.toml",
+    )
     save_recipe(tiny_recipe(people, **fleet), folder / "ftrl.toml")
     recipe = (folder / "recipe.toml").read_text()
     (folder / "no-population.toml").write_text(recipe.replace("population =", "# population ="))
-    lost = (folder / "lost-people" / "recipe.toml").read_text().replace(str(finished / "people"), "gone")
+    lost = (
+        (folder / "lost-people" / "recipe.toml")
+        .read_text()
+        .replace(str(finished / "people"), "gone")
+    )
     (folder / "lost-people" / "recipe.toml").write_text(lost)
 
 
@@ -145,7 +198,12 @@ def port():
 
 def contents(folder: Path) -> dict[Path, int]:
     """Every file and its size; whoever opens a folder may leave a lock in it."""
-    found = (Path(place, name) for place, _, names in os.walk(folder) for name in names if "lock" not in name)
+    found = (
+        Path(place, name)
+        for place, _, names in os.walk(folder)
+        for name in names
+        if "lock" not in name
+    )
     return {path: path.stat().st_size for path in found}
 
 
@@ -166,11 +224,22 @@ def check(line: str, fragments: list[str], monkeypatch, capsys) -> None:
     assert len(said) < 700, said
 
 
-@pytest.mark.parametrize(("line", "fragments"), [(line, fragments) for line, *fragments in CASES], ids=[line for line, *_ in CASES])
-def test_a_wrong_input_is_answered_by_what_is_wrong_and_what_to_do(line, fragments, world, port, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("line", "fragments"),
+    [(line, fragments) for line, *fragments in CASES],
+    ids=[line for line, *_ in CASES],
+)
+def test_a_wrong_input_is_answered_by_what_is_wrong_and_what_to_do(
+    line, fragments, world, port, monkeypatch, capsys
+):
     monkeypatch.chdir(world)
     before = contents(world)
-    check(line.replace("{port}", str(port)), [one.replace("{port}", str(port)) for one in fragments], monkeypatch, capsys)
+    check(
+        line.replace("{port}", str(port)),
+        [one.replace("{port}", str(port)) for one in fragments],
+        monkeypatch,
+        capsys,
+    )
     assert contents(world) == before
 
 
@@ -178,16 +247,25 @@ def test_there_are_hundreds_of_them_and_of_every_command():
     assert len(CASES) >= 200
     assert len({line for line, *_ in CASES}) == len(CASES)
     tried = {word for line, *_ in CASES for word in line.split()[:1]}
-    assert {command.name or command.callback.__name__ for command in cli.app.registered_commands} <= tried
+    assert {
+        command.name or command.callback.__name__ for command in cli.app.registered_commands
+    } <= tried
     assert {group.typer_instance.info.name for group in cli.app.registered_groups} <= tried
 
 
 def test_a_full_disk_is_told_by_the_file_that_did_not_fit():
-    error = OSError(errno.ENOSPC, "No space left on device", "runs/first/.model.safetensors.4711.partial")
-    assert in_words(error) == "runs/first/model.safetensors: no space left on device; free some space, then run the command again"
+    error = OSError(
+        errno.ENOSPC, "No space left on device", "runs/first/.model.safetensors.4711.partial"
+    )
+    assert (
+        in_words(error)
+        == "runs/first/model.safetensors: no space left on device; free some space, then run the command again"
+    )
 
 
-@pytest.mark.parametrize("raised", [KeyError("what"), ValueError("Input should be a valid integer"), None])
+@pytest.mark.parametrize(
+    "raised", [KeyError("what"), ValueError("Input should be a valid integer"), None]
+)
 def test_a_malformed_answer_would_be_noticed(raised, monkeypatch, capsys):
     """The twin that must fail: a traceback, a library's words in place of ours, a wrong input that is taken."""
 

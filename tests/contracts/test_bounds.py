@@ -61,7 +61,10 @@ def steps(bound, total) -> list[int]:
 
 def updates(count):
     generator = np.random.default_rng(0)
-    return [jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32), LIKE) for _ in range(count)]
+    return [
+        jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32), LIKE)
+        for _ in range(count)
+    ]
 
 
 @each_bound
@@ -72,7 +75,9 @@ def test_any_report_is_as_long_as_its_reach_at_most(bound, update, weight, seed)
     sent = report(update, np.float32(weight), jax.random.key(seed))
     assert sum(number**2 for number in steps(bound, sent)) <= bound.reach**2
     longest = bound.reach * float(bound.step(bound.public(ROUND)))
-    assert true_norm(decoded(sent)) <= longest * (1 + 2.0**-20)  # which rounding in `decode` may add
+    assert true_norm(decoded(sent)) <= longest * (
+        1 + 2.0**-20
+    )  # which rounding in `decode` may add
 
 
 def test_a_bound_that_bounds_nothing_is_noticed():
@@ -84,19 +89,30 @@ def test_a_bound_that_bounds_nothing_is_noticed():
 @each_bound
 def test_reports_add_up_to_the_sum_of_what_they_stand_for(bound):
     report, decoded = programs(bound)
-    reports = [report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))]
+    reports = [
+        report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))
+    ]
     total = functools.reduce(trees.add, reports)
-    assert steps(bound, total) == [sum(each) for each in zip(*(steps(bound, one) for one in reports), strict=True)]
+    assert steps(bound, total) == [
+        sum(each) for each in zip(*(steps(bound, one) for one in reports), strict=True)
+    ]
     together = decoded(total)
     apart = functools.reduce(trees.add, [decoded(one) for one in reports])
-    jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, atol=2e-5), together, apart)
+    jax.tree.map(
+        lambda left, right: np.testing.assert_allclose(left, right, atol=2e-5), together, apart
+    )
 
 
 @each_bound
 def test_what_is_summed_is_what_was_clipped(bound):
     report, decoded = programs(bound)
-    total = functools.reduce(trees.add, [report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))])
-    clipped = functools.reduce(trees.add, [bound.project(bound.public(ROUND), update) for update in updates(50)])
+    total = functools.reduce(
+        trees.add,
+        [report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))],
+    )
+    clipped = functools.reduce(
+        trees.add, [bound.project(bound.public(ROUND), update) for update in updates(50)]
+    )
     assert true_norm(trees.subtract(decoded(total), clipped)) < 0.2 * true_norm(clipped)
 
 

@@ -50,8 +50,14 @@ class PlainLoop:
             data = UserData(batches, jnp.float32(weight), jnp.int32(len(batches)))
             return compiled(program)(message, data, jax.random.fold_in(key, np.uint32(user)))
 
-        user = UserData(jnp.asarray(self.layout.user_data(self.texts[0]).batches), jnp.float32(1), jnp.int32(1))
-        return functools.reduce(trees.add, map(one, cohort), trees.zeros_like(jax.eval_shape(program, message, user, key)))
+        user = UserData(
+            jnp.asarray(self.layout.user_data(self.texts[0]).batches), jnp.float32(1), jnp.int32(1)
+        )
+        return functools.reduce(
+            trees.add,
+            map(one, cohort),
+            trees.zeros_like(jax.eval_shape(program, message, user, key)),
+        )
 
 
 @functools.cache
@@ -72,7 +78,9 @@ def made_once(population, sections):
     params = jax.jit(model.init)(jax.random.key(1))
 
     def program(message, user, key):
-        return algorithm.mechanism.bound(message.public, algorithm.user_update(message, user, key), user.weight, key)
+        return algorithm.mechanism.bound(
+            message.public, algorithm.user_update(message, user, key), user.weight, key
+        )
 
     return program, Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
 
@@ -93,7 +101,12 @@ def assert_same_total(one, other):
 @pytest.mark.parametrize("fleet", [SimulatedFleet, SideBySide])
 @pytest.mark.parametrize(
     ("cohort", "weight_cap"),
-    [([], None), pytest.param([3], 40.0, marks=pytest.mark.slow), (list(range(0, 50, 3)), 40.0), (list(range(50)), None)],
+    [
+        ([], None),
+        pytest.param([3], 40.0, marks=pytest.mark.slow),
+        (list(range(0, 50, 3)), 40.0),
+        (list(range(50)), None),
+    ],
 )
 def test_every_fleet_gives_the_total_of_a_plain_loop(population, fleet, cohort, weight_cap):
     program, message = program_and_message(population)
@@ -117,7 +130,9 @@ def test_no_user_changes_what_another_one_reports(population):
     program, message = program_and_message(population)
     fleet = SideBySide(population, LAYOUT, cohort=CHUNK)
     together = fleet.sum_reports(program, message, np.arange(6), KEY)
-    apart = functools.reduce(trees.add, [fleet.sum_reports(program, message, np.array([user]), KEY) for user in range(6)])
+    apart = functools.reduce(
+        trees.add, [fleet.sum_reports(program, message, np.array([user]), KEY) for user in range(6)]
+    )
     assert_same_total(together, apart)
 
 
@@ -143,7 +158,8 @@ def test_how_long_others_wrote_changes_nothing_about_a_report(population, sectio
     lengths = [len(text) for text in population.texts]
     short, long = int(np.argmin(lengths)), int(np.argmax(lengths))
     both, alone, other = (
-        jax.tree.leaves(fleet.sum_reports(program, message, np.array(cohort), KEY)) for cohort in ([short, long], [short], [long])
+        jax.tree.leaves(fleet.sum_reports(program, message, np.array(cohort), KEY))
+        for cohort in ([short, long], [short], [long])
     )
     assert lengths[short] < lengths[long] / 3
     for total, one, two in zip(both, alone, other, strict=True):
@@ -163,7 +179,9 @@ def test_how_long_others_wrote_changes_nothing_about_a_report(population, sectio
 def test_every_device_program_runs_alike_on_both_fleets(population, sections):
     program, message = program_and_message(population, **sections)
     one = SimulatedFleet(population, LAYOUT).sum_reports(program, message, np.arange(9), KEY)
-    other = SideBySide(population, LAYOUT, cohort=CHUNK).sum_reports(program, message, np.arange(9), KEY)
+    other = SideBySide(population, LAYOUT, cohort=CHUNK).sum_reports(
+        program, message, np.arange(9), KEY
+    )
     assert_same_total(one, other)
 
 

@@ -33,14 +33,24 @@ def test_killed_again_and_again_a_run_still_ends_with_the_same_parameters(popula
     train_run(recipe, tmp_path / "uninterrupted", quietly)
     save_recipe(recipe, tmp_path / "recipe.toml")
     command = [sys.executable, "-c", "from taciturn.cli import main; main()", "train"]
-    folder, ledger, generator = tmp_path / "killed", population.folder / "ledger.jsonl", random.Random(1)
+    folder, ledger, generator = (
+        tmp_path / "killed",
+        population.folder / "ledger.jsonl",
+        random.Random(1),
+    )
     kills = 0
     while kills < 6:
-        arguments = ["--resume", "--run", folder] if folder.exists() else [tmp_path / "recipe.toml", "--run", folder]
+        arguments = (
+            ["--resume", "--run", folder]
+            if folder.exists()
+            else [tmp_path / "recipe.toml", "--run", folder]
+        )
         charges = ledger.read_bytes().count(CHARGE)
         process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.DEVNULL)
         while process.poll() is None and ledger.read_bytes().count(CHARGE) == charges:
-            time.sleep(0.005)  # wait for the first charge of this process, then let it work for a moment
+            time.sleep(
+                0.005
+            )  # wait for the first charge of this process, then let it work for a moment
         time.sleep(generator.uniform(0.0, 0.15))
         process.send_signal(signal.SIGKILL)
         process.communicate()

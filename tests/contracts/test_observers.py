@@ -35,7 +35,9 @@ class Crowd:
     def beside(self, fleet, most_reports):
         self.room = most_reports
         everyone = np.arange(self.most_at_once)
-        return WithSyntheticUsers(fleet, self.theirs, lambda coins: everyone, most_reports, self.key_slot)
+        return WithSyntheticUsers(
+            fleet, self.theirs, lambda coins: everyone, most_reports, self.key_slot
+        )
 
 
 @pytest.mark.parametrize(("people", "fits"), [(20, True), (21, False)])
@@ -44,7 +46,9 @@ def test_people_and_all_observers_together_are_never_more_than_a_total_holds(peo
     fleet = with_observers(Alike(), crowds, most)
     assert [one.room for one in crowds] == [50, 57]  # room for those who come later is kept free
     if fits:
-        assert int(fleet.sum_reports(None, None, np.arange(people), jax.random.key(0)).weight) == most
+        assert (
+            int(fleet.sum_reports(None, None, np.arange(people), jax.random.key(0)).weight) == most
+        )
         assert crowds[0].theirs.keys != crowds[1].theirs.keys
     else:
         with pytest.raises(WrongNumberOfUsers, match="reports that a total holds"):

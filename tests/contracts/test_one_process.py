@@ -34,13 +34,24 @@ train_run(load_recipe(Path(sys.argv[1])), Path(sys.argv[2]), progress)
 
 
 def contents(*folders: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
+    return {
+        path: path.read_bytes()
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def test_a_second_process_is_refused_and_resumes_once_the_first_was_killed(population, tmp_path, monkeypatch, capsys):
+def test_a_second_process_is_refused_and_resumes_once_the_first_was_killed(
+    population, tmp_path, monkeypatch, capsys
+):
     recipe, run = tiny_recipe(population), tmp_path / "run"
     save_recipe(recipe, tmp_path / "recipe.toml")
-    first = subprocess.Popen([*another_process(FIRST), str(tmp_path / "recipe.toml"), str(run)], stdout=subprocess.PIPE, text=True)
+    first = subprocess.Popen(
+        [*another_process(FIRST), str(tmp_path / "recipe.toml"), str(run)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert first.stdout is not None
     child = int(first.stdout.readline())
     try:
@@ -61,8 +72,15 @@ def test_a_second_process_is_refused_and_resumes_once_the_first_was_killed(popul
         os.kill(child, signal.SIGKILL)
 
 
-def test_the_second_is_refused_until_the_very_end_when_the_secrets_are_gone(population, tmp_path, monkeypatch):
-    recipe, run, close, asked = tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", Account.close, []
+def test_the_second_is_refused_until_the_very_end_when_the_secrets_are_gone(
+    population, tmp_path, monkeypatch
+):
+    recipe, run, close, asked = (
+        tiny_recipe(population, run={"rounds": 1}),
+        tmp_path / "run",
+        Account.close,
+        [],
+    )
 
     def meanwhile(account):
         assert not (run / "private").exists()

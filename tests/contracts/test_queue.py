@@ -29,7 +29,10 @@ class Loop:
     def sum_reports(self, program, message, cohort, key):
         nobody = UserData(jnp.zeros(0), jnp.float32(0), jnp.int32(0))
         zero = trees.zeros_like(jax.eval_shape(program, message, nobody, key))
-        reports = [program(message, nobody._replace(weight=jnp.float32(10.0**user)), key) for user in cohort % 7]
+        reports = [
+            program(message, nobody._replace(weight=jnp.float32(10.0**user)), key)
+            for user in cohort % 7
+        ]
         return functools.reduce(trees.add, reports, zero)
 
 
@@ -69,7 +72,9 @@ def test_a_report_is_about_the_model_that_its_device_got(fleet):
         got = {user: before.get(user, number) for user in cohort.tolist()}
         total = fleet.sum_reports(program, message(number), cohort, key(number))
         assert len(set(cohort.tolist())) == SIZE
-        assert float(total.update["w"]) == pytest.approx(sum(10.0 ** (u % 7) * (m + 1) for u, m in got.items()))
+        assert float(total.update["w"]) == pytest.approx(
+            sum(10.0 ** (u % 7) * (m + 1) for u, m in got.items())
+        )
         seen |= {number: max(number - m for m in got.values())}
     assert max(seen.values()) > 1  # or nothing was stale, and nothing was tested
     assert fleet.staleness.max() == max(seen.values())
@@ -81,10 +86,16 @@ def test_a_round_that_is_summed_again_has_the_same_total_in_another_process_too(
     cohort = fleet.users(everyone)
     again = QueuedFleet(Loop(), SIZE, 9, tmp_path / "queue")
     total = fleet.sum_reports(program, message(6), cohort, key(6))
-    np.testing.assert_array_equal(again.users(everyone), cohort)  # what waits in the queue is not lost
-    assert fleet.staleness[-SIZE:].max() > 0  # or none of it was about an older model, and nothing was tested
+    np.testing.assert_array_equal(
+        again.users(everyone), cohort
+    )  # what waits in the queue is not lost
+    assert (
+        fleet.staleness[-SIZE:].max() > 0
+    )  # or none of it was about an older model, and nothing was tested
     for _ in range(2):
-        assert float(again.sum_reports(program, message(6), cohort, key(6)).update["w"]) == float(total.update["w"])
+        assert float(again.sum_reports(program, message(6), cohort, key(6)).update["w"]) == float(
+            total.update["w"]
+        )
         again = QueuedFleet(Loop(), SIZE, 9, tmp_path / "queue")
 
 
@@ -137,19 +148,30 @@ FTRL = {
 def test_under_privacy_a_report_is_charged_in_the_round_in_which_it_is_summed(population, tmp_path):
     recipe = tiny_recipe(population, **FTRL)
     finished = train_run(recipe, tmp_path / "queue", quietly)
-    always = train_run(tiny_recipe(population, **FTRL | {"fleet": {"kind": "simulated"}}), tmp_path / "always", quietly)
+    always = train_run(
+        tiny_recipe(population, **FTRL | {"fleet": {"kind": "simulated"}}),
+        tmp_path / "always",
+        quietly,
+    )
     assert finished.guarantee.releases == recipe.run.rounds
-    assert finished.guarantee.rho == pytest.approx(always.guarantee.rho)  # the same claim, whoever had which model
+    assert finished.guarantee.rho == pytest.approx(
+        always.guarantee.rho
+    )  # the same claim, whoever had which model
     said = " ".join((tmp_path / "queue" / "guarantee.txt").read_text().split())
     assert "rounds old" in said
-    assert not (tmp_path / "queue" / "private").exists()  # who trained on what goes with the other secrets
+    assert not (
+        tmp_path / "queue" / "private"
+    ).exists()  # who trained on what goes with the other secrets
 
 
 @pytest.mark.parametrize(
     ("sections", "match"),
     [
         ({"fleet": {"kind": "queue"}}, "no sampling can be claimed"),
-        ({**FTRL, "privacy": {"noise": "tree", "clipping": "adaptive"}}, "one clip norm for the whole run"),
+        (
+            {**FTRL, "privacy": {"noise": "tree", "clipping": "adaptive"}},
+            "one clip norm for the whole run",
+        ),
         ({**FTRL, "fleet": {"kind": "queue", "in_flight": 7}}, "never complete a round of 8"),
     ],
 )

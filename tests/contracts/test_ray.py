@@ -32,7 +32,9 @@ def cluster():
     before = compiler.get_compile_options
     compile_with(optimised)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    made = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     made.add_node(num_cpus=1)
     ray_engine.join(made.address)
     yield made
@@ -57,7 +59,12 @@ def asked(cluster, population):
     params = build.language_model(recipe.model, len(population.vocabulary)).init(KEY)
     message = Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
     question = device_program(algorithm), message, np.arange(len(population)), KEY
-    alone = SimulatedFleet(population, build.layout(recipe, population.vocabulary), recipe.participation.weight_cap, ray_engine.CPU_PIECE)
+    alone = SimulatedFleet(
+        population,
+        build.layout(recipe, population.vocabulary),
+        recipe.participation.weight_cap,
+        ray_engine.CPU_PIECE,
+    )
     return question, alone.sum_reports(*question)
 
 
@@ -92,7 +99,10 @@ def test_workers_who_die_and_who_join_late_change_no_bit(cluster, fleet, asked):
     # The twin: one user less is another sum.
     program, message, cohort, key = question
     assert not same_bits(fleet.sum_reports(program, message, cohort[1:], key), expected)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(fleet.sum_reports(program, message, cohort[:0], key)))
+    assert not any(
+        np.any(leaf)
+        for leaf in jax.tree.leaves(fleet.sum_reports(program, message, cohort[:0], key))
+    )
 
 
 @pytest.mark.slow
@@ -100,14 +110,21 @@ def test_a_worker_that_gives_other_bits_is_refused(fleet, asked, monkeypatch, ca
     """Another kind of device, another JAX: here, one that says so."""
     monkeypatch.setattr(ray_engine, "PATIENCE", 60.0)
     fleet._bits = SelfTest("other bits", "a machine of another kind")
-    with pytest.raises(RayError, match=r"2 give other bits than the first and were refused. Nothing is lost"):
+    with pytest.raises(
+        RayError, match=r"2 give other bits than the first and were refused. Nothing is lost"
+    ):
         fleet.sum_reports(*asked[0])
-    assert "gives other bits than the first (a machine of another kind) and is not used" in capsys.readouterr().err
+    assert (
+        "gives other bits than the first (a machine of another kind) and is not used"
+        in capsys.readouterr().err
+    )
     assert len(fleet._refused) == 2
 
 
 @pytest.mark.slow
-def test_a_sum_that_is_lost_with_its_node_is_made_again_and_not_added_twice(fleet, asked, monkeypatch):
+def test_a_sum_that_is_lost_with_its_node_is_made_again_and_not_added_twice(
+    fleet, asked, monkeypatch
+):
     """The worker had answered, and its answer went with it."""
     question, expected = asked
     wait_for(2, fleet, asked)
@@ -132,17 +149,25 @@ def test_a_sum_that_is_lost_with_its_node_is_made_again_and_not_added_twice(flee
 
 @pytest.mark.slow
 def test_people_who_are_others_elsewhere_are_refused(cluster, population, asked):
-    people = type("People", (), {"id": "others", "texts": population.texts, "vocabulary": population.vocabulary})
+    people = type(
+        "People",
+        (),
+        {"id": "others", "texts": population.texts, "vocabulary": population.vocabulary},
+    )
     fleet = RayFleet(tiny_recipe(population), people)
     with pytest.raises(RayError, match="has other users on"):
         fleet.sum_reports(*asked[0])
 
 
 @pytest.mark.slow
-def test_a_training_on_a_cluster_makes_the_model_of_one_process(cluster, population, tmp_path, monkeypatch):
+def test_a_training_on_a_cluster_makes_the_model_of_one_process(
+    cluster, population, tmp_path, monkeypatch
+):
     recipe = tiny_recipe(population, run={"rounds": 12, "evaluate_every": 12, "save_every": 4})
     died, fleets = [], []
-    monkeypatch.setattr(assemble, "RayFleet", lambda *given: fleets.append(RayFleet(*given)) or fleets[0])
+    monkeypatch.setattr(
+        assemble, "RayFleet", lambda *given: fleets.append(RayFleet(*given)) or fleets[0]
+    )
 
     def one_dies(done: int, *_: object) -> None:
         if done in (3, 7):
@@ -159,7 +184,10 @@ def test_a_training_on_a_cluster_makes_the_model_of_one_process(cluster, populat
 
 @pytest.mark.parametrize(
     ("engine", "message"),
-    [("rye", "--engine must be ray, or ray:ADDRESS of a cluster, not rye"), ("ray:127.0.0.1:1", "there is no Ray cluster at 127.0.0.1:1")],
+    [
+        ("rye", "--engine must be ray, or ray:ADDRESS of a cluster, not rye"),
+        ("ray:127.0.0.1:1", "there is no Ray cluster at 127.0.0.1:1"),
+    ],
 )
 def test_an_engine_that_is_not_there_is_a_sentence(engine, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["taciturn", "train", "recipe.toml", "--engine", engine])

@@ -91,15 +91,28 @@ def cut_after_charging(patch: pytest.MonkeyPatch, round: int) -> None:
     patch.setattr(Account, "charge", cut)
 
 
-@pytest.mark.parametrize("place", ["before the record", "before the charge", "after the charge", "after the release", "while saving"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "before the record",
+        "before the charge",
+        "after the charge",
+        "after the release",
+        "while saving",
+    ],
+)
 @pytest.mark.parametrize(
     ("kind", "occurrence"),
     [
         *((kind, 4) for kind in KINDS if kind != "dp-ftrl"),
         ("everything", 1),
         pytest.param("dp-fedavg", 1, marks=pytest.mark.slow),
-        *(pytest.param("dp-ftrl", one, marks=pytest.mark.slow) for one in (1, 4)),  # of which "everything" has all
-        pytest.param("queue", 1, marks=pytest.mark.slow),  # fleets/test_queue_crashes.py has the first round too
+        *(
+            pytest.param("dp-ftrl", one, marks=pytest.mark.slow) for one in (1, 4)
+        ),  # of which "everything" has all
+        pytest.param(
+            "queue", 1, marks=pytest.mark.slow
+        ),  # fleets/test_queue_crashes.py has the first round too
     ],
     indirect=["kind"],
 )
@@ -127,17 +140,25 @@ def test_a_seeded_run_interrupted_anywhere_ends_with_the_same_parameters(
             patch.setattr(Curator, "private_mean", lambda *a: (mean(*a), cut_here())[0])
         if place == "while saving":
             for module in ("taciturn.runs.loop", "taciturn.release.model_file"):
-                patch.setattr(f"{module}.write_atomically", lambda *a, **k: (write(*a, **k), cut_here())[0])
+                patch.setattr(
+                    f"{module}.write_atomically", lambda *a, **k: (write(*a, **k), cut_here())[0]
+                )
         with pytest.raises(Cut):
             train_run(recipe, tmp_path / "cut", quietly)
     started = (tmp_path / "cut" / "recipe.toml").exists()
-    finished = resume_run(tmp_path / "cut", quietly) if started else train_run(recipe, tmp_path / "cut", quietly)
+    finished = (
+        resume_run(tmp_path / "cut", quietly)
+        if started
+        else train_run(recipe, tmp_path / "cut", quietly)
+    )
     assert same(params_of(tmp_path / "cut"), uninterrupted)
     # Nothing was lost, so nothing was paid twice: what had been charged was released again byte for byte.
     assert finished.guarantee.releases == recipe.run.rounds
 
 
-def test_a_total_that_would_come_out_differently_is_not_released_a_second_time(population, recipe, tmp_path, uninterrupted, monkeypatch):
+def test_a_total_that_would_come_out_differently_is_not_released_a_second_time(
+    population, recipe, tmp_path, uninterrupted, monkeypatch
+):
     """A sum that differs in one bit (another machine, another library) must not meet the old noise: what was charged is given out from its
     record, and only the rounds after it are summed."""
     with monkeypatch.context() as patch:
@@ -150,15 +171,21 @@ def test_a_total_that_would_come_out_differently_is_not_released_a_second_time(p
 
         def otherwise(self, params, state, cohort, round, attempt):
             summed.append(round)
-            return jax.tree.map(lambda leaf: leaf + 1, total(self, params, state, cohort, round, attempt))
+            return jax.tree.map(
+                lambda leaf: leaf + 1, total(self, params, state, cohort, round, attempt)
+            )
 
         patch.setattr(Curator, "_total", otherwise)
         finished = resume_run(tmp_path / "cut", quietly)
     assert finished.guarantee.releases == recipe.run.rounds
     rows = Ledger(population.folder / "ledger.jsonl").run_rows("cut")
-    assert [row["round"] for row in rows if row["kind"] == "charge"] == list(range(recipe.run.rounds))
+    assert [row["round"] for row in rows if row["kind"] == "charge"] == list(
+        range(recipe.run.rounds)
+    )
     assert set(summed) == {5}
-    assert not same(params_of(tmp_path / "cut"), uninterrupted)  # the twin: a sum that is otherwise would have shown
+    assert not same(
+        params_of(tmp_path / "cut"), uninterrupted
+    )  # the twin: a sum that is otherwise would have shown
 
 
 def test_a_run_whose_record_is_gone_does_not_go_on(population, recipe, tmp_path, monkeypatch):
@@ -200,7 +227,9 @@ def test_secrets_are_readable_by_their_owner_alone(population, recipe, tmp_path,
     private = tmp_path / "cut" / "private"
     assert private.stat().st_mode & 0o777 == 0o700
     assert all(path.stat().st_mode & 0o777 == 0o700 for path in private.rglob("*") if path.is_dir())
-    modes = {path.name: path.stat().st_mode & 0o777 for path in private.rglob("*") if path.is_file()}
+    modes = {
+        path.name: path.stat().st_mode & 0o777 for path in private.rglob("*") if path.is_file()
+    }
     devices = {
         "participation.log",
         "devices.npz",

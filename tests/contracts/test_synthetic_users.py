@@ -32,7 +32,9 @@ class Counting:
     def sum_reports(self, program, message, cohort, key):
         self.asked.append((cohort.tolist(), np.asarray(jax.random.key_data(key)).tolist()))
         zero = Report({"w": jnp.zeros(self.count)}, jnp.int32(0))
-        return trees.add(zero, Report({"w": zero.update["w"].at[cohort].add(1.0)}, jnp.int32(len(cohort))))
+        return trees.add(
+            zero, Report({"w": zero.update["w"].at[cohort].add(1.0)}, jnp.int32(len(cohort)))
+        )
 
 
 class Padded(Counting):
@@ -86,14 +88,20 @@ def test_with_nobody_beside_it_a_sum_is_what_it_was():
 def test_more_reports_than_a_total_holds_are_never_added():
     both, real, synthetic = fleet(1.0, most=22)
     both.sum_reports(None, MESSAGE, np.array([1, 2]), jax.random.key(0))
-    with pytest.raises(WrongNumberOfUsers, match="a cohort and 20 synthetic users are more than the 22 reports"):  # its size is a secret
+    with pytest.raises(
+        WrongNumberOfUsers, match="a cohort and 20 synthetic users are more than the 22 reports"
+    ):  # its size is a secret
         both.sum_reports(None, MESSAGE, np.array([1, 2, 3]), jax.random.key(0))
-    assert len(real.asked) == len(synthetic.asked) == 1  # nothing was computed, and nothing can be released
+    assert (
+        len(real.asked) == len(synthetic.asked) == 1
+    )  # nothing was computed, and nothing can be released
 
 
 def test_a_sum_of_more_would_run_over_and_one_user_move_it_by_far_more_than_the_clip_norm():
     """The twin: with as many reports as a total holds, whole numbers add up; with half as many again they come out negative."""
-    largest = pack(jnp.float32(1.0), {"w": jnp.array([0.9999999])})["w"].low  # the low limb of a report near the clip norm
+    largest = pack(jnp.float32(1.0), {"w": jnp.array([0.9999999])})[
+        "w"
+    ].low  # the low limb of a report near the clip norm
     for reports, runs_over in ((MOST_REPORTS, False), (MOST_REPORTS * 3 // 2, True)):
         total = jnp.sum(jnp.broadcast_to(largest, (reports,)))
         assert bool(total < 0) == runs_over
@@ -130,7 +138,9 @@ def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_ho
     inner = WithSyntheticUsers(Nobody(), Nobody(), by_coins(canaries, 1.0), most - audited)
     outer = WithSyntheticUsers(inner, Nobody(), lambda coins: np.arange(audited), most)
     if fits:
-        assert int(outer.sum_reports(None, None, np.arange(people), jax.random.key(0)).weight) == most
+        assert (
+            int(outer.sum_reports(None, None, np.arange(people), jax.random.key(0)).weight) == most
+        )
     else:
         with pytest.raises(WrongNumberOfUsers, match="more than the 50 reports that a total holds"):
             outer.sum_reports(None, None, np.arange(people), jax.random.key(0))
@@ -139,14 +149,18 @@ def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_ho
 def test_canaries_and_audit_users_of_one_round_have_keys_of_their_own():
     canaries, audited = Nobody(), Nobody()
     inner = WithSyntheticUsers(Nobody(), canaries, by_coins(3, 1.0), 100)
-    WithSyntheticUsers(inner, audited, lambda coins: np.arange(3), 100, key_slot=2).sum_reports(None, None, np.arange(2), jax.random.key(0))
+    WithSyntheticUsers(inner, audited, lambda coins: np.arange(3), 100, key_slot=2).sum_reports(
+        None, None, np.arange(2), jax.random.key(0)
+    )
     assert canaries.keys != audited.keys
 
 
 def test_room_for_canaries_and_audit_users_is_in_the_modulus(population):
     crowd = {"text": "somewhere", "users": [4], "copies": [1], "per_cell": 5}
     plain, both = (
-        build.algorithm(tiny_recipe(population, privacy={"encoding": "modular"}, **more), WORDS).mechanism
+        build.algorithm(
+            tiny_recipe(population, privacy={"encoding": "modular"}, **more), WORDS
+        ).mechanism
         for more in ({}, {"canaries": crowd, "audit": {"users": 32}})
     )
     assert both.most_reports == plain.most_reports + 20 + 32

@@ -44,12 +44,16 @@ def write(path, rows, columns=("user_id", "text", "ts")):
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [row[: len(columns)] for row in rows]
     if path.suffix == ".parquet":
-        parquet.write_table(pa.table(dict(zip(columns, zip(*rows, strict=True), strict=True))), path)
+        parquet.write_table(
+            pa.table(dict(zip(columns, zip(*rows, strict=True), strict=True))), path
+        )
     elif path.suffix == ".csv":
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([columns, *rows])
     else:
-        path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+        path.write_text(
+            "".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+        )
     return path
 
 
@@ -60,7 +64,10 @@ def build(folder, *paths, rules=RULES, opt_outs=(), **options):
 def contents(population):
     """All text of a population, byte for byte, whatever the shards."""
     text = population.folder / population.manifest["text"]
-    return [b"".join(path.read_bytes() for path in sorted(text.glob(f"{split}-*.tokens"))) for split in ("train", "held_out")]
+    return [
+        b"".join(path.read_bytes() for path in sorted(text.glob(f"{split}-*.tokens")))
+        for split in ("train", "held_out")
+    ]
 
 
 @pytest.mark.parametrize("columns", [("user_id", "text", "ts"), ("user_id", "text")])
@@ -68,11 +75,16 @@ def test_the_same_text_gives_the_same_bytes_whatever_the_files(tmp_path, columns
     rows = messages()
     one = build(tmp_path / "p1", write(tmp_path / "a.parquet", rows, columns))
     shuffled = random.Random(1).sample(rows, len(rows))
-    shards = [write(tmp_path / f"shards/{index}.csv", shuffled[index::7], columns) for index in range(7)]
+    shards = [
+        write(tmp_path / f"shards/{index}.csv", shuffled[index::7], columns) for index in range(7)
+    ]
     two = build(tmp_path / "p2", *shards)
     three = build(tmp_path / "p3", *reversed(shards))
     four = build(tmp_path / "p4", tmp_path / "shards")
-    mixed = [write(tmp_path / "half.jsonl", rows[::2], columns), write(tmp_path / "half.parquet", rows[1::2], columns)]
+    mixed = [
+        write(tmp_path / "half.jsonl", rows[::2], columns),
+        write(tmp_path / "half.parquet", rows[1::2], columns),
+    ]
     five = build(tmp_path / "p5", *mixed)
     assert len(one) > 20
     assert contents(one) == contents(two) == contents(three) == contents(four) == contents(five)
@@ -95,8 +107,16 @@ def test_other_text_gives_other_bytes(tmp_path):
 
 
 def test_messages_are_taken_in_the_order_of_their_times(tmp_path):
-    rows = [("a", "the", "30"), ("a", "of", "4"), ("a", "and", "200"), ("b", "you", "2020-01-02"), ("b", "me", "2019-12-31")]
-    population = build(tmp_path / "p", write(tmp_path / "a.csv", rows), rules=Rules(WORDS, 1, held_out_share=0.0))
+    rows = [
+        ("a", "the", "30"),
+        ("a", "of", "4"),
+        ("a", "and", "200"),
+        ("b", "you", "2020-01-02"),
+        ("b", "me", "2019-12-31"),
+    ]
+    population = build(
+        tmp_path / "p", write(tmp_path / "a.csv", rows), rules=Rules(WORDS, 1, held_out_share=0.0)
+    )
     texts = {tuple(WORDS.words[word] for word in text if word != END) for text in population.texts}
     assert texts == {("of", "the", "and"), ("me", "you")}
     assert all(text[1] == END for text in population.texts)
@@ -105,7 +125,11 @@ def test_messages_are_taken_in_the_order_of_their_times(tmp_path):
 def test_users_are_cut_and_left_out_by_their_own_length_alone(tmp_path):
     long, short = "the of and to " * 20, "the of"
     rows = [("long", long, "1"), ("short", short, "1")]
-    population = build(tmp_path / "p", write(tmp_path / "a.csv", rows), rules=Rules(WORDS, 10, 33, held_out_share=0.0))
+    population = build(
+        tmp_path / "p",
+        write(tmp_path / "a.csv", rows),
+        rules=Rules(WORDS, 10, 33, held_out_share=0.0),
+    )
     assert population.lengths.tolist() == [33]
     counts = population.manifest[COUNTS]
     assert counts["left_out"] == {"users with fewer than 10 tokens": 1}
@@ -114,7 +138,9 @@ def test_users_are_cut_and_left_out_by_their_own_length_alone(tmp_path):
 
 def test_repeats_are_left_out_within_a_user_and_never_across(tmp_path):
     rows = [("a", "the of and", "1"), ("a", "the of and", "2"), ("b", "the of and", "3")]
-    population = build(tmp_path / "p", write(tmp_path / "a.csv", rows), rules=Rules(WORDS, 1, held_out_share=0.0))
+    population = build(
+        tmp_path / "p", write(tmp_path / "a.csv", rows), rules=Rules(WORDS, 1, held_out_share=0.0)
+    )
     assert population.lengths.tolist() == [4, 4]
     assert population.manifest[COUNTS]["left_out"] == {"texts that repeat one of the same user": 1}
 
@@ -135,7 +161,9 @@ def test_no_user_changes_what_another_contributes(tmp_path):
     before = by_user(everyone, {row[0] for row in rows})
     after = by_user(without, {row[0] for row in others})
     assert "user7" in before
-    assert {name: before[name] for name in before if name != "user7"} == {name: after[name] for name in after if name != "loud"}
+    assert {name: before[name] for name in before if name != "user7"} == {
+        name: after[name] for name in after if name != "loud"
+    }
 
 
 def test_users_spelled_in_several_ways_are_one_person_and_are_counted(tmp_path):
@@ -147,22 +175,32 @@ def test_users_spelled_in_several_ways_are_one_person_and_are_counted(tmp_path):
         ("ren\u00e9", "an", "2"),
         ("ann", "it", "1"),
     ]
-    population = build(tmp_path / "p", write(tmp_path / "a.jsonl", rows), rules=Rules(WORDS, 1, held_out_share=0.0))
+    population = build(
+        tmp_path / "p", write(tmp_path / "a.jsonl", rows), rules=Rules(WORDS, 1, held_out_share=0.0)
+    )
     assert sorted(population.lengths.tolist()) == [2, 4, 9]
-    assert population.manifest[COUNTS]["changed"] == {"users spelled in several ways, taken as one": 2}
+    assert population.manifest[COUNTS]["changed"] == {
+        "users spelled in several ways, taken as one": 2
+    }
 
 
 def test_users_who_opted_out_stay_out_of_this_build_and_every_later_one(tmp_path):
     path = write(tmp_path / "a.csv", messages(20))
     population = build(tmp_path / "p", path, opt_outs=["USER3", " user4"])
-    gone = {hashed_id((tmp_path / "p/private/salt").read_bytes(), user) for user in ("user3", "user4")}
-    listed = set((population.folder / population.manifest["text"] / "users.txt").read_text().split())
+    gone = {
+        hashed_id((tmp_path / "p/private/salt").read_bytes(), user) for user in ("user3", "user4")
+    }
+    listed = set(
+        (population.folder / population.manifest["text"] / "users.txt").read_text().split()
+    )
     assert not gone & listed
     assert population.manifest[COUNTS]["left_out"]["users who opted out"] == 2
     assert population.manifest["about"]["opt_outs"] == 2
     again = build(tmp_path / "p", path, opt_outs=["user5"])
     assert again.manifest[COUNTS]["left_out"]["users who opted out"] == 3
-    assert "user3" not in (tmp_path / "p" / "private" / "opted-out.txt").read_text()  # hashed there too
+    assert (
+        "user3" not in (tmp_path / "p" / "private" / "opted-out.txt").read_text()
+    )  # hashed there too
 
 
 def test_the_split_depends_on_the_user_alone_and_holds_out_the_share_asked_for(tmp_path):
@@ -171,7 +209,11 @@ def test_the_split_depends_on_the_user_alone_and_holds_out_the_share_asked_for(t
     held_out = len(HeldOutUsers(tmp_path / "p"))
     assert held_out + len(population) == 2000
     assert 400 < held_out < 600
-    fewer = build(tmp_path / "q", write(tmp_path / "b.parquet", messages(1000, 1)), rules=Rules(WORDS, 1, held_out_share=0.25))
+    fewer = build(
+        tmp_path / "q",
+        write(tmp_path / "b.parquet", messages(1000, 1)),
+        rules=Rules(WORDS, 1, held_out_share=0.25),
+    )
     # Those 1,000 are users of the first population too, and on the same side of the split.
     assert len(fewer) + len(HeldOutUsers(tmp_path / "q")) == 1000
     assert 200 < len(HeldOutUsers(tmp_path / "q")) < 300
@@ -179,18 +221,26 @@ def test_the_split_depends_on_the_user_alone_and_holds_out_the_share_asked_for(t
 
 def test_unknown_words_are_counted(tmp_path):
     rows = [("a", "the xylophonist of zymurgy", "1")]
-    population = build(tmp_path / "p", write(tmp_path / "a.csv", rows), rules=Rules(WORDS, 1, held_out_share=0.0))
+    population = build(
+        tmp_path / "p", write(tmp_path / "a.csv", rows), rules=Rules(WORDS, 1, held_out_share=0.0)
+    )
     assert population.texts[0].tolist()[1] == UNKNOWN
     assert population.manifest[COUNTS]["unknown"]["train"] == 2
 
 
 def test_scrubbing_is_counted_and_leaves_unknown_words_behind(tmp_path):
-    rows = [("a", "the mail is ann.b@example.org or www.example.org/x call +1 555 010 9999 the", "1")]
+    rows = [
+        ("a", "the mail is ann.b@example.org or www.example.org/x call +1 555 010 9999 the", "1")
+    ]
     rules = Rules(WORDS, 1, held_out_share=0.0, scrub=True)
     population = build(tmp_path / "p", write(tmp_path / "a.csv", rows), rules=rules)
     words = [WORDS.words[word] for word in population.texts[0]]
     assert "org" not in words
-    assert population.manifest[COUNTS]["scrubbed"] == {"e-mail addresses": 1, "phone numbers": 1, "web addresses": 1}
+    assert population.manifest[COUNTS]["scrubbed"] == {
+        "e-mail addresses": 1,
+        "phone numbers": 1,
+        "web addresses": 1,
+    }
     assert population.manifest["about"]["scrubbed"] is True
 
 
@@ -210,7 +260,11 @@ def test_a_source_that_breaks_half_way_leaves_the_old_population(tmp_path):
 
 def test_text_without_anyone_to_train_on_is_refused(tmp_path):
     with pytest.raises(DataError, match="no user is left"):
-        build(tmp_path / "p", write(tmp_path / "a.csv", messages(5)), rules=Rules(WORDS, 10**6, 10**6, 0.0))
+        build(
+            tmp_path / "p",
+            write(tmp_path / "a.csv", messages(5)),
+            rules=Rules(WORDS, 10**6, 10**6, 0.0),
+        )
     (tmp_path / "header.csv").write_text("user_id,text\n")
     with pytest.raises(DataError, match="no user is left"):
         build(tmp_path / "p", tmp_path / "header.csv")
@@ -234,7 +288,12 @@ def test_a_full_disk_is_reported_and_changes_nothing(tmp_path):
     """The limit on the size of a file fails a write half-way, as a full disk does."""
     assert resource.RLIMIT_FSIZE
     path = write(tmp_path / "a.parquet", messages(300, 10))
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path), str(tmp_path / "p")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(path), str(tmp_path / "p")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert "is full" in done.stdout, done.stderr
     assert "Nothing was changed" in done.stdout
     assert not (tmp_path / "p").exists()
@@ -251,14 +310,20 @@ def test_files_that_grow_too_large_are_dealt_again_and_give_the_same_bytes(tmp_p
 
 
 @pytest.mark.parametrize("file_bytes", [5_000, 10**9])
-def test_a_user_with_endless_text_is_left_out_entirely_whoever_else_is_there(tmp_path, monkeypatch, file_bytes):
+def test_a_user_with_endless_text_is_left_out_entirely_whoever_else_is_there(
+    tmp_path, monkeypatch, file_bytes
+):
     """Found by a second reader: how much of such a user was kept depended on the others."""
     monkeypatch.setattr(grouping, "FILE_BYTES", file_bytes)
     monkeypatch.setattr(grouping, "MOST_OF_ONE_USER", 8_000)
     endless = [("bot", f"the of and {number}", f"{number}") for number in range(1_200)]
     rules = Rules(WORDS, 1, 300, held_out_share=0.0)
-    alone = build(tmp_path / "alone", write(tmp_path / "a.parquet", endless + messages(5)), rules=rules)
-    among = build(tmp_path / "among", write(tmp_path / "b.parquet", endless + messages(100)), rules=rules)
+    alone = build(
+        tmp_path / "alone", write(tmp_path / "a.parquet", endless + messages(5)), rules=rules
+    )
+    among = build(
+        tmp_path / "among", write(tmp_path / "b.parquet", endless + messages(100)), rules=rules
+    )
     for population, users in ((alone, 5), (among, 100)):
         assert len(population) == users
         assert population.manifest[COUNTS]["left_out"][grouping.too_much()] == 1
@@ -266,7 +331,10 @@ def test_a_user_with_endless_text_is_left_out_entirely_whoever_else_is_there(tmp
 
 def test_long_texts_and_many_of_them_stay_in_memory_that_does_not_grow(tmp_path):
     """Found by a second reader: a database's sort of whole texts ran out of memory on a gigabyte of long ones."""
-    rows = [(f"user{number % 40}", "the of and to " * 10_000 + str(number), str(number)) for number in range(800)]
+    rows = [
+        (f"user{number % 40}", "the of and to " * 10_000 + str(number), str(number))
+        for number in range(800)
+    ]
     path = write(tmp_path / "a.parquet", rows)  # 115 MB of text
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     population = build(tmp_path / "p", path, rules=Rules(WORDS, 1, held_out_share=0.0))
@@ -301,7 +369,17 @@ def test_columns_are_named_in_the_record(tmp_path):
 @pytest.mark.parametrize(
     "spellings",
     [
-        ["ann", "ANN", " ann\t", "ann\xa0", "\u3000ann", "ann\u2028", "a\u200bnn", "ａｎｎ", "\x00ann"],
+        [
+            "ann",
+            "ANN",
+            " ann\t",
+            "ann\xa0",
+            "\u3000ann",
+            "ann\u2028",
+            "a\u200bnn",
+            "ａｎｎ",
+            "\x00ann",
+        ],
         ["ann lee", "Ann  Lee", "ann\xa0lee", "ann \t lee"],
         ["rene\u0301", "ren\u00e9", "RENÉ"],
         ["H\u0331x", "\u1e96x"],
@@ -317,18 +395,36 @@ def test_a_user_is_one_user_however_spelled(spellings):
 
 
 def test_different_users_stay_different():
-    assert len({user_id(name) for name in ("ann", "anna", "an n", "7", "07", "7.5", "john.smith", "john.doe")}) == 8
+    assert (
+        len(
+            {
+                user_id(name)
+                for name in ("ann", "anna", "an n", "7", "07", "7.5", "john.smith", "john.doe")
+            }
+        )
+        == 8
+    )
 
 
 def test_opting_out_cannot_be_undone_by_spelling(tmp_path):
     rows = [("ann\xa0", "the of", "1"), ("ANN", "and to", "2"), ("bob", "in is", "1")]
-    population = build(tmp_path / "p", write(tmp_path / "a.jsonl", rows), rules=Rules(WORDS, 1, held_out_share=0.0), opt_outs=["ann"])
+    population = build(
+        tmp_path / "p",
+        write(tmp_path / "a.jsonl", rows),
+        rules=Rules(WORDS, 1, held_out_share=0.0),
+        opt_outs=["ann"],
+    )
     assert len(population) == 1
     folder = tmp_path / "texts"
     folder.mkdir()
     for name in ("john.smith", "john.doe", "ann@example.org", "bob"):
         (folder / f"{name}.txt").write_text("the of and to\n")
-    left = build(tmp_path / "q", folder, rules=Rules(WORDS, 1, held_out_share=0.0), opt_outs=["John.Smith", "ann@example.org"])
+    left = build(
+        tmp_path / "q",
+        folder,
+        rules=Rules(WORDS, 1, held_out_share=0.0),
+        opt_outs=["John.Smith", "ann@example.org"],
+    )
     assert len(left) == 2
 
 
@@ -336,15 +432,23 @@ def test_synthetic_users_are_repeatable_streamed_and_can_be_learned_from(tmp_pat
     words = [f"word{index}" for index in range(200)]
 
     def rows(users, **options):
-        return [tuple(row.values()) for batch in synthetic_messages(words, users, 60, 20, **options) for row in batch.to_pylist()]
+        return [
+            tuple(row.values())
+            for batch in synthetic_messages(words, users, 60, 20, **options)
+            for row in batch.to_pylist()
+        ]
 
     assert rows(1500) == rows(1500)
     assert rows(1500)[:3000] == rows(1200)[:3000]
     assert rows(3) != rows(3, seed=1)
     assert len(rows(3)) == 9
-    counts = np.unique([word for _, text in rows(1000) for word in text.split()], return_counts=True)[1]
+    counts = np.unique(
+        [word for _, text in rows(1000) for word in text.split()], return_counts=True
+    )[1]
     assert counts.max() > 20 * np.median(counts)  # Zipf's law
-    for _ in write_shards(synthetic_messages(words, 3000, 60), tmp_path / "shards", blocks_per_shard=2):
+    for _ in write_shards(
+        synthetic_messages(words, 3000, 60), tmp_path / "shards", blocks_per_shard=2
+    ):
         pass
     assert len(list((tmp_path / "shards").glob("*.parquet"))) == 2
     population = build(tmp_path / "p", tmp_path / "shards")

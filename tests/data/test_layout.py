@@ -27,10 +27,14 @@ def test_sentences_hold_each_sentence_from_its_beginning(tokens, length):
         if not sentences or (before in (3, 4) and token not in (3, 4)):
             sentences.append([])
         sentences[-1].append(token)
-    assert [row[row != 0].tolist() for row in pieces] == [[BEGIN, *one[:length]] for one in sentences]
+    assert [row[row != 0].tolist() for row in pieces] == [
+        [BEGIN, *one[:length]] for one in sentences
+    ]
 
 
-@given(TOKENS, st.integers(1, 4), st.integers(1, 5), st.sampled_from([Unrolls(4), Sentences(4, (3,))]))
+@given(
+    TOKENS, st.integers(1, 4), st.integers(1, 5), st.sampled_from([Unrolls(4), Sentences(4, (3,))])
+)
 def test_batches_hold_the_first_pieces_each_once(tokens, batch_size, steps, cut):
     layout = Layout(cut, batch_size, steps)
     batches = layout.user_data(tokens).batches
@@ -40,7 +44,10 @@ def test_batches_hold_the_first_pieces_each_once(tokens, batch_size, steps, cut)
     pieces = cut.pieces(tokens)[: steps * batch_size]
     assert sorted(rows) == sorted(map(tuple, pieces))
     used = -(-len(pieces) // batch_size)
-    assert all(np.array_equal(batches[place % used, place // used], piece) for place, piece in enumerate(pieces))
+    assert all(
+        np.array_equal(batches[place % used, place // used], piece)
+        for place, piece in enumerate(pieces)
+    )
 
 
 @pytest.mark.parametrize("cut", [Unrolls(5), Sentences(5, (3,))])

@@ -31,9 +31,13 @@ from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import LedgerError
 
 
-def test_a_population_comes_back_as_written_with_users_in_an_order_that_says_nothing(tmp_path, vocabulary):
+def test_a_population_comes_back_as_written_with_users_in_an_order_that_says_nothing(
+    tmp_path, vocabulary
+):
     users = made_up_users(20)
-    population = write_population(tmp_path / "p", users, made_up_users(3, seed=1), vocabulary, {"source": "made up"})
+    population = write_population(
+        tmp_path / "p", users, made_up_users(3, seed=1), vocabulary, {"source": "made up"}
+    )
     stored = [text.tolist() for text in Population(tmp_path / "p").texts]
     assert sorted(stored) == sorted(users.values())
     assert stored == [users[user] for user in sorted(users, key=position)] != list(users.values())
@@ -74,21 +78,40 @@ def test_a_folder_that_is_not_a_population_is_refused(tmp_path, vocabulary):
     assert not (tmp_path / "p").exists()
 
 
-def test_the_same_users_have_the_same_bytes_and_name_whatever_the_size_of_a_shard(tmp_path, vocabulary):
+def test_the_same_users_have_the_same_bytes_and_name_whatever_the_size_of_a_shard(
+    tmp_path, vocabulary
+):
     users, held_out = made_up_users(60), made_up_users(9, seed=1)
     names = set()
     for shard_tokens in (1, 100, 10**6):
-        population = write_population(tmp_path / "p", users, held_out, vocabulary, {}, shard_tokens=shard_tokens)
+        population = write_population(
+            tmp_path / "p", users, held_out, vocabulary, {}, shard_tokens=shard_tokens
+        )
         text = population.folder / population.manifest["text"]
-        names.add((population.id, b"".join(path.read_bytes() for path in sorted(text.glob("train-*.tokens")))))
+        names.add(
+            (
+                population.id,
+                b"".join(path.read_bytes() for path in sorted(text.glob("train-*.tokens"))),
+            )
+        )
     assert len(names) == 1
-    assert write_population(tmp_path / "p", users | {"one": [5]}, held_out, vocabulary, {}).id != population.id
-    assert write_population(tmp_path / "p", users, held_out | {"one": [5]}, vocabulary, {}).id != population.id
+    assert (
+        write_population(tmp_path / "p", users | {"one": [5]}, held_out, vocabulary, {}).id
+        != population.id
+    )
+    assert (
+        write_population(tmp_path / "p", users, held_out | {"one": [5]}, vocabulary, {}).id
+        != population.id
+    )
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 100, 10**6])
-def test_lengths_are_those_of_the_texts_whatever_shards_they_are_in(tmp_path, vocabulary, shard_tokens):
-    texts = write_population(tmp_path / "p", made_up_users(60), {}, vocabulary, {}, shard_tokens=shard_tokens).texts
+def test_lengths_are_those_of_the_texts_whatever_shards_they_are_in(
+    tmp_path, vocabulary, shard_tokens
+):
+    texts = write_population(
+        tmp_path / "p", made_up_users(60), {}, vocabulary, {}, shard_tokens=shard_tokens
+    ).texts
     for positions in (np.arange(60), np.arange(60)[::-7], np.zeros(0, int)):
         assert texts.lengths(positions).tolist() == [len(texts[position]) for position in positions]
     assert len(set(texts.lengths(np.arange(60)))) > 1
@@ -109,8 +132,12 @@ print(sum(int(texts[int(position)].sum()) for position in sys.argv[2:]))
 
 def test_several_processes_read_their_own_shards_alone(tmp_path, vocabulary):
     """Each has only the files of its shards, as hosts that share no disk would."""
-    population = write_population(tmp_path / "p", made_up_users(60), {}, vocabulary, {}, shard_tokens=200)
-    ends = list(accumulate((len(shard.offsets) - 1 for shard in population.texts.shards), initial=0))
+    population = write_population(
+        tmp_path / "p", made_up_users(60), {}, vocabulary, {}, shard_tokens=200
+    )
+    ends = list(
+        accumulate((len(shard.offsets) - 1 for shard in population.texts.shards), initial=0)
+    )
     shards = [range(start, end) for start, end in pairwise(ends)]
     assert len(shards) > 4
     total = sum(int(text.sum()) for text in population.texts)
@@ -122,10 +149,20 @@ def test_several_processes_read_their_own_shards_alone(tmp_path, vocabulary):
         text.mkdir(parents=True)
         (host / "manifest.json").write_text((population.folder / "manifest.json").read_text())
         original = population.folder / population.manifest["text"]
-        wanted = [f"train-{shards.index(shard):05}.{kind}" for shard in mine for kind in ("tokens", "offsets")]
+        wanted = [
+            f"train-{shards.index(shard):05}.{kind}"
+            for shard in mine
+            for kind in ("tokens", "offsets")
+        ]
         for name in ("vocabulary.txt", *wanted):
             (text / name).write_bytes((original / name).read_bytes())
-        command = [sys.executable, "-c", SUM_OF_PART, host, *(str(position) for shard in mine for position in shard)]
+        command = [
+            sys.executable,
+            "-c",
+            SUM_OF_PART,
+            host,
+            *(str(position) for shard in mine for position in shard),
+        ]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
     assert sum(int(process.communicate(timeout=60)[0]) for process in processes) == total
     with pytest.raises(DataError, match="not on this machine"):
@@ -158,7 +195,10 @@ def test_a_build_that_fails_leaves_the_population_as_it_was(tmp_path, vocabulary
 
 def test_two_builds_in_one_folder_do_not_mix(tmp_path, vocabulary):
     with writing_population(tmp_path / "p", vocabulary) as writer:
-        with pytest.raises(DataError, match="another build"), writing_population(tmp_path / "p", vocabulary):
+        with (
+            pytest.raises(DataError, match="another build"),
+            writing_population(tmp_path / "p", vocabulary),
+        ):
             pass
         writer.add("train", "x", [4, 5])
         writer.finish({}, {})
@@ -180,7 +220,9 @@ with writing_population(Path(sys.argv[1]), public_vocabulary(100)) as writer:
 
 def test_a_killed_build_is_not_accepted_and_the_next_one_cleans_up(tmp_path, vocabulary):
     def killed(folder):
-        process = subprocess.Popen([sys.executable, "-c", SLOW_BUILD, str(folder)], stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", SLOW_BUILD, str(folder)], stdout=subprocess.PIPE
+        )
         assert process.stdout.readline() == b"writing\n"
         process.send_signal(signal.SIGKILL)
         process.wait(10)
@@ -222,7 +264,9 @@ def test_a_lost_salt_or_list_does_not_bring_back_those_who_opted_out(tmp_path, v
 
 def test_a_damaged_manifest_does_not_forget_which_ledger_there_was(tmp_path, vocabulary):
     """Found by a second reader: manifest and ledger lost together made a fresh start."""
-    population = write_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
+    population = write_population(
+        tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {}
+    )
     open_ledger(population)
     for damage in ("{", "[]", "null", "{}", None):
         if damage is None:
@@ -232,7 +276,9 @@ def test_a_damaged_manifest_does_not_forget_which_ledger_there_was(tmp_path, voc
             with pytest.raises(DataError, match="its ledger stays"):
                 Population(tmp_path / "p")
         (tmp_path / "p" / "ledger.jsonl").rename(tmp_path / "ledger.jsonl")
-        again = write_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
+        again = write_population(
+            tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {}
+        )
         with pytest.raises(LedgerError, match="is gone"):
             open_ledger(again)
         (tmp_path / "ledger.jsonl").rename(tmp_path / "p" / "ledger.jsonl")
@@ -269,7 +315,9 @@ def test_only_what_a_build_made_is_ever_removed(tmp_path, vocabulary):
 def test_files_of_users_are_for_the_owners_eyes(tmp_path, vocabulary):
     umask = os.umask(0)
     try:
-        population = write_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
+        population = write_population(
+            tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {}
+        )
         assert os.umask(0) == 0  # as it was
     finally:
         os.umask(umask)
@@ -315,7 +363,9 @@ def test_public_text_survives_being_saved(tmp_path, vocabulary):
     corpus.save(tmp_path / "public")
     loaded = PublicCorpus.load(tmp_path / "public")
     assert loaded.source == "a book"
-    assert [document.tolist() for document in loaded.documents] == [document.tolist() for document in corpus.documents]
+    assert [document.tolist() for document in loaded.documents] == [
+        document.tolist() for document in corpus.documents
+    ]
     assert all(document[-1] == END for document in loaded.documents)
     assert loaded.vocabulary == vocabulary
 

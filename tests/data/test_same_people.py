@@ -49,18 +49,43 @@ def months(tmp_path):
             rows.writerow(["user", "text"])
             rows.writerows([f"user {number}", f"{TEXT} in {name}"] for number in range(users))
     (tmp_path / "left.txt").write_text("user 7\n")
-    run_cli("data", "build", tmp_path / "may.csv", "--out", tmp_path / "may", "--least-tokens", 5, "--exclude", tmp_path / "left.txt")
+    run_cli(
+        "data",
+        "build",
+        tmp_path / "may.csv",
+        "--out",
+        tmp_path / "may",
+        "--least-tokens",
+        5,
+        "--exclude",
+        tmp_path / "left.txt",
+    )
     return tmp_path
 
 
 def build_june(months, *more):
-    run_cli("data", "build", months / "june.csv", "--out", months / "june", "--least-tokens", 5, "--same-people-as", months / "may", *more)
+    run_cli(
+        "data",
+        "build",
+        months / "june.csv",
+        "--out",
+        months / "june",
+        "--least-tokens",
+        5,
+        "--same-people-as",
+        months / "may",
+        *more,
+    )
     return Population(months / "june")
 
 
 def spend(folder, name):
-    terms = RunTerms(name, "r", "p", "add or remove one user", "operating system", "rdp", Budget(1e-6), 5)
-    account = Account(open_ledger(Population(folder)), terms, PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0)))
+    terms = RunTerms(
+        name, "r", "p", "add or remove one user", "operating system", "rdp", Budget(1e-6), 5
+    )
+    account = Account(
+        open_ledger(Population(folder)), terms, PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0))
+    )
     account.open()
     account.charge(len(account.charges), "record")
 
@@ -113,14 +138,33 @@ def test_who_opted_out_or_is_held_out_is_so_in_both(months):
 
 def test_a_folder_of_a_folder_of_the_same_people_names_the_same_ledger(months):
     build_june(months)
-    run_cli("data", "build", months / "june.csv", "--out", months / "july", "--least-tokens", 5, "--same-people-as", months / "june")
+    run_cli(
+        "data",
+        "build",
+        months / "june.csv",
+        "--out",
+        months / "july",
+        "--least-tokens",
+        5,
+        "--same-people-as",
+        months / "june",
+    )
     spend(months / "july", "third")
     assert open_ledger(Population(months / "may")).runs() == ["third"]
 
 
 def test_the_ledger_stays_shared_when_the_text_is_replaced(months):
     build_june(months)
-    run_cli("data", "build", months / "may.csv", "--out", months / "june", "--least-tokens", 5, "--replace")
+    run_cli(
+        "data",
+        "build",
+        months / "may.csv",
+        "--out",
+        months / "june",
+        "--least-tokens",
+        5,
+        "--replace",
+    )
     spend(months / "june", "second")
     assert open_ledger(Population(months / "may")).runs() == ["second"]
 
@@ -154,7 +198,15 @@ def test_two_ledgers_are_never_made_one(months):
     with pytest.raises(LedgerError, match="does not share"):
         adopt_ledger(months / "june", months / "may")
     with pytest.raises(TaciturnError, match="sotu"):
-        run_cli("data", "build", "sotu", "--out", months / "speeches", "--same-people-as", months / "may")
+        run_cli(
+            "data",
+            "build",
+            "sotu",
+            "--out",
+            months / "speeches",
+            "--same-people-as",
+            months / "may",
+        )
 
 
 def test_a_copy_of_a_folder_that_shares_a_ledger_still_charges_it(months):
@@ -172,7 +224,9 @@ def test_a_copy_of_a_folder_that_shares_a_ledger_still_charges_it(months):
 def measured(tmp_path, vocabulary):
     """A run; then a folder in which two of those it trained on are held out, and one in which nobody knows."""
     people, strangers = made_up_users(50), made_up_users(12, seed=6)
-    population = write_population(tmp_path / "people", people, made_up_users(12, seed=1), vocabulary, {})
+    population = write_population(
+        tmp_path / "people", people, made_up_users(12, seed=1), vocabulary, {}
+    )
     train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", quietly)
     protected = strangers | {user: people[user] for user in list(people)[:2]}
     for name, held_out, like in (
@@ -180,18 +234,26 @@ def measured(tmp_path, vocabulary):
         ("protected", protected, population.folder),
         ("unknown", strangers, None),
     ):
-        write_population(tmp_path / name, made_up_users(9, 5), held_out, vocabulary, {}, same_people_as=like)
+        write_population(
+            tmp_path / name, made_up_users(9, 5), held_out, vocabulary, {}, same_people_as=like
+        )
     return tmp_path
 
 
 def test_people_whom_a_model_protects_are_not_measured_with_it(measured):
     tokens = HeldOutUsers(measured / "strangers").texts.tokens
-    assert FinishedRun(measured / "run").evaluate(measured / "strangers").scores.tokens.sum() == tokens
+    assert (
+        FinishedRun(measured / "run").evaluate(measured / "strangers").scores.tokens.sum() == tokens
+    )
     for attempt in (
         lambda: FinishedRun(measured / "run").evaluate(measured / "protected"),
-        lambda: FinishedRun(measured / "run").compare(FinishedRun(measured / "run"), measured / "protected"),
+        lambda: FinishedRun(measured / "run").compare(
+            FinishedRun(measured / "run"), measured / "protected"
+        ),
         lambda: run_cli("evaluate", measured / "run", "--data", measured / "protected"),
-        lambda: run_cli("compare", measured / "run", measured / "run", "--data", measured / "protected"),
+        lambda: run_cli(
+            "compare", measured / "run", measured / "run", "--data", measured / "protected"
+        ),
     ):
         with pytest.raises(DataError, match=r"whom .* trains on"):
             attempt()
@@ -202,11 +264,23 @@ def test_people_of_whom_nobody_knows_if_a_model_protects_them_are_not_measured_w
         FinishedRun(measured / "run").evaluate(measured / "unknown")
 
 
-def test_a_second_run_is_not_compared_on_held_out_users_of_the_first_whom_it_trained_on(measured, vocabulary):
+def test_a_second_run_is_not_compared_on_held_out_users_of_the_first_whom_it_trained_on(
+    measured, vocabulary
+):
     """Nobody named a folder: the first run's held-out users are the second's."""
     held_out = made_up_users(12, seed=1)
-    write_population(measured / "others", held_out, made_up_users(12, 8), vocabulary, {}, same_people_as=measured / "people")
-    others = {"participation": {"users": 12, "cohort": 6}, "privacy": {"accountant": "rdp"}}  # which is quick
+    write_population(
+        measured / "others",
+        held_out,
+        made_up_users(12, 8),
+        vocabulary,
+        {},
+        same_people_as=measured / "people",
+    )
+    others = {
+        "participation": {"users": 12, "cohort": 6},
+        "privacy": {"accountant": "rdp"},
+    }  # which is quick
     second = tiny_recipe(Population(measured / "others"), **others, run={"rounds": 1})
     train_run(second, measured / "second", quietly)
     with pytest.raises(DataError, match=r"whom .* trains on"):
@@ -240,14 +314,25 @@ def test_without_the_check_their_text_would_be_measured(measured, monkeypatch):
 def test_too_few_held_out_users_are_not_measured(measured, vocabulary):
     for count, is_enough in ((LEAST_HELD_OUT, True), (LEAST_HELD_OUT - 1, False)):
         held_out = made_up_users(count, seed=6) | {"user who wrote nothing": []}
-        few = write_population(measured / f"few-{count}", made_up_users(9, 5), held_out, vocabulary, {}, same_people_as=measured / "people")
+        few = write_population(
+            measured / f"few-{count}",
+            made_up_users(9, 5),
+            held_out,
+            vocabulary,
+            {},
+            same_people_as=measured / "people",
+        )
         if is_enough:
             FinishedRun(measured / "run").evaluate(few.folder)
             continue
         with pytest.raises(DataError, match="fewer than 10 held-out"):
             FinishedRun(measured / "run").evaluate(few.folder)
         with pytest.raises(DataError, match="fewer than 10 held-out"):
-            train_run(tiny_recipe(few, participation={"users": 9, "cohort": 3}), measured / "next", quietly)
+            train_run(
+                tiny_recipe(few, participation={"users": 9, "cohort": 3}),
+                measured / "next",
+                quietly,
+            )
 
 
 def test_an_incomplete_list_of_held_out_users_is_noticed(measured):
@@ -258,11 +343,19 @@ def test_an_incomplete_list_of_held_out_users_is_noticed(measured):
         FinishedRun(measured / "run").evaluate(measured / "protected")
 
 
-@pytest.mark.parametrize("spelled", [str, lambda path: path, lambda path: path.read_text().splitlines()])
-def test_a_file_of_people_who_opted_out_is_read_and_not_taken_for_their_names(months, tmp_path, spelled):
+@pytest.mark.parametrize(
+    "spelled", [str, lambda path: path, lambda path: path.read_text().splitlines()]
+)
+def test_a_file_of_people_who_opted_out_is_read_and_not_taken_for_their_names(
+    months, tmp_path, spelled
+):
     (tmp_path / "left.txt").write_text("".join(f"user {number}\n" for number in range(280)))
-    everyone = build_population(tmp_path / "may.csv", tmp_path / "all", vocabulary=500, least_tokens=5)
+    everyone = build_population(
+        tmp_path / "may.csv", tmp_path / "all", vocabulary=500, least_tokens=5
+    )
     without = spelled(tmp_path / "left.txt")
-    rest = build_population(tmp_path / "may.csv", tmp_path / "rest", vocabulary=500, least_tokens=5, exclude=without)
+    rest = build_population(
+        tmp_path / "may.csv", tmp_path / "rest", vocabulary=500, least_tokens=5, exclude=without
+    )
     assert rest.manifest["about"]["opt_outs"] == 280
     assert 0 < len(rest) <= 20 < len(everyone)

@@ -17,7 +17,11 @@ from taciturn.data.columns import LONGEST, Columns
 from taciturn.data.sources import Source
 from taciturn.data.vocabulary import DataError
 
-ROWS = [("bob", "hello there", "2"), ("ann", 'she said "hi", and\nleft', "1"), ("bob", "ünïcödé 😂", "3")]
+ROWS = [
+    ("bob", "hello there", "2"),
+    ("ann", 'she said "hi", and\nleft', "1"),
+    ("bob", "ünïcödé 😂", "3"),
+]
 
 
 def read(*paths, **options):
@@ -40,12 +44,16 @@ def as_csv(rows=ROWS, header="user_id,text,ts", delimiter=","):
 
 
 def as_json_lines(rows=ROWS):
-    return "".join(json.dumps({"user_id": u, "text": t, "ts": s}) + "\n" for u, t, s in rows).encode()
+    return "".join(
+        json.dumps({"user_id": u, "text": t, "ts": s}) + "\n" for u, t, s in rows
+    ).encode()
 
 
 def as_parquet(rows=ROWS):
     out = io.BytesIO()
-    parquet.write_table(pa.table(dict(zip(("user_id", "text", "ts"), zip(*rows, strict=True), strict=True))), out)
+    parquet.write_table(
+        pa.table(dict(zip(("user_id", "text", "ts"), zip(*rows, strict=True), strict=True))), out
+    )
     return out.getvalue()
 
 
@@ -83,10 +91,17 @@ def test_columns_may_have_any_name_and_usual_ones_are_found(tmp_path):
     assert read(tmp_path / "reddit.csv")[0] == ROWS
     (tmp_path / "odd.csv").write_bytes(as_csv(header="wer,was,wann"))
     assert read(tmp_path / "odd.csv", columns=Columns("wer", "was", "wann"))[0] == ROWS
-    assert read(tmp_path / "odd.csv", columns=Columns("wer", "was"))[0] == [(u, t, None) for u, t, _ in ROWS]
-    with pytest.raises(DataError, match=r"odd.csv has no column user_id; its . columns have none of the usual names.*--user-column"):
+    assert read(tmp_path / "odd.csv", columns=Columns("wer", "was"))[0] == [
+        (u, t, None) for u, t, _ in ROWS
+    ]
+    with pytest.raises(
+        DataError,
+        match=r"odd.csv has no column user_id; its . columns have none of the usual names.*--user-column",
+    ):
         read(tmp_path / "odd.csv")
-    with pytest.raises(DataError, match=r"no column user_id; its columns are wer, text, wann.*--user-column"):
+    with pytest.raises(
+        DataError, match=r"no column user_id; its columns are wer, text, wann.*--user-column"
+    ):
         read(write(tmp_path / "half.csv", as_csv(header="wer,text,wann")))
     with pytest.raises(DataError, match="has no column wo"):
         read(tmp_path / "odd.csv", columns=Columns("wer", "wo"))
@@ -103,7 +118,10 @@ def test_numbers_and_dates_are_users_and_times_too(tmp_path):
         }
     )
     parquet.write_table(table, tmp_path / "a.parquet")
-    assert read(tmp_path / "a.parquet")[0] == [("7", "a", "2020-01-02 00:00:00.000"), ("8", "b", None)]
+    assert read(tmp_path / "a.parquet")[0] == [
+        ("7", "a", "2020-01-02 00:00:00.000"),
+        ("8", "b", None),
+    ]
 
 
 def test_a_folder_of_text_files_is_one_user_each_and_keeps_the_order_of_lines(tmp_path):
@@ -113,7 +131,12 @@ def test_a_folder_of_text_files_is_one_user_each_and_keeps_the_order_of_lines(tm
     (tmp_path / "ann" / "tablet.txt.gz").write_bytes(gzip.compress(b"four\n"))
     (tmp_path / ".hidden.txt").write_text("no")
     rows, _ = read(tmp_path)
-    assert [(user, text.strip()) for user, text, _ in rows] == [("ann", "three"), ("ann", "four"), ("bob", "one"), ("bob", "two")]
+    assert [(user, text.strip()) for user, text, _ in rows] == [
+        ("ann", "three"),
+        ("ann", "four"),
+        ("bob", "one"),
+        ("bob", "two"),
+    ]
     times = [time for user, _, time in rows if user == "bob"]
     assert times == sorted(times)
 
@@ -143,7 +166,12 @@ ok,fine
     (tmp_path / "a.csv").write_bytes(content)
     rows, source = read(tmp_path / "a.csv")
     assert [row[:2] for row in rows] == [("bob", "hello"), ("ok", "fine")]
-    assert source.left_out.counts == {"rows without a user": 2, "rows without text": 2, "rows that are not UTF-8": 1, "malformed rows": 3}
+    assert source.left_out.counts == {
+        "rows without a user": 2,
+        "rows without text": 2,
+        "rows that are not UTF-8": 1,
+        "malformed rows": 3,
+    }
     assert source.left_out.first["rows that are not UTF-8"] == "a.csv, line 7"
     assert source.left_out.first["malformed rows"] == "a.csv, line 8"
     assert source.left_out.first["rows without a user"] == "a.csv, line 3"
@@ -167,14 +195,25 @@ def test_json_lines_that_are_no_rows_are_left_out(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
     rows, source = read(tmp_path / "a.jsonl")
     assert [row[:2] for row in rows] == [("bob", "hi"), ("5", "five")]
-    assert source.left_out.counts == {"malformed rows": 5, "rows that are not UTF-8": 2, "rows without a user": 1, "rows without text": 1}
+    assert source.left_out.counts == {
+        "malformed rows": 5,
+        "rows that are not UTF-8": 2,
+        "rows without a user": 1,
+        "rows without text": 1,
+    }
     assert source.left_out.first["malformed rows"] == "a.jsonl, line 3"
 
 
 def test_broken_strings_in_parquet_are_left_out_and_named(tmp_path):
     bytes_ = pa.py_buffer(b"ab\xff\xfecd")
-    broken = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 2, 4, 6))), bytes_])
-    parquet.write_table(pa.table({"user_id": ["a", "b", "c"], "text": broken}), tmp_path / "a.parquet")
+    broken = pa.Array.from_buffers(
+        pa.string(),
+        3,
+        [None, pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 2, 4, 6))), bytes_],
+    )
+    parquet.write_table(
+        pa.table({"user_id": ["a", "b", "c"], "text": broken}), tmp_path / "a.parquet"
+    )
     rows, source = read(tmp_path / "a.parquet")
     assert [row[:2] for row in rows] == [("a", "ab"), ("c", "cd")]
     assert source.left_out.counts == {"rows that are not UTF-8": 1}
@@ -187,7 +226,10 @@ def test_an_endless_line_is_skipped_in_little_memory(tmp_path, kind):
     with path.open("wb") as file:
         start, end = (b"user_id,text\nbob,hi\nbob,", b"\nann,ok\n")
         if kind == "jsonl":
-            start, end = (b'{"user_id": "bob", "text": "hi"}\n{"user_id": "bob", "text": "', b'"}\n{"user_id": "ann", "text": "ok"}\n')
+            start, end = (
+                b'{"user_id": "bob", "text": "hi"}\n{"user_id": "bob", "text": "',
+                b'"}\n{"user_id": "ann", "text": "ok"}\n',
+            )
         file.write(start)
         for _ in range(100):
             file.write(b"x " * 2**19)
@@ -221,12 +263,16 @@ def test_rows_over_several_lines_are_read_and_noted(tmp_path):
     rows, source = read(write(tmp_path / "a.csv", b'user_id,text\nann,"two\nlines"\nbob,hi\n'))
     assert [row[:2] for row in rows] == [("ann", "two\nlines"), ("bob", "hi")]
     assert source.noted.counts == {"rows that span several lines": 1}
-    rows, source = read(write(tmp_path / "a.tsv", b'user_id\ttext\nann\t"hello\nbob\tsecret\ncarl\tfive"\n'))
+    rows, source = read(
+        write(tmp_path / "a.tsv", b'user_id\ttext\nann\t"hello\nbob\tsecret\ncarl\tfive"\n')
+    )
     assert [row[:2] for row in rows] == [("ann", '"hello'), ("bob", "secret"), ("carl", 'five"')]
 
 
 def test_a_time_that_shows_up_late_is_asked_for(tmp_path):
-    lines = [json.dumps({"user_id": "a", "text": str(n)}) for n in range(600)] + ['{"user_id": "a", "text": "x", "ts": 1}']
+    lines = [json.dumps({"user_id": "a", "text": str(n)}) for n in range(600)] + [
+        '{"user_id": "a", "text": "x", "ts": 1}'
+    ]
     path = write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     with pytest.raises(DataError, match=r"line 601.*--time-column"):
         read(path)
@@ -234,7 +280,9 @@ def test_a_time_that_shows_up_late_is_asked_for(tmp_path):
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
-    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array(["c"])], names=["user_id", "text", "text"])
+    table = pa.Table.from_arrays(
+        [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])], names=["user_id", "text", "text"]
+    )
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="two columns named text"):
         read(tmp_path / "a.parquet")
@@ -249,7 +297,10 @@ def test_other_files_in_a_folder_are_mentioned(tmp_path):
 
 
 def test_an_endless_text_in_parquet_is_left_out(tmp_path):
-    parquet.write_table(pa.table({"user_id": ["a", "b"], "text": ["x" * (LONGEST + 1), "y"]}), tmp_path / "a.parquet")
+    parquet.write_table(
+        pa.table({"user_id": ["a", "b"], "text": ["x" * (LONGEST + 1), "y"]}),
+        tmp_path / "a.parquet",
+    )
     rows, source = read(tmp_path / "a.parquet")
     assert [row[:2] for row in rows] == [("b", "y")]
     assert source.left_out.counts == {"texts longer than 16 MB": 1}
@@ -257,7 +308,8 @@ def test_an_endless_text_in_parquet_is_left_out(tmp_path):
 
 def test_rows_flagged_sensitive_are_left_out_and_other_columns_are_never_read(tmp_path):
     rows = [
-        {"user_id": "a", "text": str(n), "password": flag, "home": "x"} for n, flag in enumerate([True, False, "yes", 0, None, 1, "False"])
+        {"user_id": "a", "text": str(n), "password": flag, "home": "x"}
+        for n, flag in enumerate([True, False, "yes", 0, None, 1, "False"])
     ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     kept, source = read(tmp_path / "a.jsonl", columns=Columns(sensitive=("password",)))
@@ -278,7 +330,11 @@ def test_rows_flagged_sensitive_are_left_out_and_other_columns_are_never_read(tm
         ("a.parquet", b"", "not a Parquet file"),
         ("a.parquet", as_parquet()[:-20], "not a Parquet file"),
         ("a.csv", "user_id,text\n".encode("utf-16"), "UTF-16"),
-        ("a.csv", b'user_id,text\nbob,"never closed\nann,x\nann,y\n', "line 2: a quote is opened and not closed"),
+        (
+            "a.csv",
+            b'user_id,text\nbob,"never closed\nann,x\nann,y\n',
+            "line 2: a quote is opened and not closed",
+        ),
         ("a.csv.gz", gzip.compress(as_csv() * 500)[:-30], "damaged or incomplete"),
         ("a.csv.gz", b"no gzip", "damaged or incomplete"),
         ("a.csv.xz", lzma.compress(as_csv())[:30], "damaged or incomplete"),
@@ -288,7 +344,9 @@ def test_rows_flagged_sensitive_are_left_out_and_other_columns_are_never_read(tm
         ("README", b"?", "not of a kind that can be read"),
     ],
 )
-def test_a_file_that_cannot_be_read_stops_with_a_sentence_that_names_it(tmp_path, name, content, sentence):
+def test_a_file_that_cannot_be_read_stops_with_a_sentence_that_names_it(
+    tmp_path, name, content, sentence
+):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=sentence) as error:
         read(tmp_path / name)
@@ -307,7 +365,9 @@ def test_places_that_are_not_sources_are_refused(tmp_path):
     (tmp_path / "both" / "a.csv").write_bytes(as_csv())
     with pytest.raises(DataError, match="name files of one kind"):
         read(tmp_path / "both")
-    parquet.write_table(pa.table({"user_id": ["a"], "text": [["a", "list"]]}), tmp_path / "list.parquet")
+    parquet.write_table(
+        pa.table({"user_id": ["a"], "text": [["a", "list"]]}), tmp_path / "list.parquet"
+    )
     with pytest.raises(DataError, match=r"list.parquet.*holds list"):
         read(tmp_path / "list.parquet")
     parquet.write_table(pa.table({"user_id": ["a"], "text": [5]}), tmp_path / "number.parquet")
@@ -325,7 +385,9 @@ def test_progress_comes_to_an_end(tmp_path):
     assert told == sorted(told)
 
 
-FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 PIECES = [
     b"user_id",
     b"text",
@@ -350,16 +412,39 @@ PIECES = [
     b"5",
     b" ",
 ]
-CONTENT = st.one_of(st.binary(max_size=300), st.lists(st.sampled_from(PIECES), max_size=60).map(b"".join))
+CONTENT = st.one_of(
+    st.binary(max_size=300), st.lists(st.sampled_from(PIECES), max_size=60).map(b"".join)
+)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "a.txt", "a.csv.gz", "a.jsonl.zst", "a.csv.xz", "a.txt.bz2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.csv",
+        "a.tsv",
+        "a.jsonl",
+        "a.parquet",
+        "a.txt",
+        "a.csv.gz",
+        "a.jsonl.zst",
+        "a.csv.xz",
+        "a.txt.bz2",
+    ],
+)
 @FUZZ
 @given(content=CONTENT, with_header=st.booleans(), packed=st.booleans())
-def test_whatever_a_file_holds_it_is_read_or_refused_in_a_sentence(tmp_path, name, content, with_header, packed):
-    start = {"csv": b"user_id,text\n", "tsv": b"user_id\ttext\n", "jsonl": b'{"user_id": "a", "text": "b"}\n'}
+def test_whatever_a_file_holds_it_is_read_or_refused_in_a_sentence(
+    tmp_path, name, content, with_header, packed
+):
+    start = {
+        "csv": b"user_id,text\n",
+        "tsv": b"user_id\ttext\n",
+        "jsonl": b'{"user_id": "a", "text": "b"}\n',
+    }
     content = (start.get(name.split(".")[1], b"") if with_header else b"") + content
-    pack = {"gz": gzip.compress, "zst": zstd, "xz": lzma.compress, "bz2": bz2.compress}.get(name.split(".")[-1])
+    pack = {"gz": gzip.compress, "zst": zstd, "xz": lzma.compress, "bz2": bz2.compress}.get(
+        name.split(".")[-1]
+    )
     (tmp_path / name).write_bytes(pack(content) if pack and packed else content)
     try:
         rows, _ = read(tmp_path / name)
@@ -372,7 +457,9 @@ def test_whatever_a_file_holds_it_is_read_or_refused_in_a_sentence(tmp_path, nam
 
 
 @FUZZ
-@given(damage=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=8))
+@given(
+    damage=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=8)
+)
 def test_a_damaged_parquet_file_is_read_or_refused_in_a_sentence(tmp_path, damage):
     content = bytearray(as_parquet(ROWS * 20))
     for place, value in damage:

@@ -23,7 +23,11 @@ from taciturn.data.population import Population
 from taciturn.data.sources import Source
 from taciturn.data.vocabulary import DataError
 
-ROWS = {"user_id": ["bob", "ann", "bob"], "text": ["hello there", "she left", "ünïcödé 😂"], "secret": [1, 2, 3]}
+ROWS = {
+    "user_id": ["bob", "ann", "bob"],
+    "text": ["hello there", "she left", "ünïcödé 😂"],
+    "secret": [1, 2, 3],
+}
 READ = [("bob", "hello there", None), ("ann", "she left", None), ("bob", "ünïcödé 😂", None)]
 
 
@@ -46,7 +50,17 @@ def gs_server():
     pytest.importorskip("gcp_storage_emulator")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory"]
+    command = [
+        sys.executable,
+        "-m",
+        "gcp_storage_emulator",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--in-memory",
+    ]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
         while server.poll() is None and socket.socket().connect_ex(("127.0.0.1", port)):
             time.sleep(0.05)
@@ -61,7 +75,11 @@ def account(tmp_path_factory):
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     file = tmp_path_factory.mktemp("google") / "account.json"
-    named = {"type": "service_account", "client_email": "reader@messages.example", "token_uri": "http://127.0.0.1:9"}
+    named = {
+        "type": "service_account",
+        "client_email": "reader@messages.example",
+        "token_uri": "http://127.0.0.1:9",
+    }
     file.write_text(json.dumps(named | {"private_key_id": "1", "private_key": key.decode()}))
     return file
 
@@ -69,7 +87,12 @@ def account(tmp_path_factory):
 @pytest.fixture
 def use_s3(monkeypatch):
     def use(endpoint):
-        for name, value in {"ACCESS_KEY_ID": "made", "SECRET_ACCESS_KEY": "up", "REGION": "us-east-1", "ENDPOINT_URL": endpoint}.items():
+        for name, value in {
+            "ACCESS_KEY_ID": "made",
+            "SECRET_ACCESS_KEY": "up",
+            "REGION": "us-east-1",
+            "ENDPOINT_URL": endpoint,
+        }.items():
             monkeypatch.setenv(f"AWS_{name}", value)
 
     return use
@@ -138,10 +161,16 @@ def as_csv():
     return "\n".join(["user_id,text", *(",".join(row[:2]) for row in READ)]).encode()
 
 
-@pytest.mark.parametrize("name", ["one.parquet", "one.arrow", "one.csv", "one.csv.gz", "one.jsonl.zst"])
+@pytest.mark.parametrize(
+    "name", ["one.parquet", "one.arrow", "one.csv", "one.csv.gz", "one.jsonl.zst"]
+)
 def test_a_file_in_a_bucket_is_read_as_one_on_disk(store, scheme, name):
-    lines = "".join(json.dumps({"user_id": user, "text": text}) + "\n" for user, text, _ in READ).encode()
-    content = {"parquet": as_parquet(), "arrow": as_arrow(), "jsonl": lines}.get(name.split(".")[1], as_csv())
+    lines = "".join(
+        json.dumps({"user_id": user, "text": text}) + "\n" for user, text, _ in READ
+    ).encode()
+    content = {"parquet": as_parquet(), "arrow": as_arrow(), "jsonl": lines}.get(
+        name.split(".")[1], as_csv()
+    )
     codec = {"gz": "gzip", "zst": "zstd"}.get(name.split(".")[-1])
     if codec:
         packed = pa.BufferOutputStream()
@@ -166,19 +195,32 @@ def test_a_folder_in_a_bucket_is_read_shard_by_shard(store, scheme):
 def test_text_files_in_a_bucket_are_users(store, scheme):
     put(store, "messages/people/bob.txt", b"hello there\nsee you\n")
     rows, _ = read(f"{scheme}://messages/people")
-    assert [(user, text.strip()) for user, text, _ in rows] == [("bob", "hello there"), ("bob", "see you")]
+    assert [(user, text.strip()) for user, text, _ in rows] == [
+        ("bob", "hello there"),
+        ("bob", "see you"),
+    ]
 
 
 def test_the_warehouse_page_is_followed(s3, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "how_to" / "warehouse.md").read_text()
     (command,) = [line for line in page.splitlines() if line.startswith("taciturn ")]
-    people = [(f"person {person}", f"see you at the station at {hour}") for person in range(60) for hour in range(20)]
-    put(s3, "messages/2026/06/part-0.parquet", as_parquet({"user_id": [one[0] for one in people], "text": [one[1] for one in people]}))
+    people = [
+        (f"person {person}", f"see you at the station at {hour}")
+        for person in range(60)
+        for hour in range(20)
+    ]
+    put(
+        s3,
+        "messages/2026/06/part-0.parquet",
+        as_parquet({"user_id": [one[0] for one in people], "text": [one[1] for one in people]}),
+    )
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, command.split()[1:], catch_exceptions=False)
     assert done.exit_code == 0
     assert len(Population(tmp_path / "june").texts) > 40
-    assert "s3:" not in str(Population(tmp_path / "june").manifest)  # where it came from is nobody's business later
+    assert "s3:" not in str(
+        Population(tmp_path / "june").manifest
+    )  # where it came from is nobody's business later
 
 
 def test_an_address_that_does_not_exist_is_refused(store, scheme):
@@ -249,7 +291,9 @@ def test_datasets_of_hugging_face_are_read_from_disk(tmp_path, new):
 
 def test_an_incomplete_dataset_is_refused(tmp_path):
     (tmp_path / "one.arrow").write_bytes(as_arrow()[:-100])
-    with pytest.raises(DataError, match=r"one\.arrow cannot be read: expected to be able to read 112 bytes"):
+    with pytest.raises(
+        DataError, match=r"one\.arrow cannot be read: expected to be able to read 112 bytes"
+    ):
         read(tmp_path / "one.arrow")
 
 

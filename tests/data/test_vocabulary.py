@@ -3,7 +3,16 @@
 import pytest
 
 from taciturn.core import BEGIN, END, UNKNOWN
-from taciturn.data.vocabulary import PUNCTUATION, SCRUBBED, SPECIAL, DataError, Vocabulary, counted_vocabulary, public_vocabulary, tokenize
+from taciturn.data.vocabulary import (
+    PUNCTUATION,
+    SCRUBBED,
+    SPECIAL,
+    DataError,
+    Vocabulary,
+    counted_vocabulary,
+    public_vocabulary,
+    tokenize,
+)
 
 
 def test_special_tokens_have_their_places():
@@ -81,7 +90,9 @@ def test_characters_are_a_vocabulary_too():
 
 
 def test_words_can_be_counted_on_public_text():
-    vocabulary = counted_vocabulary(["b a b c", "b a, a b"], len(SPECIAL) + len(PUNCTUATION) + 2, "a book")
+    vocabulary = counted_vocabulary(
+        ["b a b c", "b a, a b"], len(SPECIAL) + len(PUNCTUATION) + 2, "a book"
+    )
     assert vocabulary.words[-2:] == ("b", "a")
     assert vocabulary.source == "a book"
 

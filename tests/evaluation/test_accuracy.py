@@ -94,7 +94,9 @@ def test_a_relative_change_covers_the_truth_about_as_often_as_it_says():
     for _ in range(200):
         rate = rng.beta(20, 80, 100)
         before, after = rng.binomial(200, rate), rng.binomial(200, 1.1 * rate)
-        change = made_up_scores(after.astype(float)).change_from(made_up_scores(before.astype(float)), "accuracy_top1")
+        change = made_up_scores(after.astype(float)).change_from(
+            made_up_scores(before.astype(float)), "accuracy_top1"
+        )
         covered += abs(change.value - 0.1) <= change.margin
     assert 180 <= covered <= 199
 
@@ -118,10 +120,14 @@ def test_a_model_that_is_broken_or_likes_all_words_alike_is_not_right():
     texts = Texts.of([[7, 9, 5, 11, 8, 6]], VOCABULARY)
     for value in (jnp.nan, 0.0):
         words = jnp.full((VOCABULARY, 1), value), jnp.full(VOCABULARY, value)
-        model = LanguageModel(lambda key: {}, lambda p, t, k: jnp.ones((*t.shape, 1)), lambda p, words=words: words)
+        model = LanguageModel(
+            lambda key: {}, lambda p, t, k: jnp.ones((*t.shape, 1)), lambda p, words=words: words
+        )
         scores = evaluate(model, {}, texts)
         assert scores.top1.sum() == 0
-        assert scores.top3.sum() == (0 if jnp.isnan(value) else 1)  # the first three words that may be said: 3, 4, 5
+        assert scores.top3.sum() == (
+            0 if jnp.isnan(value) else 1
+        )  # the first three words that may be said: 3, 4, 5
 
 
 def test_sentences_are_scored_each_from_its_own_beginning():
@@ -131,4 +137,6 @@ def test_sentences_are_scored_each_from_its_own_beginning():
     assert whole.tokens.sum() == apart.tokens.sum() == 7
     # After <bos> (2) the word 4 is second choice; after <eos> (3) it is the first.
     assert whole.top1.sum() == apart.top1.sum() + 1
-    assert evaluate(successor_model(0.0), {}, texts, Sentences(2, ends=(3,))).tokens.sum() == 4  # capped
+    assert (
+        evaluate(successor_model(0.0), {}, texts, Sentences(2, ends=(3,))).tokens.sum() == 4
+    )  # capped

@@ -29,19 +29,25 @@ def example(monkeypatch):
 
 def test_every_example_is_run_here_and_is_short():
     shown = {path.stem: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert {name for name in shown if f'example("{name}")' in Path(__file__).read_text()} == set(shown)
+    assert {name for name in shown if f'example("{name}")' in Path(__file__).read_text()} == set(
+        shown
+    )
     assert max(shown.values()) < 60
 
 
 def test_quickstart(example, tmp_path):
     run = example("quickstart").main(tmp_path)
     assert 7.5 < run.guarantee.epsilon <= 8.0
-    assert run.scores["accuracy_top1"].value > run.before["accuracy_top1"].value + 0.05  # its noise is no seeded one
+    assert (
+        run.scores["accuracy_top1"].value > run.before["accuracy_top1"].value + 0.05
+    )  # its noise is no seeded one
     assert "model.safetensors" in {path.name for path in (tmp_path / "model").iterdir()}
 
 
 def test_own_algorithm(example, tmp_path):
-    assert example("own_algorithm").main(tmp_path) < 0.3  # of the truth, whose largest coefficient is 2
+    assert (
+        example("own_algorithm").main(tmp_path) < 0.3
+    )  # of the truth, whose largest coefficient is 2
     assert (tmp_path / "ledger.jsonl").exists()
 
 
@@ -69,7 +75,9 @@ def test_the_door_has_at_most_fifteen_names_and_each_is_explained():
 
 def test_names_are_loaded_when_they_are_used_and_train_stays_the_function():
     program = "import sys, taciturn; print('jax' in sys.modules); import taciturn.train; print(taciturn.train.__name__)"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert said.stdout.split() == ["False", "train_run"]
     assert tt.train is train_run
     with pytest.raises(AttributeError, match="taciturn has no trian; it has"):
@@ -80,11 +88,27 @@ def test_the_docstrings_of_the_door_say_what_happens(population, tmp_path, monke
     """In a folder with what a reader of them has: messages, a recipe, a run."""
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
-    rows = [(f"user {number % 40}", " ".join(generator.choice(["see", "you", "soon", "at", "home"], 20))) for number in range(400)]
-    pq.write_table(pa.table({"user": [row[0] for row in rows], "text": [row[1] for row in rows]}), "messages.parquet")
+    rows = [
+        (
+            f"user {number % 40}",
+            " ".join(generator.choice(["see", "you", "soon", "at", "home"], 20)),
+        )
+        for number in range(400)
+    ]
+    pq.write_table(
+        pa.table({"user": [row[0] for row in rows], "text": [row[1] for row in rows]}),
+        "messages.parquet",
+    )
     save_recipe(tiny_recipe(population), Path("recipe.toml"))
     (tmp_path / "runs").mkdir()
-    order = ["build_population", "load_recipe", "train", "resume", "FinishedRun", "private_averaging"]
+    order = [
+        "build_population",
+        "load_recipe",
+        "train",
+        "resume",
+        "FinishedRun",
+        "private_averaging",
+    ]
     order += ["Curator.for_simulation", "rounds", "register_model"]
     known = {"tt": tt, "np": np}
     for name in order:

@@ -18,7 +18,9 @@ def test_the_rule_agrees_with_the_runs_that_it_was_fitted_on(monkeypatch, capsys
     measured = fit.measurements()
     off = [expected_gain(way, noise) - gain for way, noise, gain in measured]
     assert np.sqrt(np.mean(np.square(off))) < 0.06
-    assert np.sqrt(np.mean(np.square([2.0 - gain for _, _, gain in measured]))) > 0.2  # what one number for all would come to
+    assert (
+        np.sqrt(np.mean(np.square([2.0 - gain for _, _, gain in measured]))) > 0.2
+    )  # what one number for all would come to
     fit.main()
     assert "0.365 · ln(1 + way / 0.414) − 0.218 · (noise / 50)^1.5" in capsys.readouterr().out
     sys.modules.pop("fit")

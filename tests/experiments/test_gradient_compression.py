@@ -8,7 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradient_compression import clip_locally, compress, decode, empty_memory, encode, entries_sent, largest, share_sent, upload_bytes
+from gradient_compression import (
+    clip_locally,
+    compress,
+    decode,
+    empty_memory,
+    encode,
+    entries_sent,
+    largest,
+    share_sent,
+    upload_bytes,
+)
 from taciturn import trees
 
 PARAMS = {"matrix": jnp.zeros((7, 11)), "layers": {"0": {"bias": jnp.zeros(5)}}}
@@ -17,7 +27,12 @@ TENTH = Fraction(1, 10)
 
 def gradients(count, seed=0):
     generator = np.random.default_rng(seed)
-    return [jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32), PARAMS) for _ in range(count)]
+    return [
+        jax.tree.map(
+            lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32), PARAMS
+        )
+        for _ in range(count)
+    ]
 
 
 def assert_close(left, right, **tolerance):
@@ -42,14 +57,25 @@ def added_up(trees):
 def test_what_is_sent_and_what_is_kept_is_all_that_came_in():
     steps = gradients(30)
     uploads, memory = run(steps, [TENTH] * 30, momentum=0.0)
-    assert_close(trees.add(added_up([one.values for one in uploads]), memory.unsent), added_up(steps), atol=1e-5)
-    assert any(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(memory.unsent))  # something was kept
+    assert_close(
+        trees.add(added_up([one.values for one in uploads]), memory.unsent),
+        added_up(steps),
+        atol=1e-5,
+    )
+    assert any(
+        float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(memory.unsent)
+    )  # something was kept
 
 
 def test_two_nodes_add_up_to_all_that_came_in_at_both():
     own = [gradients(10, seed) for seed in (1, 2)]
     results = [run(steps, [TENTH] * 10, momentum=0.0) for steps in own]
-    everything = added_up([*(one.values for uploads, _ in results for one in uploads), *(m.unsent for _, m in results)])
+    everything = added_up(
+        [
+            *(one.values for uploads, _ in results for one in uploads),
+            *(m.unsent for _, m in results),
+        ]
+    )
     assert_close(everything, added_up([*own[0], *own[1]]), atol=1e-5)
 
 
@@ -98,10 +124,17 @@ def test_of_equal_entries_the_first_are_taken(count):
 
 
 def test_the_largest_are_those_of_a_sort_on_every_node_at_once():
-    values = jax.random.normal(jax.random.key(0), (3, 40, 50)) * jnp.array([1e-38, 1.0, 1e30])[:, None, None]
-    values = values.at[1].set(jnp.round(values[1]))  # many alike on one node, and none on the others
+    values = (
+        jax.random.normal(jax.random.key(0), (3, 40, 50))
+        * jnp.array([1e-38, 1.0, 1e30])[:, None, None]
+    )
+    values = values.at[1].set(
+        jnp.round(values[1])
+    )  # many alike on one node, and none on the others
     places = jax.vmap(largest, (0, None))(values, 77)
-    for one, found in zip(np.abs(np.asarray(values)).reshape(3, -1), places.reshape(3, -1), strict=True):
+    for one, found in zip(
+        np.abs(np.asarray(values)).reshape(3, -1), places.reshape(3, -1), strict=True
+    ):
         expected = np.argsort(-one, stable=True)[:77]
         np.testing.assert_array_equal(np.flatnonzero(found), np.sort(expected))
 
@@ -123,20 +156,34 @@ def test_zeros_are_sent_too_and_counted():
 
 def test_a_gradient_is_clipped_to_its_part_of_the_threshold():
     gradient = {"a": jnp.array([30.0, 0.0]), "b": jnp.array([40.0])}
-    assert_close(clip_locally(gradient, 10.0, nodes=4), trees.scale(gradient, 5.0 / 50.0), rtol=1e-6)
+    assert_close(
+        clip_locally(gradient, 10.0, nodes=4), trees.scale(gradient, 5.0 / 50.0), rtol=1e-6
+    )
     assert_close(clip_locally(gradient, 101.0, nodes=4), gradient, rtol=0)
-    assert_close(clip_locally(PARAMS, 10.0, nodes=4), PARAMS, rtol=0)  # a gradient of zero stays one
+    assert_close(
+        clip_locally(PARAMS, 10.0, nodes=4), PARAMS, rtol=0
+    )  # a gradient of zero stays one
 
 
 def test_the_share_falls_by_a_quarter_at_each_stage_of_the_warm_up():
     final = Fraction(1, 1000)
     by_epoch = [share_sent(epoch, warm_up=4) for epoch in range(6)]
-    assert by_epoch == [Fraction(1, 4), Fraction(1, 16), Fraction(1, 64), Fraction(1, 256), final, final]
+    assert by_epoch == [
+        Fraction(1, 4),
+        Fraction(1, 16),
+        Fraction(1, 64),
+        Fraction(1, 256),
+        final,
+        final,
+    ]
     within_one = [share_sent(Fraction(quarter, 4), warm_up=1) for quarter in range(5)]
     assert within_one == by_epoch[:5]
     assert share_sent(0, warm_up=0) == final
 
 
 def test_a_thousandth_is_rounded_up_and_exact():
-    entries = entries_sent({"large": jnp.zeros(9_000), "small": jnp.zeros(6), "odd": jnp.zeros(1_001)}, Fraction(1, 1000))
+    entries = entries_sent(
+        {"large": jnp.zeros(9_000), "small": jnp.zeros(6), "odd": jnp.zeros(1_001)},
+        Fraction(1, 1000),
+    )
     assert entries == {"large": 9, "small": 1, "odd": 2}

@@ -39,36 +39,80 @@ def made_up(one: listed.ListedRun, top1: float) -> results.Result:
     run = one.loaded().run
     rows = [
         {
-            "round": round, "accuracy_top1": top1 * round / run.rounds, "accuracy_top1_margin": 0.002, "accuracy_top3": 0.3, "loss": 5.0,
-            "general_perplexity": 90.0 + round, "upload_bytes": 1e9 * round,
+            "round": round,
+            "accuracy_top1": top1 * round / run.rounds,
+            "accuracy_top1_margin": 0.002,
+            "accuracy_top3": 0.3,
+            "loss": 5.0,
+            "general_perplexity": 90.0 + round,
+            "upload_bytes": 1e9 * round,
         }
         for round in range(0, run.rounds + 1, run.evaluate_every)
-    ]  # fmt: skip
-    canaries = [[users, copies, 230 * copies, rank, False] for users, copies in printed.RAMASWAMY_TABLE_4 for rank in (1_000, 2_000, 3_000)]
-    audit = {"users": 1000, "mu": 0.5, "times": 1.0, "times_at_least": 0.8, "caught_at_80_percent": 1.3, "refuted": False}
+    ]
+    canaries = [
+        [users, copies, 230 * copies, rank, False]
+        for users, copies in printed.RAMASWAMY_TABLE_4
+        for rank in (1_000, 2_000, 3_000)
+    ]
+    audit = {
+        "users": 1000,
+        "mu": 0.5,
+        "times": 1.0,
+        "times_at_least": 0.8,
+        "caught_at_80_percent": 1.3,
+        "refuted": False,
+    }
     return {
-        "paper": one.paper, "group": one.group, "name": one.name, "seed": one.seed, "rows": rows, "rounds": run.rounds,
-        "clipped": {"100": 0.9, "200": 0.8}, "head_words": [[1 / 11] * 11] * 3, "canaries": canaries, "audit": audit,
+        "paper": one.paper,
+        "group": one.group,
+        "name": one.name,
+        "seed": one.seed,
+        "rows": rows,
+        "rounds": run.rounds,
+        "clipped": {"100": 0.9, "200": 0.8},
+        "head_words": [[1 / 11] * 11] * 3,
+        "canaries": canaries,
+        "audit": audit,
         "typed": typed_in(10 * top1),
-    }  # fmt: skip
+    }
 
 
 def typed_in(saved: float) -> results.Result:
     """What keystrokes.py would have measured."""
-    return {"perplexity": {"general": [90.0, 9.0], "users": [150.0, 3.0]}, "saved": {"general": 0.6, "users": saved}}
+    return {
+        "perplexity": {"general": [90.0, 9.0], "users": [150.0, 3.0]},
+        "saved": {"general": 0.6, "users": saved},
+    }
 
 
 def typed_by(*models: str) -> results.Result:
     """What keyboard/table.py would have measured of an n-gram and of these models."""
     shown = {metric: [0.2, 0.01] for metric in typed.SHOWN}
-    changes = {metric: [0.03, 0.01] for metric in ("accuracy_top1", "accuracy_top3", "picked_rate", "recall_top1", "recall_top3")}
+    changes = {
+        metric: [0.03, 0.01]
+        for metric in (
+            "accuracy_top1",
+            "accuracy_top3",
+            "picked_rate",
+            "recall_top1",
+            "recall_top3",
+        )
+    }
     made = {"n-gram": {**shown, "word_modified_ratio": [0.3, 0.01]}, **dict.fromkeys(models, shown)}
-    return {"people": 10, "words": 4_000, "models": made, "from": "n-gram", "changes": dict.fromkeys(models, changes)}
+    return {
+        "people": 10,
+        "words": 4_000,
+        "models": made,
+        "from": "n-gram",
+        "changes": dict.fromkeys(models, changes),
+    }
 
 
 def test_the_page_and_its_figures_come_out_of_the_results_byte_for_byte():
     for path, content in page.page().items():
-        assert (listed.HERE / path).read_text() == content, f"{path} is not what the results say: make papers"
+        assert (listed.HERE / path).read_text() == content, (
+            f"{path} is not what the results say: make papers"
+        )
 
 
 def test_another_result_would_be_another_page(elsewhere):
@@ -117,7 +161,11 @@ def test_where_all_runs_have_results_every_figure_is_drawn(elsewhere):
 def test_what_other_programs_have_not_measured_is_not_run(elsewhere):
     for one in RUNS:
         results.save(one, made_up(one, 0.17))
-    rows = [line.split("|")[1].strip() for line in page.page()[Path("README.md")].splitlines() if "popov" in line and "**not run**" in line]
+    rows = [
+        line.split("|")[1].strip()
+        for line in page.page()[Path("README.md")].splitlines()
+        if "popov" in line and "**not run**" in line
+    ]
     assert rows == [f"popov2018, {name}" for name in ("Table 4", "Table 5", "Table 6", "Figure 3")]
 
 
@@ -126,33 +174,52 @@ def test_rehearsal_that_is_not_best_at_a_half_holds_in_part_or_not(elsewhere):
         for one in RUNS:
             if one.group == "one-device":
                 users = 100.0 if one.name == best else 150.0
-                typed = {"perplexity": {"general": [90.0, 9.0], "users": [users, 3.0]}, "saved": {"general": 0.6, "users": 0.5}}
+                typed = {
+                    "perplexity": {"general": [90.0, 9.0], "users": [users, 3.0]},
+                    "saved": {"general": 0.6, "users": 0.5},
+                }
                 results.save(one, made_up(one, 0.17) | {"typed": typed})
-        return next(line for line in page.page()[Path("README.md")].splitlines() if "[popov2018, Table 1]" in line).split("**")[1]
+        return next(
+            line
+            for line in page.page()[Path("README.md")].splitlines()
+            if "[popov2018, Table 1]" in line
+        ).split("**")[1]
 
-    assert [verdict(best) for best in ("rehearsal-0.5", "rehearsal-0.75", "soft-0.5")] == ["holds", "in part", "does not hold"]
+    assert [verdict(best) for best in ("rehearsal-0.5", "rehearsal-0.75", "soft-0.5")] == [
+        "holds",
+        "in part",
+        "does not hold",
+    ]
 
 
 def test_what_was_trained_and_not_typed_with_is_not_judged(elsewhere):
     for one in RUNS:
         if one.group in ("headline", "rescoring"):
             results.save(one, made_up(one, 0.17))
-    rows = [line for line in page.page()[Path("README.md")].splitlines() if "not typed with yet" in line]
+    rows = [
+        line for line in page.page()[Path("README.md")].splitlines() if "not typed with yet" in line
+    ]
     assert [row.split("|")[1].strip(" []").split("]")[0] for row in rows] == [
-        "ramaswamy2020, Table 2", "xu2023, Table 1, utility", "xu2023, Table 2, utility",
-    ]  # fmt: skip
+        "ramaswamy2020, Table 2",
+        "xu2023, Table 1, utility",
+        "xu2023, Table 2, utility",
+    ]
     assert all("**not run**" in row for row in rows)
 
 
 def test_a_rank_in_the_middle_has_an_interval_of_order_statistics():
-    assert memorised.median(list(range(1, 16))) == "8 (4 to 12)"  # which holds it with a chance of 96.5 %
+    assert (
+        memorised.median(list(range(1, 16))) == "8 (4 to 12)"
+    )  # which holds it with a chance of 96.5 %
     assert memorised.median([1, 2, 3]) == "2 (1 to 3)"
 
 
 def test_every_group_of_a_turn_gets_its_first_seed_before_any_gets_its_second():
     runs = listed.chosen([])
     assert {(one.paper, one.id) for one in runs} == {(one.paper, one.id) for one in RUNS}
-    assert [one.item for one in runs if one.repeats == 0] == sorted(one.item for one in runs if one.repeats == 0)
+    assert [one.item for one in runs if one.repeats == 0] == sorted(
+        one.item for one in runs if one.repeats == 0
+    )
     for turn in ((1, 6), (7, 8), (9, 10)):
         repeats = [one.repeats for one in runs if turn[0] <= one.item <= turn[1]]
         assert repeats == sorted(repeats)
@@ -168,7 +235,11 @@ def test_what_is_asked_for_fits_the_time_that_gpus_are_lent_for():
 
 def test_an_estimate_is_near_what_was_measured():
     """Runs had five others beside them, most of the time; those of the keyboard were run before the kernels were as fast."""
-    measured = {one: results.load(one)["seconds"] for one in RUNS if one.paper != "keyboard" and one.result.exists()}
+    measured = {
+        one: results.load(one)["seconds"]
+        for one in RUNS
+        if one.paper != "keyboard" and one.result.exists()
+    }
     assert sum(map(bool, measured.values())) >= 30
     for one, took in measured.items():
         assert took is None or 1 / 3 < estimate.estimate(one).beside(5) / took < 3, one.id
@@ -185,7 +256,11 @@ def test_what_has_no_result_is_not_run_and_its_command_names_a_list(elsewhere):
 def test_some_of_the_runs_are_counted_and_not_shown(elsewhere):
     one = next(one for one in RUNS if one.id == "cohorts-100-1")
     results.save(one, made_up(one, 0.17))
-    row = next(line for line in page.page()[Path("README.md")].splitlines() if "mcmahan2018, Figure 7" in line)
+    row = next(
+        line
+        for line in page.page()[Path("README.md")].splitlines()
+        if "mcmahan2018, Figure 7" in line
+    )
     assert "1 of 12 runs" in row
     assert "17.0" not in row
 
@@ -196,7 +271,9 @@ def test_seeds_are_taken_together(elsewhere):
             results.save(one, made_up(one, 0.16 + 0.01 * one.seed))
     group = results.Group("mcmahan2018", "cohorts")
     found = group.last("100")
-    assert (found.value, found.least, found.most, found.seeds) == pytest.approx((0.18, 0.17, 0.19, 3))
+    assert (found.value, found.least, found.most, found.seeds) == pytest.approx(
+        (0.18, 0.17, 0.19, 3)
+    )
     assert str(found) == "18.00 ± 0.20 (17.00 to 19.00)"
 
 
@@ -204,13 +281,22 @@ def test_seeds_are_taken_together(elsewhere):
     ("content", "message"),
     [
         ("[a]\nabout = 'x'\nitem = 1\nrecipe = 'r'\nseeds = [1]\nruns.B = {}\n", "small letters"),
-        ("[a]\nabout = 'x'\nitem = 11\nrecipe = 'r'\nseeds = [1]\nruns.b = {}\n", "has about, an item from 1 to 10"),
-        ("[a]\nabout = 'x'\nitem = 1\nrecipe = 'r'\nruns.b = {}\n", "has about, an item from 1 to 10, recipe, seeds and runs"),
+        (
+            "[a]\nabout = 'x'\nitem = 11\nrecipe = 'r'\nseeds = [1]\nruns.b = {}\n",
+            "has about, an item from 1 to 10",
+        ),
+        (
+            "[a]\nabout = 'x'\nitem = 1\nrecipe = 'r'\nruns.b = {}\n",
+            "has about, an item from 1 to 10, recipe, seeds and runs",
+        ),
         (
             "[a]\nabout = 'x'\nitem = 1\nrecipe = 'r'\nseeds = [1]\nmeasures = ['luck']\nruns.b = {}\n",
             "has about, an item from 1 to 10, recipe, seeds and runs",
         ),
-        ("[a]\nabout = 'x'\nitem = 1\nrecipe = 'r'\nseeds = [1, 1]\nruns.b = {}\n", "lists a run twice"),
+        (
+            "[a]\nabout = 'x'\nitem = 1\nrecipe = 'r'\nseeds = [1, 1]\nruns.b = {}\n",
+            "lists a run twice",
+        ),
     ],
 )
 def test_a_list_that_is_wrong_says_so(content, message, tmp_path, monkeypatch):
@@ -238,7 +324,9 @@ def test_people_are_copied_once_and_wholly(tmp_path):
     train.copy_people(tmp_path / "people", tmp_path / "copy")
     (tmp_path / "people" / "text").write_text("second")
     train.copy_people(tmp_path / "people", tmp_path / "copy")
-    assert [(path.name, path.read_text()) for path in (tmp_path / "copy").iterdir()] == [("text", "first")]
+    assert [(path.name, path.read_text()) for path in (tmp_path / "copy").iterdir()] == [
+        ("text", "first")
+    ]
     assert not (tmp_path / "copy-incomplete").exists()
 
 
@@ -246,16 +334,25 @@ def test_the_noise_of_the_headline_is_that_of_the_papers():
     """In clip norms per person of a round, root mean square of the noise on the sum so far."""
     theirs = {
         "production": plan(Question(4_000_000, 2000, 20_000, noise_multiplier=0.8), "poisson"),
-        "gboard": plan(Question(4_210_000, 1900, 6500, noise_multiplier=7.0, min_separation=526), "honaker"),
+        "gboard": plan(
+            Question(4_210_000, 1900, 6500, noise_multiplier=7.0, min_separation=526), "honaker"
+        ),
     }
     for name, answer in theirs.items():
         recipe = next(one for one in RUNS if one.id == f"headline-{name}-1").loaded()
-        asked = Question(9100, recipe.run.rounds, int(recipe.participation.cohort), noise_multiplier=recipe.privacy.noise_multiplier)
+        asked = Question(
+            9100,
+            recipe.run.rounds,
+            int(recipe.participation.cohort),
+            noise_multiplier=recipe.privacy.noise_multiplier,
+        )
         assert plan(asked, answer.mechanism).error == pytest.approx(answer.error, rel=0.05)
 
 
 def test_a_run_waits_for_folders_that_are_not_here(tmp_path, monkeypatch):
-    headline, goals = (next(one for one in RUNS if one.id == id) for id in ("headline-none-1", "goals-100-1"))
+    headline, goals = (
+        next(one for one in RUNS if one.id == id) for id in ("headline-none-1", "goals-100-1")
+    )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "local" / "people").mkdir(parents=True)
     assert train.absent_folders(headline) == ("local/start",)
@@ -291,25 +388,39 @@ def test_shrunken_runs_go_from_list_to_page(capfd, monkeypatch):
     assert check.main() == 0
     out = capfd.readouterr().out
     assert out.count(" s\n") == 13
-    assert {path: path.read_bytes() for path in here.rglob("*.json")} == before  # what is committed was not touched
+    assert {
+        path: path.read_bytes() for path in here.rglob("*.json")
+    } == before  # what is committed was not touched
 
 
 def test_a_result_keeps_six_digits_and_no_more(elsewhere):
     one = RUNS[0]
     results.save(one, {"rows": [{"round": 1, "loss": 4.123456789, "epsilon": float("inf")}]})
-    assert json.loads(one.result.read_text()) == {"rows": [{"round": 1, "loss": 4.12346, "epsilon": "inf"}]}
+    assert json.loads(one.result.read_text()) == {
+        "rows": [{"round": 1, "loss": 4.12346, "epsilon": "inf"}]
+    }
 
 
 def test_the_first_table_of_the_readme_is_what_was_measured():
     readme = (listed.HERE.parent / "README.md").read_text()
-    typed = json.loads((listed.HERE / "keyboard" / "results" / "typing-blogs.json").read_text())["models"]
+    typed = json.loads((listed.HERE / "keyboard" / "results" / "typing-blogs.json").read_text())[
+        "models"
+    ]
     rows = {
-        "| Kneser–Ney 4-grams |": "Kneser–Ney", "| … with each person's own history | none": "Kneser–Ney, with history",
-        "| ours, before": "start", "| **ours, ε = 1**": "ε = 1", "| **ours, ε = 2**": "ε = 2", "| **ours, ε = 4**": "ε = 4",
-        "| … with each person's own history, which": "ε = 4, with history", "| ours without privacy": "no privacy",
+        "| Kneser–Ney 4-grams |": "Kneser–Ney",
+        "| … with each person's own history | none": "Kneser–Ney, with history",
+        "| ours, before": "start",
+        "| **ours, ε = 1**": "ε = 1",
+        "| **ours, ε = 2**": "ε = 2",
+        "| **ours, ε = 4**": "ε = 4",
+        "| … with each person's own history, which": "ε = 4, with history",
+        "| ours without privacy": "no privacy",
         "| ours, ε = 4, from the start": "ε = 4 from the start that ships",
-    }  # fmt: skip
+    }
     for beginning, model in rows.items():
         (row,) = (line for line in readme.splitlines() if line.startswith(beginning))
         said = [cell.strip(" *") for cell in row.split("|")[3:6]]
-        assert said == [f"{100 * typed[model][name][0]:.2f}" for name in ("accuracy_top1", "accuracy_top3", "keystroke_saving")]
+        assert said == [
+            f"{100 * typed[model][name][0]:.2f}"
+            for name in ("accuracy_top1", "accuracy_top3", "keystroke_saving")
+        ]

@@ -59,7 +59,10 @@ def test_what_is_written_is_read_again(kind, tmp_path):
     assert sorted(words) == sorted(WORDS)
     ids = [words.index(word) for word in WORDS]
     for context in some_contexts(1):
-        expected, found = scores_after(model, context), scores_after(again, [ids[word] for word in context])
+        expected, found = (
+            scores_after(model, context),
+            scores_after(again, [ids[word] for word in context]),
+        )
         np.testing.assert_allclose(found[ids], expected, atol=1e-5)
 
 
@@ -89,7 +92,9 @@ def kenlm_scores(model, context: list[int]) -> np.ndarray:
     return np.array([model.BaseScore(state, names[word], after) for word in range(VOCABULARY)])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "unigrams"])  # KenLM has no unigram models
+@pytest.mark.parametrize(
+    "kind", [kind for kind in MODELS if kind != "unigrams"]
+)  # KenLM has no unigram models
 def test_kenlm_reads_the_same_probabilities(kind, tmp_path):
     kenlm = pytest.importorskip("kenlm")
     model = MODELS[kind]()
@@ -98,7 +103,9 @@ def test_kenlm_reads_the_same_probabilities(kind, tmp_path):
     predicted = np.setdiff1d(np.arange(VOCABULARY), [PADDING, BEGIN])
     for context in some_contexts(2):
         found = kenlm_scores(read, context)[predicted]
-        np.testing.assert_allclose(found, scores_after(model, context)[predicted] / np.log(10), atol=1e-4)
+        np.testing.assert_allclose(
+            found, scores_after(model, context)[predicted] / np.log(10), atol=1e-4
+        )
         assert (10.0**found).sum() == pytest.approx(1, abs=1e-4)
 
 
@@ -111,7 +118,10 @@ def test_kenlm_would_notice_wrong_weights(tmp_path):
     write_arpa(tmp_path / "model.arpa", wrong, WORDS, [])
     read = kenlm.Model(str(tmp_path / "model.arpa"))
     differences = [
-        np.abs(kenlm_scores(read, context)[4:] - scores_after(model, context)[4:] / np.log(10)).max() for context in some_contexts(2)
+        np.abs(
+            kenlm_scores(read, context)[4:] - scores_after(model, context)[4:] / np.log(10)
+        ).max()
+        for context in some_contexts(2)
     ]
     assert max(differences) > 1e-3
 
@@ -229,7 +239,9 @@ def test_a_word_that_is_not_utf8_is_refused(tmp_path):
 
 @given(st.integers(0, len(FOREIGN)), st.binary(max_size=4))
 @settings(max_examples=200, deadline=None)
-def test_a_file_with_any_damage_is_read_or_refused_and_nothing_else(tmp_path_factory, place, bytes_):
+def test_a_file_with_any_damage_is_read_or_refused_and_nothing_else(
+    tmp_path_factory, place, bytes_
+):
     path = tmp_path_factory.getbasetemp() / "random.arpa"
     content = FOREIGN.encode()
     path.write_bytes(content[:place] + bytes_ + content[place + len(bytes_) :])

@@ -11,9 +11,25 @@ from taciturn.core import END, UNKNOWN
 from taciturn.export.combined import write_combined
 from taciturn.models.ngram import katz, kneser_ney
 
-WORDS = ["<pad>", "<unk>", "<bos>", "<eos>", ".", "...", "the", "it's", "san", "francisco", "über", "🙂", "with,comma"]
+WORDS = [
+    "<pad>",
+    "<unk>",
+    "<bos>",
+    "<eos>",
+    ".",
+    "...",
+    "the",
+    "it's",
+    "san",
+    "francisco",
+    "über",
+    "🙂",
+    "with,comma",
+]
 WORDS += ["two words", "x" * 48, "cat", "नमस्ते", "never"]
-THE, ITS, SAN, FRANCISCO, CAT = (WORDS.index(word) for word in ("the", "it's", "san", "francisco", "cat"))
+THE, ITS, SAN, FRANCISCO, CAT = (
+    WORDS.index(word) for word in ("the", "it's", "san", "francisco", "cat")
+)
 
 
 def text(seed: int = 0, messages: int = 400) -> np.ndarray:
@@ -21,7 +37,11 @@ def text(seed: int = 0, messages: int = 400) -> np.ndarray:
     said = []
     for _ in range(messages):
         for _ in range(generator.integers(1, 8)):
-            word = int(generator.choice([UNKNOWN, 4, 5, THE, THE, THE, ITS, SAN, SAN, 10, 11, 12, 13, 14, CAT]))
+            word = int(
+                generator.choice(
+                    [UNKNOWN, 4, 5, THE, THE, THE, ITS, SAN, SAN, 10, 11, 12, 13, 14, CAT]
+                )
+            )
             said += [SAN, FRANCISCO] if word == SAN else [word]
         said.append(END)
     return np.array(said)
@@ -30,7 +50,9 @@ def text(seed: int = 0, messages: int = 400) -> np.ndarray:
 def read_combined(path) -> tuple[dict[str, str], dict[str, int], dict[str, dict[str, int]]]:
     """Header, words and their followers, as strict as dicttool or stricter."""
     header, *lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    assert re.fullmatch(r"dictionary=[^:]+(:[^=]+=[^:]+)*", header)  # by which dicttool knows the format
+    assert re.fullmatch(
+        r"dictionary=[^:]+(:[^=]+=[^:]+)*", header
+    )  # by which dicttool knows the format
     pairs = [part.split("=") for part in header.split(",")]
     assert all(len(pair) == 2 and pair[1] for pair in pairs)
     words, followers = {}, {}
@@ -47,7 +69,13 @@ def read_combined(path) -> tuple[dict[str, str], dict[str, int], dict[str, dict[
 
 
 def written(tmp_path, model, **changes):
-    arguments = {"language": "en", "description": "made up", "version": 54, "date": 1414726260, **changes}
+    arguments = {
+        "language": "en",
+        "description": "made up",
+        "version": 54,
+        "date": 1414726260,
+        **changes,
+    }
     write_combined(tmp_path / "main_en.combined", model, WORDS, **arguments)
     return read_combined(tmp_path / "main_en.combined")
 
@@ -56,7 +84,13 @@ def written(tmp_path, model, **changes):
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_words_are_listed_and_punctuation_is_not(estimator, order, tmp_path):
     header, words, followers = written(tmp_path, estimator([text()], len(WORDS), order))
-    assert header == {"dictionary": "main:en", "locale": "en", "description": "made up", "date": "1414726260", "version": "54"}
+    assert header == {
+        "dictionary": "main:en",
+        "locale": "en",
+        "description": "made up",
+        "date": "1414726260",
+        "version": "54",
+    }
     assert set(words) == {"the", "it's", "san", "francisco", "über", "cat", "नमस्ते", "never"}
     assert list(words.values()) == sorted(words.values(), reverse=True)
     assert all(1 <= f <= 255 for f in words.values())
@@ -64,7 +98,9 @@ def test_words_are_listed_and_punctuation_is_not(estimator, order, tmp_path):
     assert any(followers.values()) == (order > 1)
 
 
-@pytest.mark.parametrize(("estimator", "steps"), [(katz, 3), (kneser_ney, 1)])  # Katz expects francisco after any word
+@pytest.mark.parametrize(
+    ("estimator", "steps"), [(katz, 3), (kneser_ney, 1)]
+)  # Katz expects francisco after any word
 def test_f_is_the_logarithm_of_how_often_a_word_comes(estimator, steps, tmp_path):
     """Also with Kneser and Ney's counts, by which francisco alone is rare: it was seen after one word only."""
     _, words, _ = written(tmp_path, estimator([text()], len(WORDS), 2))
@@ -95,7 +131,12 @@ def test_followers_are_the_likeliest_and_their_f_is_their_probability(tmp_path):
 
 @pytest.mark.parametrize(
     ("description", "expected"),
-    [("English, by us: ε=8\nsmall", "English by us ε 8 small"), ("", "-"), (" , ", "-"), ("#1 (US)", "#1 (US)")],
+    [
+        ("English, by us: ε=8\nsmall", "English by us ε 8 small"),
+        ("", "-"),
+        (" , ", "-"),
+        ("#1 (US)", "#1 (US)"),
+    ],
 )
 def test_descriptions_cannot_break_the_header(description, expected, tmp_path):
     header, *_ = written(tmp_path, katz([text()], len(WORDS), 1), description=description)
@@ -109,5 +150,7 @@ def test_locales_are_spelled_as_android_spells_them(tmp_path):
 
 def test_a_list_of_other_words_is_refused(tmp_path):
     with pytest.raises(ValueError, match="do not belong together"):
-        write_combined(tmp_path / "x.combined", katz([text()], len(WORDS), 1), WORDS[:-1], "en", "", 1, 1)
+        write_combined(
+            tmp_path / "x.combined", katz([text()], len(WORDS), 1), WORDS[:-1], "en", "", 1, 1
+        )
     assert not list(tmp_path.iterdir())

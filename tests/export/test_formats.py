@@ -20,14 +20,27 @@ FEW = {"words": 16_000, "entries": 2000}
 
 def test_a_word_list_made_by_a_simulation_says_so(copied_runs, tmp_path):
     population = Population(copied_runs / "people")
-    trained(population, tmp_path / "seeded", run={"rounds": 6, "evaluate_every": 6, "save_every": 6, "seed": 1})
+    trained(
+        population,
+        tmp_path / "seeded",
+        run={"rounds": 6, "evaluate_every": 6, "save_every": 6, "seed": 1},
+    )
     FinishedRun(tmp_path / "seeded").export(tmp_path / "out", "combined", **FEW)
-    assert "simulation" in (tmp_path / "out" / "main_en.combined").read_text().splitlines()[0].lower()
+    assert (
+        "simulation" in (tmp_path / "out" / "main_en.combined").read_text().splitlines()[0].lower()
+    )
 
 
-def test_what_is_sampled_from_a_model_without_privacy_is_not_said_to_cost_none(finished_runs, tmp_path):
-    FinishedRun(finished_runs / "plain").export(tmp_path / "out", "combined", non_private=True, **FEW)
-    assert "costs no privacy" not in (tmp_path / "out" / "main_en.combined").read_text().splitlines()[0]
+def test_what_is_sampled_from_a_model_without_privacy_is_not_said_to_cost_none(
+    finished_runs, tmp_path
+):
+    FinishedRun(finished_runs / "plain").export(
+        tmp_path / "out", "combined", non_private=True, **FEW
+    )
+    assert (
+        "costs no privacy"
+        not in (tmp_path / "out" / "main_en.combined").read_text().splitlines()[0]
+    )
 
 
 def test_a_statement_cannot_begin_the_data_of_an_arpa_file(tmp_path):
@@ -50,14 +63,20 @@ def test_a_language_cannot_write_words_into_a_list(tmp_path):
 
 
 def test_a_blocked_word_is_in_no_arpa_file(finished_runs, tmp_path):
-    FinishedRun(finished_runs / "private").export(tmp_path / "out", "arpa", blocklist=["Worda"], **FEW)
+    FinishedRun(finished_runs / "private").export(
+        tmp_path / "out", "arpa", blocklist=["Worda"], **FEW
+    )
     grams = (tmp_path / "out" / "model.arpa").read_text().split("\\data\\")[1]
     assert "worda" not in grams.split()
 
 
-def test_a_blocklist_that_a_format_cannot_hold_is_not_passed_over_in_silence(finished_runs, tmp_path):
+def test_a_blocklist_that_a_format_cannot_hold_is_not_passed_over_in_silence(
+    finished_runs, tmp_path
+):
     with pytest.raises(REFUSED, match="cannot hold a blocklist"):
-        FinishedRun(finished_runs / "private").export(tmp_path / "out", "model", blocklist=["worda"])
+        FinishedRun(finished_runs / "private").export(
+            tmp_path / "out", "model", blocklist=["worda"]
+        )
 
 
 def test_where_fewer_than_ten_words_are_allowed_the_graph_offers_none_that_is_not(finished_runs):
@@ -66,13 +85,21 @@ def test_where_fewer_than_ten_words_are_allowed_the_graph_offers_none_that_is_no
     assert isinstance(model, Recurrent)
     allowed = range(len(lettered_words()) - 5, len(lettered_words()))
     never = [word for word in range(len(lettered_words())) if word not in allowed]
-    session = runtime.InferenceSession(onnx_model(model.cell, model.weights, never, (), {}, False).SerializeToString())
-    state = {one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
+    session = runtime.InferenceSession(
+        onnx_model(model.cell, model.weights, never, (), {}, False).SerializeToString()
+    )
+    state = {
+        one.name: np.zeros((1, one.shape[1]), np.float32)
+        for one in session.get_inputs()
+        if one.name != "word"
+    }
     best = session.run(["top_words"], {"word": np.array([2]), **state})[0]
     assert set(best.ravel().tolist()) <= set(allowed)
 
 
-def test_a_word_list_that_does_not_say_what_the_model_says_is_not_written(finished_runs, tmp_path, monkeypatch):
+def test_a_word_list_that_does_not_say_what_the_model_says_is_not_written(
+    finished_runs, tmp_path, monkeypatch
+):
     """The n-grams are checked, and not the file that is made of them."""
     written = formats.write_combined
 

@@ -13,7 +13,12 @@ from pages import in_bytes
 from taciturn.core import BEGIN, UNKNOWN
 from taciturn.data.vocabulary import MORE_PUNCTUATION, PUNCTUATION, SPECIAL, Vocabulary, normalize
 from taciturn.export import javascript
-from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram
+from taciturn.export.javascript import (
+    Published,
+    check_javascript,
+    javascript_model,
+    javascript_ngram,
+)
 from taciturn.keyboard.predictor import Predictor
 from taciturn.models.cells import cifg, cifg_cell, gru, gru_cell, lstm, lstm_cell
 from taciturn.models.ngram import Level, NGram
@@ -72,13 +77,27 @@ TEXTS = {
 
 
 def guarantee(**changes) -> Guarantee:
-    known = {"run": "made up", "releases": 10, "epsilon": 8.0, "delta": 1e-10, "rho": 1.0, "accountant": "pld"}
+    known = {
+        "run": "made up",
+        "releases": 10,
+        "epsilon": 8.0,
+        "delta": 1e-10,
+        "rho": 1.0,
+        "accountant": "pld",
+    }
     known |= {"adjacency": "zero out one user", "randomness": "operating system", "head": "ab" * 32}
     return Guarantee(**(known | changes))
 
 
 def about(vocabulary: Vocabulary, **changes) -> Published:
-    made = Published("made up", vocabulary.words, vocabulary.about, guarantee(), "A statement.", "the posts of 40 people")
+    made = Published(
+        "made up",
+        vocabulary.words,
+        vocabulary.about,
+        guarantee(),
+        "A statement.",
+        "the posts of 40 people",
+    )
     return made._replace(**changes)
 
 
@@ -100,8 +119,13 @@ def ngram(vocabulary: int, order: int = 3, each: int = 6) -> NGram:
     levels = [Level(np.arange(vocabulary, dtype=np.uint64), unigrams, np.zeros(0, np.float32))]
     for _ in range(1, order):
         contexts = np.arange(0, len(levels[-1].keys), 2)
-        words = [np.sort(generator.choice(np.arange(3, vocabulary), each, replace=False)) for _ in contexts]
-        keys = np.concatenate([context * vocabulary + words for context, words in zip(contexts, words, strict=True)])
+        words = [
+            np.sort(generator.choice(np.arange(3, vocabulary), each, replace=False))
+            for _ in contexts
+        ]
+        keys = np.concatenate(
+            [context * vocabulary + words for context, words in zip(contexts, words, strict=True)]
+        )
         levels[-1] = levels[-1]._replace(backoff=logs(len(levels[-1].keys)) / 8)
         levels.append(Level(keys.astype(np.uint64), logs(len(keys)) / 3, np.zeros(0, np.float32)))
     return NGram(tuple(levels), vocabulary)
@@ -115,7 +139,9 @@ def in_node(script: str, body: str, given) -> list:
         f"console.log(JSON.stringify((() => {{ {body} }})()));"
     )
     asked = json.dumps({"script": script, "given": given})
-    done = subprocess.run(["node", "-e", program], input=asked, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["node", "-e", program], input=asked, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -127,13 +153,21 @@ PREDICTING = (
 
 
 def predicted(predictor: Predictor, texts: list[str]) -> list:
-    return [[list(found.words), found.continuation, found.replaces] for found in map(predictor.suggest, texts)]
+    return [
+        [list(found.words), found.continuation, found.replaces]
+        for found in map(predictor.suggest, texts)
+    ]
 
 
 @needs_node
 @pytest.mark.parametrize(
     ("cell", "model"),
-    [("lstm", lstm(37, 8, 11)), ("cifg", cifg(37, 8, 13)), ("cifg", cifg(37, 8, 13, tied=True)), ("gru", gru(37, 8, 10))],
+    [
+        ("lstm", lstm(37, 8, 11)),
+        ("cifg", cifg(37, 8, 13)),
+        ("cifg", cifg(37, 8, 13, tied=True)),
+        ("gru", gru(37, 8, 10)),
+    ],
     ids=["lstm", "cifg", "tied cifg", "gru"],
 )
 def test_a_recurrent_model_scores_in_javascript_as_in_python(cell, model):
@@ -150,7 +184,9 @@ def test_a_recurrent_model_scores_in_javascript_as_in_python(cell, model):
         expected.append(state[1])
     (found,) = check_javascript(script, [words], vocabulary.words)
     assert np.abs(found - np.array(expected)).max() < 1e-4
-    assert np.abs(np.diff(found, axis=0)).max() > 0.1  # words matter, or the comparison would say nothing
+    assert (
+        np.abs(np.diff(found, axis=0)).max() > 0.1
+    )  # words matter, or the comparison would say nothing
 
 
 @needs_node
@@ -159,7 +195,9 @@ def test_an_ngram_model_scores_in_javascript_as_in_python(order):
     model = ngram(60, order)
     words = np.random.default_rng(0).integers(1, 60, 80).tolist()
     vocabulary = Vocabulary((*SPECIAL, *map(str, range(56))))
-    (found,) = check_javascript(javascript_ngram(model, about(vocabulary)), [words], vocabulary.words)
+    (found,) = check_javascript(
+        javascript_ngram(model, about(vocabulary)), [words], vocabulary.words
+    )
     state, expected = model.start(), [model.scores(model.start())]
     for word in words:
         state = model.read(state, word)
@@ -172,7 +210,11 @@ def test_an_ngram_model_scores_in_javascript_as_in_python(order):
 def test_text_is_split_in_javascript_as_in_python(language):
     vocabulary = vocabulary_of(language)
     script = javascript_ngram(ngram(len(vocabulary)), about(vocabulary))
-    texts = [text for some in TEXTS.values() for text in some] + ["don`t", "don`t é", "A\nB\tC\x1cD\ufeffE"]
+    texts = [text for some in TEXTS.values() for text in some] + [
+        "don`t",
+        "don`t é",
+        "A\nB\tC\x1cD\ufeffE",
+    ]
     found = in_node(script, "return given.map((text) => made.vocabulary.split(text));", texts)
     assert found == [vocabulary.split(text) for text in texts]
 
@@ -193,9 +235,15 @@ def test_every_keystroke_brings_the_same_in_javascript_as_in_python(language):
 def test_continuations_are_the_same_in_javascript_as_in_python():
     vocabulary = vocabulary_of("en")
     model = ngram(len(vocabulary), each=2)
-    texts = [" ".join(pair) for pair in zip(vocabulary.words[16:], vocabulary.words[17:], strict=False)]
+    texts = [
+        " ".join(pair) for pair in zip(vocabulary.words[16:], vocabulary.words[17:], strict=False)
+    ]
     typed = [text[:end] for text in texts for end in range(len(text) + 1)]
-    found = in_node(javascript_ngram(model, about(vocabulary)), PREDICTING.replace("predictor()", "predictor(0.1)"), typed)
+    found = in_node(
+        javascript_ngram(model, about(vocabulary)),
+        PREDICTING.replace("predictor()", "predictor(0.1)"),
+        typed,
+    )
     assert found == predicted(Predictor(model, vocabulary, threshold=0.1), typed)
     assert sum(bool(continuation) for _, continuation, _ in found) > 20
 
@@ -206,7 +254,15 @@ def test_a_line_of_ten_thousand_words_is_read_as_in_python():
     model = ngram(len(vocabulary))
     words = np.random.default_rng(0).choice(vocabulary.words[16:], 10_000)
     line = " ".join(words)
-    texts = [line[:5000], line, line + " the d", line + " the d" + "\U0001d4bd" * 600, "x" * 2000, " " * 3000, line[:-3]]
+    texts = [
+        line[:5000],
+        line,
+        line + " the d",
+        line + " the d" + "\U0001d4bd" * 600,
+        "x" * 2000,
+        " " * 3000,
+        line[:-3],
+    ]
     found = in_node(javascript_ngram(model, about(vocabulary)), PREDICTING, texts)
     assert found == predicted(Predictor(model, vocabulary), texts)
 
@@ -217,7 +273,9 @@ def test_a_new_line_brings_the_same_in_javascript_as_in_python():
     model = ngram(len(vocabulary))
     text = "hello\nthe dog\n\ndo\r\nwe\n"
     typed = [text[:end] for end in range(len(text) + 1)]
-    assert in_node(javascript_ngram(model, about(vocabulary)), PREDICTING, typed) == predicted(Predictor(model, vocabulary), typed)
+    assert in_node(javascript_ngram(model, about(vocabulary)), PREDICTING, typed) == predicted(
+        Predictor(model, vocabulary), typed
+    )
 
 
 @needs_node
@@ -231,9 +289,13 @@ def test_readings_are_rescored_in_javascript_as_in_python():
         [["the ", readings], ["hello there ", readings]],
     )
     for text, ranked in zip(["the ", "hello there "], found, strict=True):
-        expected = Predictor(model, vocabulary).rescore(text, [(word, taps) for word, taps in readings], 0.7)
+        expected = Predictor(model, vocabulary).rescore(
+            text, [(word, taps) for word, taps in readings], 0.7
+        )
         assert [word for word, _ in ranked] == [word for word, _ in expected]
-        np.testing.assert_allclose([score for _, score in ranked], [score for _, score in expected], rtol=1e-5)
+        np.testing.assert_allclose(
+            [score for _, score in ranked], [score for _, score in expected], rtol=1e-5
+        )
 
 
 @needs_node
@@ -243,7 +305,9 @@ def test_a_blocked_word_is_never_suggested_and_an_open_one_is():
     texts = ["", "D", "do", "the ", "the d", "hello w", "hello "]
     suggested = {}
     for blocked in ([], ["Dog", "dogs"]):
-        found = in_node(javascript_ngram(model, about(vocabulary, blocked=blocked)), PREDICTING, texts)
+        found = in_node(
+            javascript_ngram(model, about(vocabulary, blocked=blocked)), PREDICTING, texts
+        )
         assert found == predicted(Predictor(model, vocabulary, blocked), texts)
         suggested[len(blocked)] = {word.lower() for words, _, _ in found for word in words}
     assert {"dog", "dogs"} <= suggested[0]  # the twin
@@ -267,8 +331,9 @@ def test_a_private_field_gets_nothing_and_leaves_nothing_and_an_open_one_does_bo
 def test_keyman_gets_a_model_that_answers_before_the_keystroke_is_made():
     vocabulary = vocabulary_of("en")
     model = ngram(len(vocabulary))
-    script = "globalThis.LMLayerWorker = { loadModel: (model) => (globalThis.keyman = model) };" + javascript_ngram(
-        model, about(vocabulary)
+    script = (
+        "globalThis.LMLayerWorker = { loadModel: (model) => (globalThis.keyman = model) };"
+        + javascript_ngram(model, about(vocabulary))
     )
     body = """
         const typed = keyman.predict({ insert: "o", deleteLeft: 0 }, { left: "the 👍 d" });
@@ -278,9 +343,15 @@ def test_keyman_gets_a_model_that_answers_before_the_keystroke_is_made():
     """
     typed, begun, capabilities, broken = in_node(script, body, None)
     predictor = Predictor(model, vocabulary)
-    assert [one["sample"]["displayAs"] for one in typed] == list(predictor.suggest("the 👍 do").words)
-    assert all(one["sample"]["transform"]["deleteLeft"] == 1 for one in typed)  # «d»; the «o» is not there yet
-    assert [one["sample"]["transform"]["insert"] for one in begun] == [f" {word}" for word in predictor.suggest("the ").words]
+    assert [one["sample"]["displayAs"] for one in typed] == list(
+        predictor.suggest("the 👍 do").words
+    )
+    assert all(
+        one["sample"]["transform"]["deleteLeft"] == 1 for one in typed
+    )  # «d»; the «o» is not there yet
+    assert [one["sample"]["transform"]["insert"] for one in begun] == [
+        f" {word}" for word in predictor.suggest("the ").words
+    ]
     assert begun[0]["sample"]["transform"]["deleteLeft"] == 1  # the second «e»
     assert all(0 < one["p"] < 1 for one in typed + begun)
     assert capabilities == {"leftContextCodePoints": 64, "rightContextCodePoints": 0}
@@ -290,22 +361,30 @@ def test_keyman_gets_a_model_that_answers_before_the_keystroke_is_made():
 @needs_node
 def test_a_script_carries_its_guarantee_wherever_it_goes():
     vocabulary = vocabulary_of("en")
-    script = javascript_ngram(ngram(len(vocabulary)), about(vocabulary, name="a */ name", statement="All of it."))
+    script = javascript_ngram(
+        ngram(len(vocabulary)), about(vocabulary, name="a */ name", statement="All of it.")
+    )
     header = script[: script.index("(function")]
     assert "ε = 8.00" in header
     assert guarantee().head in header
-    plain, statement, head = in_node(script, "return [made.plain, made.statement, made.head];", None)
+    plain, statement, head = in_node(
+        script, "return [made.plain, made.statement, made.head];", None
+    )
     assert plain == plain_words(guarantee(), "the posts of 40 people")
     assert (statement, head) == ("All of it.", guarantee().head)
 
 
 def test_plain_words_promise_no_more_than_the_guarantee():
-    strong, moderate, weak, none = (" ".join(plain_words(guarantee(epsilon=e), "x")) for e in (0.5, 8.0, 40.0, 5000.0))
+    strong, moderate, weak, none = (
+        " ".join(plain_words(guarantee(epsilon=e), "x")) for e in (0.5, 8.0, 40.0, 5000.0)
+    )
     assert "a strong promise" in strong
     assert "a moderate promise" in moderate
     assert "a weak promise" in weak
     assert "promises nothing" in none
-    assert plain_words(guarantee(epsilon=math.inf), "x")[0].endswith("NO privacy guarantee (ε = ∞).")
+    assert plain_words(guarantee(epsilon=math.inf), "x")[0].endswith(
+        "NO privacy guarantee (ε = ∞)."
+    )
     assert plain_words(guarantee(randomness="seeded simulation"), "x")[0].startswith("A simulation")
     assert "no user's text" in plain_words(None, "public speeches")[0]
 

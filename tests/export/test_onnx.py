@@ -15,17 +15,26 @@ from taciturn.models.stepping import Recurrent, step_weights
 from taciturn.release.gate import ExportRefused
 
 onnxruntime = pytest.importorskip("onnxruntime")
-MODELS = {"lstm": lstm(40, 8, 12), "cifg": cifg(40, 8, 12), "cifg tied": cifg(40, 8, 12, tied=True), "gru": gru(40, 8, 12)}
+MODELS = {
+    "lstm": lstm(40, 8, 12),
+    "cifg": cifg(40, 8, 12),
+    "cifg tied": cifg(40, 8, 12, tied=True),
+    "gru": gru(40, 8, 12),
+}
 TEXT = np.random.default_rng(0).integers(1, 40, 25)
 CELLS = {"lstm": lstm_cell, "cifg": cifg_cell, "gru": gru_cell}
 
 
 def content_of(kind: str, weights, never, restarts=(), about=None, as_bytes: bool = False) -> bytes:
-    return onnx_model(CELLS[kind], weights, never, restarts, about or {}, as_bytes).SerializeToString()
+    return onnx_model(
+        CELLS[kind], weights, never, restarts, about or {}, as_bytes
+    ).SerializeToString()
 
 
 def weights_of(name: str):
-    return step_weights(MODELS[name], jax.tree.map(lambda leaf: 2 * leaf, MODELS[name].init(jax.random.key(1))))
+    return step_weights(
+        MODELS[name], jax.tree.map(lambda leaf: 2 * leaf, MODELS[name].init(jax.random.key(1)))
+    )
 
 
 def said(cell, weights, restarts=()) -> np.ndarray:
@@ -52,7 +61,9 @@ def test_the_graph_of_bytes_says_what_the_bytes_stand_for(name):
     content = content_of(cell, weights, [BEGIN], as_bytes=True)
     scores = onnx_scores(content, TEXT)
     np.testing.assert_allclose(scores, said(cell, in_bytes(weights)), atol=1e-4)
-    assert not np.allclose(scores, said(cell, weights), atol=1e-4)  # the twin: they are other numbers
+    assert not np.allclose(
+        scores, said(cell, weights), atol=1e-4
+    )  # the twin: they are other numbers
 
 
 def test_a_gate_left_out_would_be_noticed():
@@ -63,7 +74,9 @@ def test_a_gate_left_out_would_be_noticed():
 
 def test_a_cell_of_what_onnx_has_no_node_for_is_refused():
     with pytest.raises(ExportRefused, match="not of cos"):
-        onnx_model(lambda x, r, carry: (jnp.cos(carry), carry), weights_of("gru"), [], [], {}, False)
+        onnx_model(
+            lambda x, r, carry: (jnp.cos(carry), carry), weights_of("gru"), [], [], {}, False
+        )
 
 
 def test_bytes_are_near_the_numbers_they_stand_for():
@@ -74,7 +87,10 @@ def test_bytes_are_near_the_numbers_they_stand_for():
 
 
 def test_a_tied_embedding_is_stored_once():
-    tied, free = (len(content_of("cifg", weights_of(name), [], as_bytes=True)) for name in ("cifg tied", "cifg"))
+    tied, free = (
+        len(content_of("cifg", weights_of(name), [], as_bytes=True))
+        for name in ("cifg tied", "cifg")
+    )
     assert free - tied > 40 * 8 * 0.9
 
 
@@ -91,7 +107,11 @@ def test_special_tokens_and_blocked_words_are_never_among_the_best():
     for never in ([0, 1, 2, 3], [0, 1, 2, 3, favourite]):
         content = content_of("cifg", weights, never)
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        zeros = {one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
+        zeros = {
+            one.name: np.zeros((1, one.shape[1]), np.float32)
+            for one in session.get_inputs()
+            if one.name != "word"
+        }
         (best,) = session.run(["top_words"], {"word": np.array([BEGIN]), **zeros})
         assert not set(never) & set(best[0].tolist())
         assert len(set(best[0].tolist())) == 10
@@ -101,7 +121,11 @@ def test_a_graph_takes_several_texts_at_once_and_carries_its_guarantee():
     about = {"guarantee": '{"epsilon": 8}'}
     content = content_of("gru", weights_of("gru"), [], (END,), about)
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    states = {one.name: np.zeros((5, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
+    states = {
+        one.name: np.zeros((5, one.shape[1]), np.float32)
+        for one in session.get_inputs()
+        if one.name != "word"
+    }
     (logits,) = session.run(["logits"], {"word": np.arange(5), **states})
     assert logits.shape == (5, 40)
     kept = session.get_modelmeta().custom_metadata_map

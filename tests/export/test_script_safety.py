@@ -15,11 +15,23 @@ needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="Node is no
 
 @needs_node
 @pytest.mark.parametrize(
-    "text", ["*/ throw 1 /*", "**//", "\n*/throw 1", "`${1}`", "'\"\\", "\u2028throw 1", "\r\nthrow 1//", "x" * 99 + "*/"]
+    "text",
+    [
+        "*/ throw 1 /*",
+        "**//",
+        "\n*/throw 1",
+        "`${1}`",
+        "'\"\\",
+        "\u2028throw 1",
+        "\r\nthrow 1//",
+        "x" * 99 + "*/",
+    ],
 )
 def test_no_name_of_a_model_or_a_word_breaks_out_of_its_script(text):
     vocabulary = lettered_words()
-    spelled = replace(vocabulary, words=(*vocabulary.words[:-1], text.replace("\n", "").replace("\r", "")))
+    spelled = replace(
+        vocabulary, words=(*vocabulary.words[:-1], text.replace("\n", "").replace("\r", ""))
+    )
     about = published(spelled, text, blocked=(text,))._replace(statement=text, learned_from=text)
     script = javascript_ngram(counted(spelled, "worda wordb ."), about)
     (scores,) = check_javascript(script, [[END]], spelled.words)
@@ -40,6 +52,14 @@ def test_a_script_whose_words_are_not_those_of_its_model_does_not_pass_the_check
     model, right = counted(vocabulary, "worda wordb ."), published(vocabulary)
     assert check_javascript(javascript_ngram(model, right), [[END]], right.words)
     with pytest.raises((ValueError, *REFUSED), match="does not run in Node"):
-        check_javascript(javascript_ngram(model, right._replace(words=(*right.words[:-1], "a\nb"))), [[END]], right.words)
+        check_javascript(
+            javascript_ngram(model, right._replace(words=(*right.words[:-1], "a\nb"))),
+            [[END]],
+            right.words,
+        )
     with pytest.raises(REFUSED, match="other words than the model"):
-        check_javascript(javascript_ngram(model, right._replace(words=(*right.words[:-1], "another"))), [[END]], right.words)
+        check_javascript(
+            javascript_ngram(model, right._replace(words=(*right.words[:-1], "another"))),
+            [[END]],
+            right.words,
+        )

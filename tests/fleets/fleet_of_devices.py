@@ -28,18 +28,29 @@ SETTINGS = {
 
 
 def fleet_recipe(population, **sections):
-    merged = {name: values if not isinstance(values, dict) else values | sections.pop(name, {}) for name, values in SETTINGS.items()}
+    merged = {
+        name: values if not isinstance(values, dict) else values | sections.pop(name, {})
+        for name, values in SETTINGS.items()
+    }
     return tiny_recipe(population, **(merged | sections))
 
 
 class FleetOfDevices:
-    def __init__(self, folder, vocabulary, count=12, faults=(), most_bytes=2**20, **sections) -> None:
+    def __init__(
+        self, folder, vocabulary, count=12, faults=(), most_bytes=2**20, **sections
+    ) -> None:
         """`faults` change or lose answers (LocalLink)."""
         self.folder, self.vocabulary = folder, vocabulary
-        people = write_population(folder / "people", made_up_users(count), {}, vocabulary, {"source": "made up"})
+        people = write_population(
+            folder / "people", made_up_users(count), {}, vocabulary, {"source": "made up"}
+        )
         self.texts = [np.asarray(people.texts[number]) for number in range(count)]
         self.population = write_population(
-            folder / "server", {}, made_up_users(12, seed=1), vocabulary, {"source": "made up", "on_devices": True}
+            folder / "server",
+            {},
+            made_up_users(12, seed=1),
+            vocabulary,
+            {"source": "made up", "on_devices": True},
         )
         self.recipe = with_noise(fleet_recipe(self.population, **sections), 30_000)
         self.keys = [Ed25519PrivateKey.generate() for _ in range(count)]
@@ -55,12 +66,18 @@ class FleetOfDevices:
         folder = self.folder / f"device-{number}"
         folder.mkdir(exist_ok=True)
         own = key or self.keys[number], ISSUER.authority
-        device = assemble.build_device(recipe or self.recipe, self.vocabulary, self.texts[number], *own, folder, wishes)
-        program = self.programs.setdefault((recipe or self.recipe).fingerprint, device._program)  # compiled once
+        device = assemble.build_device(
+            recipe or self.recipe, self.vocabulary, self.texts[number], *own, folder, wishes
+        )
+        program = self.programs.setdefault(
+            (recipe or self.recipe).fingerprint, device._program
+        )  # compiled once
 
         def noted(message, user, key):
             report = program(message, user, key)
-            self.reports.setdefault(int(message.public.round), []).append(np.asarray(report.update).astype(np.uint32))
+            self.reports.setdefault(int(message.public.round), []).append(
+                np.asarray(report.update).astype(np.uint32)
+            )
             return report
 
         device._program = noted

@@ -5,17 +5,33 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from taciturn.fleets.devices.transport import FAILED, GONE, LARGE, MOST_BYTES, ComeBackLater, Handler, answer_of, answered
+from taciturn.fleets.devices.transport import (
+    FAILED,
+    GONE,
+    LARGE,
+    MOST_BYTES,
+    ComeBackLater,
+    Handler,
+    answer_of,
+    answered,
+)
 from taciturn.progress import Progress, unwatched
 
-Fault = Callable[[int, str, bytes], bytes | None]  # device, kind, answer → the answer that arrives, if any
+Fault = Callable[
+    [int, str, bytes], bytes | None
+]  # device, kind, answer → the answer that arrives, if any
 
 
 class LocalLink:
     """Every answer passes through `faults`, in the device's thread, which may change it, sleep until it is too late, or lose it (None).
     What is lost is known here at once, so that a test of it need not wait."""
 
-    def __init__(self, handlers: Mapping[int, Handler], faults: tuple[Fault, ...] = (), most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        faults: tuple[Fault, ...] = (),
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
         self._faults, self._most_bytes = faults, most_bytes
         self._devices: dict[int, _Device] = {}
         for number, handler in handlers.items():
@@ -30,16 +46,33 @@ class LocalLink:
         self._devices.pop(number, None)
 
     def devices(self) -> list[int]:
-        return sorted(number for number, device in self._devices.items() if device.back_at <= time.monotonic())
+        return sorted(
+            number for number, device in self._devices.items() if device.back_at <= time.monotonic()
+        )
 
     def ask(
-        self, kind: str, contents: Mapping[int, bytes], seconds: float, progress: Progress = unwatched, shared: bytes = b""
+        self,
+        kind: str,
+        contents: Mapping[int, bytes],
+        seconds: float,
+        progress: Progress = unwatched,
+        shared: bytes = b"",
     ) -> dict[int, bytes]:
-        deadline, connected, came = time.monotonic() + seconds, set(self.devices()), queue.SimpleQueue()
-        outcomes: dict[int, bytes | str] = {number: GONE for number in contents if number not in connected}
+        deadline, connected, came = (
+            time.monotonic() + seconds,
+            set(self.devices()),
+            queue.SimpleQueue(),
+        )
+        outcomes: dict[int, bytes | str] = {
+            number: GONE for number in contents if number not in connected
+        }
         for number in contents:
             if number not in outcomes:
-                threading.Thread(target=self._work, args=(came, number, kind, contents[number] + shared), daemon=True).start()
+                threading.Thread(
+                    target=self._work,
+                    args=(came, number, kind, contents[number] + shared),
+                    daemon=True,
+                ).start()
         while len(outcomes) < len(contents):
             try:
                 number, outcome = came.get(timeout=max(0.0, deadline - time.monotonic()))

@@ -25,20 +25,41 @@ class LyingServer:
         self.agreement = assemble.agreement(self.fleet.recipe, vocabulary, ISSUER.authority)
         self.modulus = 1 << self.agreement.modulus_bits
         mechanism = build.algorithm(self.fleet.recipe, len(vocabulary)).mechanism
-        params = build.language_model(self.fleet.recipe.model, len(vocabulary)).init(jax.random.key(7))
+        params = build.language_model(self.fleet.recipe.model, len(vocabulary)).init(
+            jax.random.key(7)
+        )
         self.honest = Message(params, mechanism.public(mechanism.init(params)))
 
     def filled(self, value):
-        return self.honest._replace(params=jax.tree.map(lambda leaf: jnp.full_like(leaf, value), self.honest.params))
+        return self.honest._replace(
+            params=jax.tree.map(lambda leaf: jnp.full_like(leaf, value), self.honest.params)
+        )
 
-    def round(self, number, who=range(9), given=None, told=None, run=b"run", name=None, trust=TRUST, certificates=None):
+    def round(
+        self,
+        number,
+        who=range(9),
+        given=None,
+        told=None,
+        run=b"run",
+        name=None,
+        trust=TRUST,
+        certificates=None,
+    ):
         """`given` and `told` are the messages by device: what it gets, and of what it is told the hash."""
         certificates = certificates or self.fleet.enrolled.certificates
         given = {one: fields.arrays_to_bytes((given or {}).get(one, self.honest)) for one in who}
         told = {one: fields.arrays_to_bytes(told[one]) if told else given[one] for one in who}
         name, round = name or fields.new_name(), str(number).encode()
-        hashes = {one: fields.message_hash(run, round, message, KEY) for one, message in told.items()}
-        server = ServerRound(self.agreement._replace(round=name, message=hashes[min(who)], dismissed=trust.dismissed.digest()), trust)
+        hashes = {
+            one: fields.message_hash(run, round, message, KEY) for one, message in told.items()
+        }
+        server = ServerRound(
+            self.agreement._replace(
+                round=name, message=hashes[min(who)], dismissed=trust.dismissed.digest()
+            ),
+            trust,
+        )
         signed = {one: (certificates[one].to_bytes(), trust.dismissed.to_bytes()) for one in who}
 
         def take(kind, questions):
@@ -46,9 +67,21 @@ class LyingServer:
             if refused:
                 raise Refused(next(iter(refused.values())))
 
-        take(fields.ADVERTISE, {one: fields.pack_fields(name, run, round, hashes[one], *signed[one]) for one in who})
-        take(fields.SHARE, {one: question + server.shared for one, question in server.questions().items()})
-        take(fields.REPORT, {one: fields.pack_fields(sent, KEY, given[one]) for one, sent in server.questions().items()})
+        take(
+            fields.ADVERTISE,
+            {one: fields.pack_fields(name, run, round, hashes[one], *signed[one]) for one in who},
+        )
+        take(
+            fields.SHARE,
+            {one: question + server.shared for one, question in server.questions().items()},
+        )
+        take(
+            fields.REPORT,
+            {
+                one: fields.pack_fields(sent, KEY, given[one])
+                for one, sent in server.questions().items()
+            },
+        )
         take(fields.SIGN, server.questions())
         take(fields.UNMASK, server.questions())
         return server.total()

@@ -13,7 +13,11 @@ class Releases:
     """Counts what is given out. A total that was noised and then lost in a crash has met nobody."""
 
     def __init__(self, monkeypatch, ledger):
-        self.left, self.met, self.uncharged = {}, {}, []  # (run, round) → estimates; noise keys → totals
+        self.left, self.met, self.uncharged = (
+            {},
+            {},
+            [],
+        )  # (run, round) → estimates; noise keys → totals
         whole = Curator.private_mean
 
         def noted(curator, params, state, round):
@@ -29,7 +33,10 @@ class Releases:
             finally:
                 curator._release = release
             rows = [json.loads(line) for line in ledger.read_text().splitlines()]
-            if not any(row["kind"] == "charge" and (row["run"], row["round"]) == (run, round) for row in rows):
+            if not any(
+                row["kind"] == "charge" and (row["run"], row["round"]) == (run, round)
+                for row in rows
+            ):
                 self.uncharged.append(round)
             self.left.setdefault((run, round), set()).add(digest(estimate))
             for key, total in meeting:
@@ -45,4 +52,6 @@ class Releases:
 
 
 def digest(arrays) -> str:
-    return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(arrays))).hexdigest()
+    return hashlib.sha256(
+        b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(arrays))
+    ).hexdigest()

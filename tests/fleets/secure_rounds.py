@@ -14,7 +14,18 @@ from taciturn.fleets.secure_aggregation.server_cell import ServerCell, Total
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 
 STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK
-TERMS = Terms(b"round 1", bytes(32), TRUST.dismissed.digest(), b"fingerprint", 20, 50, dropouts=0.3, corrupt=0.1, least=2, most=1000)
+TERMS = Terms(
+    b"round 1",
+    bytes(32),
+    TRUST.dismissed.digest(),
+    b"fingerprint",
+    20,
+    50,
+    dropouts=0.3,
+    corrupt=0.1,
+    least=2,
+    most=1000,
+)
 
 
 def carried(message):
@@ -34,7 +45,10 @@ class Cohort:
         self.terms = terms
         ids = sorted(int(one) for one in generator.choice(2**62, count, replace=False))
         self.keys = {one: Ed25519PrivateKey.generate() for one in ids}
-        self.values = {one: generator.integers(0, 2**terms.modulus_bits, terms.length).astype(np.uint32) for one in ids}
+        self.values = {
+            one: generator.integers(0, 2**terms.modulus_bits, terms.length).astype(np.uint32)
+            for one in ids
+        }
         self.start(terms)
 
     def start(self, terms: Terms) -> None:
@@ -60,7 +74,9 @@ class Cohort:
 
     def gone(self, share: float, seed: int = 0) -> set[int]:
         count = int(share * len(self.ids) + 1e-9)
-        return {int(one) for one in np.random.default_rng(seed).choice(self.ids, count, replace=False)}
+        return {
+            int(one) for one in np.random.default_rng(seed).choice(self.ids, count, replace=False)
+        }
 
     def run(self, gone: dict[str, set[int]] | None = None, until: str = UNMASK) -> None:
         """`gone`: who vanishes before it sends what it would in a stage."""
@@ -85,7 +101,9 @@ class Cohort:
     def _ask(self, stage: str) -> dict:
         if stage in (ADVERTISE, SHARE):
             return dict.fromkeys(self.ids) if stage == ADVERTISE else self.server.rosters()
-        return {MASK: self.cell.deliveries, SIGN: self.cell.survivors, UNMASK: self.cell.requests}[stage]()
+        return {MASK: self.cell.deliveries, SIGN: self.cell.survivors, UNMASK: self.cell.requests}[
+            stage
+        ]()
 
     def _say(self, stage: str, one: int, asked):
         device = self.devices[one]
@@ -99,23 +117,38 @@ class Cohort:
         if stage == ADVERTISE:
             return self.server.take_advert
         cell = self.cell
-        return {SHARE: cell.take_shares, MASK: cell.take_report, SIGN: cell.take_signature, UNMASK: cell.take_answer}[stage]
+        return {
+            SHARE: cell.take_shares,
+            MASK: cell.take_report,
+            SIGN: cell.take_signature,
+            UNMASK: cell.take_answer,
+        }[stage]
 
 
 def put_together(cohort, owner, kind, answers, given=()):
     """A secret from all shares that a server has, those that corrupt devices gave it among them, or None where they are too few."""
     order = sorted(cohort.ids)
-    shares = {one: getattr(answer, kind)[owner] for one, answer in answers.items() if owner in getattr(answer, kind)}
-    shares |= {one: cohort.devices[one]._held[owner][("seeds", "mask_keys").index(kind)] for one in given}
+    shares = {
+        one: getattr(answer, kind)[owner]
+        for one, answer in answers.items()
+        if owner in getattr(answer, kind)
+    }
+    shares |= {
+        one: cohort.devices[one]._held[owner][("seeds", "mask_keys").index(kind)] for one in given
+    }
     needed = cohort.cell.threshold
     if len(shares) < needed:
         return None
-    return Secret(shamir.reconstruct({order.index(one) + 1: shares[one] for one in list(shares)[:needed]}))
+    return Secret(
+        shamir.reconstruct({order.index(one) + 1: shares[one] for one in list(shares)[:needed]})
+    )
 
 
 def stripped(cohort, one, report, keys):
     """A report without the masks of the keys, which are by peer; None stands for the device's own."""
-    words = unpack(report.packed, cohort.terms.length, cohort.terms.modulus_bits).astype(masks.words(cohort.terms.modulus_bits))
+    words = unpack(report.packed, cohort.terms.length, cohort.terms.modulus_bits).astype(
+        masks.words(cohort.terms.modulus_bits)
+    )
     plus = [key for peer, key in keys.items() if peer is None or one < peer]
     minus = [key for peer, key in keys.items() if peer is not None and one > peer]
     masks.add_masks(words, minus, plus)

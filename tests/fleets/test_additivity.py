@@ -34,7 +34,9 @@ class Written:
 def program(bound=flat_clip(0.5)):
     def report(message, user, key):
         counts = jnp.sum(jax.nn.one_hot(user.batches, 8), axis=(0, 1, 2))
-        return encode(bound, message.public, {"w": message.params["w"] * counts[:, None]}, user.weight, key)
+        return encode(
+            bound, message.public, {"w": message.params["w"] * counts[:, None]}, user.weight, key
+        )
 
     return report
 
@@ -81,7 +83,11 @@ def seat_dependent(where: str):
             calls.append(1)
             sum = add(total, message, key, users, ids)
             present = np.asarray(users.weight) > 0
-            off = {"a seat": present[0], "company": present.sum() == 4, "now and then": len(calls) % 2}[where]
+            off = {
+                "a seat": present[0],
+                "company": present.sum() == 4,
+                "now and then": len(calls) % 2,
+            }[where]
             return jax.tree.map(lambda leaf: leaf + jnp.asarray(int(off), leaf.dtype), sum)
 
         return added
@@ -91,7 +97,9 @@ def seat_dependent(where: str):
 
 @pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("where", ["a seat", "company", "now and then"])
-def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_trained(monkeypatch, where, side_by_side):
+def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_trained(
+    monkeypatch, where, side_by_side
+):
     monkeypatch.setattr(in_process, "_adder", seat_dependent(where))
     made = fleet(monkeypatch, side_by_side)
     loaded = []
@@ -112,9 +120,21 @@ def test_after_a_refusal_the_program_before_it_is_summed_by_itself(monkeypatch):
         with pytest.raises(NotAdditive, match="Nothing was trained"):
             made.sum_reports(program(), MESSAGE, cohort, KEY)
         refused = made._add
-    assert all(map(np.array_equal, jax.tree.leaves(right), jax.tree.leaves(made.sum_reports(first, MESSAGE, cohort, KEY))))
+    assert all(
+        map(
+            np.array_equal,
+            jax.tree.leaves(right),
+            jax.tree.leaves(made.sum_reports(first, MESSAGE, cohort, KEY)),
+        )
+    )
     made._add = refused  # the twin: what the fleet would sum with
-    assert not all(map(np.array_equal, jax.tree.leaves(right), jax.tree.leaves(made.sum_reports(first, MESSAGE, cohort, KEY))))
+    assert not all(
+        map(
+            np.array_equal,
+            jax.tree.leaves(right),
+            jax.tree.leaves(made.sum_reports(first, MESSAGE, cohort, KEY)),
+        )
+    )
 
 
 def test_accelerators_of_one_machine_that_compute_differently_are_refused(monkeypatch):
@@ -124,7 +144,10 @@ def test_accelerators_of_one_machine_that_compute_differently_are_refused(monkey
 
     def on_either(message, key, device, seats):
         off = more * np.sum(seats >= 0) if device is second else 0
-        return jax.tree.map(lambda leaf: leaf + jnp.asarray(off, leaf.dtype), usual(made, message, key, first, seats))
+        return jax.tree.map(
+            lambda leaf: leaf + jnp.asarray(off, leaf.dtype),
+            usual(made, message, key, first, seats),
+        )
 
     made._devices = [first, second]
     monkeypatch.setattr(made, "_made_up_sum", on_either)
@@ -135,13 +158,23 @@ def test_accelerators_of_one_machine_that_compute_differently_are_refused(monkey
 
 
 @pytest.mark.parametrize("size", [2, 7, 16, 250])
-def test_a_program_for_which_padding_is_a_step_is_refused_whatever_the_size_of_a_chunk(monkeypatch, size):
+def test_a_program_for_which_padding_is_a_step_is_refused_whatever_the_size_of_a_chunk(
+    monkeypatch, size
+):
     """Whoever is trained beside a user with more text takes as many steps as that user: the last of them must change nothing."""
 
     def padded(step):
         def report(message, user, key):
-            steps = jax.lax.fori_loop(0, user.steps, lambda index, sum: sum + step(user.batches[index]), jnp.float32(0))
-            return encode(flat_clip(0.5), message.public, {"w": 0 * message.params["w"] + steps}, user.weight, key)
+            steps = jax.lax.fori_loop(
+                0, user.steps, lambda index, sum: sum + step(user.batches[index]), jnp.float32(0)
+            )
+            return encode(
+                flat_clip(0.5),
+                message.public,
+                {"w": 0 * message.params["w"] + steps},
+                user.weight,
+                key,
+            )
 
         return report
 
@@ -149,7 +182,9 @@ def test_a_program_for_which_padding_is_a_step_is_refused_whatever_the_size_of_a
     monkeypatch.setattr(in_process, "_chunk_size", lambda *arguments: size)
     with pytest.raises(NotAdditive, match="depends on who else"):
         made.sum_reports(padded(lambda batch: 0.01), MESSAGE, np.arange(4), KEY)
-    made.sum_reports(padded(lambda batch: 0.01 * jnp.any(batch != 0)), MESSAGE, np.arange(4), KEY)  # the twin: only text counts
+    made.sum_reports(
+        padded(lambda batch: 0.01 * jnp.any(batch != 0)), MESSAGE, np.arange(4), KEY
+    )  # the twin: only text counts
 
 
 def test_the_test_is_made_once_for_a_program(monkeypatch):
@@ -191,7 +226,10 @@ def test_no_device_program_adds_rows_one_after_another():
     folder = Path(taciturn.__file__).parent
     sources = [*(folder / "models").glob("*.py"), *(folder / "algorithms").glob("*.py")]
     assert sources
-    allowed = ("matrix.at[places].add", "nothing.at[places.reshape(-1)].add")  # a remark, and more places than a device's batch has
+    allowed = (
+        "matrix.at[places].add",
+        "nothing.at[places.reshape(-1)].add",
+    )  # a remark, and more places than a device's batch has
     texts = {path.name: path.read_text() for path in sources}
     for one in allowed:
         texts = {name: text.replace(one, "") for name, text in texts.items()}
@@ -202,7 +240,14 @@ class Reading(SimulatedFleet):
     """Of forty chunks, which only says which one was read: by whom, and how many lay about."""
 
     def __init__(self, bad: int = -1) -> None:
-        self.bad, self.lying, self.most, self.began, self._texts, self._devices = bad, 0, 0, [], None, jax.local_devices()
+        self.bad, self.lying, self.most, self.began, self._texts, self._devices = (
+            bad,
+            0,
+            0,
+            [],
+            None,
+            jax.local_devices(),
+        )
 
     def _load(self, texts, chunk, device):
         self.began.append(chunk)
@@ -229,7 +274,9 @@ def test_chunks_come_in_order_and_two_at_most_are_in_memory_besides_the_one_that
     assert reading.most <= 3
 
 
-@pytest.mark.parametrize(("bad", "failing_at", "error"), [(20, -1, "this shard is gone"), (-1, 20, "not a number")])
+@pytest.mark.parametrize(
+    ("bad", "failing_at", "error"), [(20, -1, "this shard is gone"), (-1, 20, "not a number")]
+)
 def test_an_error_of_the_reader_or_of_the_program_ends_both(bad, failing_at, error):
     before, reading = threading.active_count(), Reading(bad)
     with pytest.raises((OSError, FloatingPointError), match=error) as raised:
@@ -244,7 +291,10 @@ def test_a_reader_that_is_not_waited_for_would_be_noticed(monkeypatch):
 
     def all_at_once(self, chunks):
         reader = ThreadPoolExecutor(1)
-        yield from (one.result() for one in [reader.submit(self._load, self._texts, chunk, None) for chunk in chunks])
+        yield from (
+            one.result()
+            for one in [reader.submit(self._load, self._texts, chunk, None) for chunk in chunks]
+        )
 
     monkeypatch.setattr(Reading, "_loaded_ahead", all_at_once)
     before, reading = threading.active_count(), Reading()

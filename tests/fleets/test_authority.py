@@ -10,7 +10,12 @@ from cryptography import x509
 
 from enrolling import load_device_key, public
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.wire.authority import certify_server, device_request, make_authority, requested_key
+from taciturn.fleets.wire.authority import (
+    certify_server,
+    device_request,
+    make_authority,
+    requested_key,
+)
 
 
 @pytest.fixture
@@ -72,7 +77,9 @@ def test_an_authority_is_never_replaced(fleet):
 
 def test_a_server_can_be_certified_again(fleet):
     certify_server(fleet / "authority", fleet / "server", ["localhost"])
-    assert handshake(fleet / "server", fleet / "authority" / "authority.crt", "localhost") == "TLSv1.3"
+    assert (
+        handshake(fleet / "server", fleet / "authority" / "authority.crt", "localhost") == "TLSv1.3"
+    )
 
 
 def test_without_an_authority_nothing_is_certified(tmp_path):
@@ -90,12 +97,18 @@ def test_a_device_keeps_its_key_and_asks_with_a_line(fleet):
     assert device_request(fleet / "another") != line
 
 
-@pytest.mark.parametrize("spoilt", ["", "nonsense", "taciturn-device:", "cut", "changed", "another's"])
+@pytest.mark.parametrize(
+    "spoilt", ["", "nonsense", "taciturn-device:", "cut", "changed", "another's"]
+)
 def test_what_is_not_a_request_is_refused_in_words(fleet, spoilt):
     """Nobody asks with a key that is not theirs: the line is signed with it."""
     line, other = device_request(fleet / "device"), device_request(fleet / "another")
     start = line.index(":") + 44
-    changed = {"cut": line[:-4], "changed": line[:-1] + ("A" if line[-1] != "A" else "B"), "another's": line[:start] + other[start:]}
+    changed = {
+        "cut": line[:-4],
+        "changed": line[:-1] + ("A" if line[-1] != "A" else "B"),
+        "another's": line[:start] + other[start:],
+    }
     with pytest.raises(LinkError, match="is not one that a device made"):
         requested_key(changed.get(spoilt, spoilt))
 

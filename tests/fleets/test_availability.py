@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from taciturn.fleets.simulation.availability import Clock, Devices, Habits, TooFewDevices, simulate_rounds
+from taciturn.fleets.simulation.availability import (
+    Clock,
+    Devices,
+    Habits,
+    TooFewDevices,
+    simulate_rounds,
+)
 
 
 def share(devices, hour):
@@ -49,7 +55,9 @@ def test_rounds_fail_when_too_many_drop_out_and_timers_are_spent_all_the_same():
 
 
 def test_the_same_seed_gives_the_same_fleet():
-    assert simulate_rounds(Devices(2000, Habits()), 50, 20, 10.0) == simulate_rounds(Devices(2000, Habits()), 50, 20, 10.0)
+    assert simulate_rounds(Devices(2000, Habits()), 50, 20, 10.0) == simulate_rounds(
+        Devices(2000, Habits()), 50, 20, 10.0
+    )
 
 
 def test_those_who_waited_in_vain_are_told_to_come_back_at_different_times():

@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 from taciturn.fleets.secure_aggregation.bit_packing import BLOCK, pack, packed_bytes, unpack
 
 
-@given(st.integers(1, 32).flatmap(lambda bits: st.tuples(st.just(bits), st.lists(st.integers(0, 2**bits - 1)))))
+@given(
+    st.integers(1, 32).flatmap(
+        lambda bits: st.tuples(st.just(bits), st.lists(st.integers(0, 2**bits - 1)))
+    )
+)
 def test_numbers_stand_side_by_side_in_one_long_number(case):
     bits, numbers = case
     packed = pack(np.array(numbers, np.uint32), bits)

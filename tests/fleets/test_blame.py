@@ -77,7 +77,9 @@ def test_nor_does_it_help_to_send_some_shares_that_fit_nothing(garbled, monkeypa
     for device, roster in cohort.server.rosters().items():
         with monkeypatch.context() as cut:
             if device == liar:
-                cut.setattr(shamir, "share", lambda *args: [bytes(33)] * garbled + whole(*args)[garbled:])
+                cut.setattr(
+                    shamir, "share", lambda *args: [bytes(33)] * garbled + whole(*args)[garbled:]
+                )
             cohort.cell.take_shares(device, cohort.devices[device].share(roster))
     report_and_sign(cohort)
     for device, request in cohort.cell.requests().items():
@@ -187,7 +189,9 @@ def with_a_liar(tmp_path, vocabulary, monkeypatch):
     """Device 2 commits to another seed than it has, whenever it is asked."""
     honest = DeviceRound.advertise
     lying = lying_about_its_seed(honest)
-    monkeypatch.setattr(DeviceRound, "advertise", lambda one: (lying if one._device == 2 else honest)(one))
+    monkeypatch.setattr(
+        DeviceRound, "advertise", lambda one: (lying if one._device == 2 else honest)(one)
+    )
 
     def made(count, **sections):
         sections = {"run": {"rounds": 3, "evaluate_every": 3}} | sections
@@ -204,7 +208,9 @@ def with_a_liar(tmp_path, vocabulary, monkeypatch):
     return made
 
 
-def test_a_device_that_breaks_the_protocol_is_left_out_after_the_first_time(with_a_liar, tmp_path, caplog):
+def test_a_device_that_breaks_the_protocol_is_left_out_after_the_first_time(
+    with_a_liar, tmp_path, caplog
+):
     fleet, asked = with_a_liar(10)
     with caplog.at_level(logging.INFO, "taciturn.fleet"):
         finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
@@ -217,7 +223,9 @@ def test_a_device_that_breaks_the_protocol_is_left_out_after_the_first_time(with
     assert not any(b"device 2:" in path.read_bytes() for path in public)
 
 
-def test_it_stays_left_out_after_a_crash_and_who_it_is_stands_in_private_notes_alone(with_a_liar, tmp_path):
+def test_it_stays_left_out_after_a_crash_and_who_it_is_stands_in_private_notes_alone(
+    with_a_liar, tmp_path
+):
     """There are just as many as are asked: without it the run waits for more, and is told how many broke the protocol and not who."""
     fleet, asked = with_a_liar(9)
     run = tmp_path / "run"
@@ -242,6 +250,12 @@ def test_the_twin_that_blames_nobody_asks_it_every_time(with_a_liar, tmp_path, m
 
 
 def test_whoever_is_one_too_many_has_broken_nothing(tmp_path, vocabulary):
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 3, "evaluate_every": 3}, fleet={"most_reports": 8})
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        count=9,
+        run={"rounds": 3, "evaluate_every": 3},
+        fleet={"most_reports": 8},
+    )
     finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert finished.guarantee.releases == 3

@@ -24,7 +24,12 @@ from taciturn.core import FailedRound
 from taciturn.fleets.devices import fields
 from taciturn.fleets.secure_aggregation import cells, workers
 from taciturn.fleets.secure_aggregation.cells import MOST, UNLIKELY, colluders, threshold
-from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, UnmaskRequest
+from taciturn.fleets.secure_aggregation.messages import (
+    Roster,
+    SealedShares,
+    Survivors,
+    UnmaskRequest,
+)
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.release.privacy_statement import statement
@@ -37,8 +42,13 @@ SHARES = [(0.0, 0.0), (0.1, 0.05), (0.2, 0.1), (0.3, 0.0), (0.3, 0.05), (0.3, 0.
 
 
 @pytest.mark.parametrize("corrupt", [0.01, 0.05, 0.1, 0.2])
-@pytest.mark.parametrize(("cohort", "cell"), [(201, 100), (300, 150), (1000, 100), (1000, 200), (6500, 197), (10_000, 200)])
-def test_more_colluders_in_any_cell_are_unlikely_and_a_smaller_bound_would_not_do(cohort, cell, corrupt):
+@pytest.mark.parametrize(
+    ("cohort", "cell"),
+    [(201, 100), (300, 150), (1000, 100), (1000, 200), (6500, 197), (10_000, 200)],
+)
+def test_more_colluders_in_any_cell_are_unlikely_and_a_smaller_bound_would_not_do(
+    cohort, cell, corrupt
+):
     bad, count = colluders(cohort, cell, corrupt), math.ceil(cohort / cell)
     of_scipy = stats.hypergeom(cohort, math.floor(corrupt * cohort + 1e-9), cell)
     assert count * of_scipy.sf(bad) <= 2.0**-UNLIKELY * (1 + 1e-6)
@@ -57,7 +67,9 @@ def test_the_bound_agrees_with_simulation_where_it_can_be_seen(monkeypatch):
     """With a chance of 1/32 in place of 2⁻⁸⁰ the union bound is above what happens, and not by much."""
     monkeypatch.setattr(cells, "UNLIKELY", 5)
     bad, generator = colluders(1000, 200, 0.05), np.random.default_rng(0)
-    worst = [np.bincount(generator.permutation(1000)[:50] % 5, minlength=5).max() for _ in range(4000)]
+    worst = [
+        np.bincount(generator.permutation(1000)[:50] % 5, minlength=5).max() for _ in range(4000)
+    ]
     assert 2.0**-5 / 20 < np.mean(np.array(worst) > bad) < 2.0**-5
     assert np.mean(np.array(worst) > bad - 1) > 2.0**-5 / 2
 
@@ -82,7 +94,9 @@ def test_in_several_cells_a_threshold_is_secret_and_mostly_met(cohort, dropouts,
     needed, bad = threshold(cohort, size, dropouts, corrupt), colluders(cohort, size, corrupt)
     assert 2 * needed > size + bad
     missing = stats.hypergeom(cohort, math.floor(dropouts * cohort + 1e-9), size).sf(size - needed)
-    assert missing < (0.4 if (dropouts, corrupt) == (0.3, 0.1) else 0.05)  # so much together leaves little room
+    assert missing < (
+        0.4 if (dropouts, corrupt) == (0.3, 0.1) else 0.05
+    )  # so much together leaves little room
 
 
 def test_shares_that_are_none_and_too_many_are_refused():
@@ -111,13 +125,23 @@ def test_who_is_with_whom_is_another_for_every_cohort_and_each_is_as_likely(monk
     monkeypatch.setattr(cells, "MOST", 5)
     digests = [bytes([one]) for one in range(10)]
     drawn = (cells.cells(str(number).encode(), digests) for number in range(2000))
-    with_three = Counter(digest[0] for found in drawn for cell in found if digests[3] in cell for digest in cell)
+    with_three = Counter(
+        digest[0] for found in drawn for cell in found if digests[3] in cell for digest in cell
+    )
     assert with_three.pop(3) == 2000
     assert stats.chisquare(list(with_three.values())).pvalue > 1e-6
 
 
 def test_the_name_of_a_cell_is_of_all_adverts_and_of_its_own():
-    assert len({cells.cell_name(*of) for of in ((b"a", [b"x"]), (b"b", [b"x"]), (b"a", [b"y"]), (b"a", [b"x", b"y"]))}) == 4
+    assert (
+        len(
+            {
+                cells.cell_name(*of)
+                for of in ((b"a", [b"x"]), (b"b", [b"x"]), (b"a", [b"y"]), (b"a", [b"x", b"y"]))
+            }
+        )
+        == 4
+    )
 
 
 # A round
@@ -135,9 +159,15 @@ def through(cohort, lost=None, garbled=None):
     for stage in (ADVERTISE, SHARE, MASK, SIGN, UNMASK):
         late = (lost or {}).get(stage, set())
         gone |= late() if callable(late) else late  # whoever it is may depend on the cells
-        answers = {one: said(cohort, stage, one, content + server.shared) for one, content in asked.items() if one not in gone}
+        answers = {
+            one: said(cohort, stage, one, content + server.shared)
+            for one, content in asked.items()
+            if one not in gone
+        }
         wrong = (garbled or {}).get(stage, set())
-        refused = server.take({one: b"garbage" if one in wrong else answer for one, answer in answers.items()})
+        refused = server.take(
+            {one: b"garbage" if one in wrong else answer for one, answer in answers.items()}
+        )
         assert refused.keys() == wrong & answers.keys()
         if stage != UNMASK:
             asked = server.questions()
@@ -152,7 +182,9 @@ def said(cohort, stage, one, content):
         return device.sign(Survivors.from_bytes(content))
     if stage == UNMASK:
         return device.unmask(UnmaskRequest.from_bytes(content)).to_bytes()
-    return (device.advertise() if stage == ADVERTISE else device.share(Roster.from_bytes(content))).to_bytes()
+    return (
+        device.advertise() if stage == ADVERTISE else device.share(Roster.from_bytes(content))
+    ).to_bytes()
 
 
 def cells_of(cohort):
@@ -169,7 +201,10 @@ def test_the_sums_of_cells_come_to_the_plain_sum_to_the_bit(small_cells, bits):
         left.append(min(cells_of(cohort)[cell]))
         return {left[-1]}
 
-    gone = {stage: functools.partial(one_of, cell) for cell, stage in enumerate((SHARE, MASK, SIGN, UNMASK))}
+    gone = {
+        stage: functools.partial(one_of, cell)
+        for cell, stage in enumerate((SHARE, MASK, SIGN, UNMASK))
+    }
     total = through(cohort, {ADVERTISE: {cohort.ids[0]}, **gone})
     assert sorted(map(len, cells_of(cohort))) == [8, 8, 8, 9]
     ids = sorted(set(cohort.ids) - {cohort.ids[0], *left[:2]})
@@ -208,11 +243,17 @@ def test_a_round_with_too_few_reports_left_fails(small_cells):
         return take({one: answer for one, answer in answers.items() if one not in lost})
 
     cohort.server.take = breaks
-    with pytest.raises(FailedRound, match=r"20 devices are in cells that continue, and 21 are needed: 4 devices of a cell have reported"):
+    with pytest.raises(
+        FailedRound,
+        match=r"20 devices are in cells that continue, and 21 are needed: 4 devices of a cell have reported",
+    ):
         through(cohort)
 
 
-@pytest.mark.parametrize(("stage", "done"), [(ADVERTISE, "advertised"), (SHARE, "shared their secrets"), (MASK, "reported")])
+@pytest.mark.parametrize(
+    ("stage", "done"),
+    [(ADVERTISE, "advertised"), (SHARE, "shared their secrets"), (MASK, "reported")],
+)
 def test_too_few_devices_are_a_failed_round(stage, done):
     cohort = Cohort(8, TERMS._replace(least=7))
     with pytest.raises(FailedRound, match=f"6 devices have {done}, and 7 are needed"):
@@ -236,9 +277,14 @@ def test_a_signature_of_other_survivors_is_found_by_the_server_and_spoils_nothin
     (one, *others), old = cohort.ids, cohort.said[SIGN]
     cohort.start(TERMS._replace(round=b"round 2"))
     cohort.run(until=MASK)
-    sent = {device: cohort.devices[device].sign(survivors) for device, survivors in cohort.cell.survivors().items()}
+    sent = {
+        device: cohort.devices[device].sign(survivors)
+        for device, survivors in cohort.cell.survivors().items()
+    }
     cohort.server._stage = SIGN
-    sent[one] = old[one] if wrong == "of an earlier round" else cohort.keys[one].sign(b"something else")
+    sent[one] = (
+        old[one] if wrong == "of an earlier round" else cohort.keys[one].sign(b"something else")
+    )
     assert cohort.server.take(sent) == {one: "it has not signed who reported"}
     assert cohort.server.questions().keys() == {*others}
 
@@ -251,7 +297,9 @@ def test_messages_and_thresholds_go_by_the_cell_and_not_by_the_cohort(small_cell
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_fleet_of_several_cells_trains_on_the_sum_of_all(tmp_path, vocabulary, monkeypatch, caplog, broken):
+def test_a_fleet_of_several_cells_trains_on_the_sum_of_all(
+    tmp_path, vocabulary, monkeypatch, caplog, broken
+):
     """And where one of three cells fails, on that of the others: 12 reports of 18 are enough here."""
     monkeypatch.setattr(cells, "MOST", 6)
     totals, total = [], ServerRound.total
@@ -261,7 +309,10 @@ def test_a_fleet_of_several_cells_trains_on_the_sum_of_all(tmp_path, vocabulary,
         return totals[-1][0]
 
     monkeypatch.setattr(ServerRound, "total", noted)
-    sections = {"participation": {"cohort": 12, "users": 80}, "run": {"rounds": 1, "evaluate_every": 1}}
+    sections = {
+        "participation": {"cohort": 12, "users": 80},
+        "run": {"rounds": 1, "evaluate_every": 1},
+    }
     fleet = FleetOfDevices(tmp_path, vocabulary, count=18, **sections)
     ask = fleet.link.ask
 
@@ -276,13 +327,23 @@ def test_a_fleet_of_several_cells_trains_on_the_sum_of_all(tmp_path, vocabulary,
     with caplog.at_level(logging.WARNING, "taciturn.fleet"):
         guarantee = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee
     assert guarantee.releases == 1
-    said = [" ".join(statement(one, ()).split()) for one in (guarantee, replace(guarantee, unit="one user"))]
-    assert [f"sum of each cell of a round (at most {MOST} devices)" in one for one in said] == [True, False]
+    said = [
+        " ".join(statement(one, ()).split())
+        for one in (guarantee, replace(guarantee, unit="one user"))
+    ]
+    assert [f"sum of each cell of a round (at most {MOST} devices)" in one for one in said] == [
+        True,
+        False,
+    ]
     ((summed, server),) = totals
     assert [len(cell.adverts) for cell in server._cells] == [6, 6, 6]
     assert len(summed.devices) == (12 if broken else 18)
-    assert ("1 cells failed, and the round continues without their devices" in caplog.text) == broken
-    plain = sum(report.astype(np.uint64) for report in fleet.reports[0]) % 2**server._terms.modulus_bits
+    assert (
+        "1 cells failed, and the round continues without their devices" in caplog.text
+    ) == broken
+    plain = (
+        sum(report.astype(np.uint64) for report in fleet.reports[0]) % 2**server._terms.modulus_bits
+    )
     assert np.array_equal(summed.values, plain) != broken
 
 
@@ -302,7 +363,10 @@ def test_several_cells_are_worked_on_in_processes_of_their_own_and_one_is_not(mo
 def test_what_a_process_was_at_when_it_was_killed_is_done_here(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert workers.for_each(killed, [1, 2, 3], [os.getpid()] * 3) == [1, 2, 3]
-    assert [value for _, value in workers.for_each(doubled, [1, 2], [10, 20])] == [12, 24]  # and others are started
+    assert [value for _, value in workers.for_each(doubled, [1, 2], [10, 20])] == [
+        12,
+        24,
+    ]  # and others are started
 
 
 SERVER = """
@@ -317,10 +381,14 @@ if __name__ == "__main__":
 
 def test_a_server_that_is_killed_leaves_no_worker_behind(tmp_path):
     (tmp_path / "server.py").write_text(SERVER)
-    done = subprocess.run([sys.executable, tmp_path / "server.py"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "server.py"], capture_output=True, text=True, timeout=60
+    )
     _, *processes = map(int, done.stdout.split())
     assert processes
     deadline = time.monotonic() + 20
-    while (left := [one for one in processes if os.path.exists(f"/proc/{one}/exe")]) and time.monotonic() < deadline:
+    while (
+        left := [one for one in processes if os.path.exists(f"/proc/{one}/exe")]
+    ) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left

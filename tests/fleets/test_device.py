@@ -29,14 +29,24 @@ from taciturn.runs.loop import train_run
 
 def test_a_device_does_not_report_to_a_round_that_it_refused(tmp_path, vocabulary):
     """It said yes to round 14 and no to round 12, in which it may not take part."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, participation={"min_separation": 2, "users": 60})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=9, participation={"min_separation": 2, "users": 60}
+    )
     device = fleet.link._devices[0].handler
     device._record.upload(10, "run", 10)
-    device("advertise", fields.pack_fields(fields.new_name(), b"run", b"14", bytes(32), *fleet.signed(0)))
+    device(
+        "advertise",
+        fields.pack_fields(fields.new_name(), b"run", b"14", bytes(32), *fleet.signed(0)),
+    )
     with pytest.raises(NotEligible, match="2 rounds must lie between"):
-        device("advertise", fields.pack_fields(fields.new_name(), b"run", b"12", bytes(32), *fleet.signed(0)))
+        device(
+            "advertise",
+            fields.pack_fields(fields.new_name(), b"run", b"12", bytes(32), *fleet.signed(0)),
+        )
     message = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), device._like)
-    message = message._replace(public=message.public._replace(clip_norm=np.float32(1), round=np.int32(12)))
+    message = message._replace(
+        public=message.public._replace(clip_norm=np.float32(1), round=np.int32(12))
+    )
     key = np.asarray(jax.random.key_data(jax.random.key(0))).astype("<u4").tobytes()
     with suppress(ValueError):
         device("report", fields.pack_fields(b"whatever", key, fields.arrays_to_bytes(message)))
@@ -51,7 +61,9 @@ def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_pat
             seen.append(answer)
         return answer
 
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, faults=(keeps,), run={"rounds": 1, "evaluate_every": 1})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=9, faults=(keeps,), run={"rounds": 1, "evaluate_every": 1}
+    )
     contents, ask = {}, fleet.link.ask
 
     def twice(kind, questions, *args, **named):
@@ -68,18 +80,30 @@ def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_pat
     assert contents
 
 
-@pytest.mark.parametrize("tokens", [[], [0, 0, 0], [4], [-1, 10**6, 4], [3] * 1000], ids=["none", "padding", "one", "no words", "long"])
+@pytest.mark.parametrize(
+    "tokens",
+    [[], [0, 0, 0], [4], [-1, 10**6, 4], [3] * 1000],
+    ids=["none", "padding", "one", "no words", "long"],
+)
 @pytest.mark.parametrize("weight_cap", [None, 40.0])
-def test_whatever_a_text_is_its_report_is_bounded(tmp_path, vocabulary, population, tokens, weight_cap):
+def test_whatever_a_text_is_its_report_is_bounded(
+    tmp_path, vocabulary, population, tokens, weight_cap
+):
     users = {"weight_cap": weight_cap, "total_weight": 40.0} if weight_cap else {}
     recipe = fleet_recipe(population, participation=users)
-    device = assemble.build_device(recipe, vocabulary, np.array(tokens, np.int32), ISSUER.key, ISSUER.authority, tmp_path)
+    device = assemble.build_device(
+        recipe, vocabulary, np.array(tokens, np.int32), ISSUER.key, ISSUER.authority, tmp_path
+    )
     params = build.language_model(recipe.model, len(vocabulary)).init(jax.random.key(0))
     encoded = build.report_encoding(recipe, params)
     for broken in (1.0, np.nan, np.inf):
         message = device._like._replace(params=trees.scale(params, np.float32(broken)))
-        message = message._replace(public=message.public._replace(clip_norm=np.float32(0.5), round=np.int32(0)))
-        values = np.asarray(device._program(message, device._user, jax.random.key(1)).update).astype(np.int64)
+        message = message._replace(
+            public=message.public._replace(clip_norm=np.float32(0.5), round=np.int32(0))
+        )
+        values = np.asarray(
+            device._program(message, device._user, jax.random.key(1)).update
+        ).astype(np.int64)
         centred = np.where(values >= encoded.modulus // 2, values - encoded.modulus, values)
         assert np.sum(centred**2) <= encoded.limit
         assert np.max(np.abs(centred)) <= encoded.largest
@@ -97,10 +121,14 @@ def all_but_the_victim(message):
 
 
 @pytest.mark.parametrize("value", [np.nan, 1e30])
-def test_devices_that_are_told_of_different_models_refuse_each_other_before_they_train(liar, value, monkeypatch):
+def test_devices_that_are_told_of_different_models_refuse_each_other_before_they_train(
+    liar, value, monkeypatch
+):
     with pytest.raises((Refused, FailedRound), match="not signed by device 3 for this round"):
         liar.round(1, given=all_but_the_victim(liar.filled(value)))
-    monkeypatch.setattr(server_side, "verified", lambda *signed: True)  # and where the server takes any signature
+    monkeypatch.setattr(
+        server_side, "verified", lambda *signed: True
+    )  # and where the server takes any signature
     with pytest.raises(FailedRound, match="0 devices have shared"):
         liar.round(2, given=all_but_the_victim(liar.filled(value)))
     assert not liar.reports
@@ -109,9 +137,15 @@ def test_devices_that_are_told_of_different_models_refuse_each_other_before_they
 @pytest.mark.parametrize("value", [np.nan, 1e30])
 def test_a_device_trains_on_no_other_model_than_all_were_told_of(liar, value):
     with pytest.raises(FailedRound, match="1 devices have reported"):
-        liar.round(1, given=all_but_the_victim(liar.filled(value)), told=dict.fromkeys(range(9), liar.honest))
+        liar.round(
+            1,
+            given=all_but_the_victim(liar.filled(value)),
+            told=dict.fromkeys(range(9), liar.honest),
+        )
     assert len(liar.reports) == 1  # the victim's, which stays behind its masks
-    assert [len(liar.device(one)._record.uploads) for one in range(9)] == [one == VICTIM for one in range(9)]
+    assert [len(liar.device(one)._record.uploads) for one in range(9)] == [
+        one == VICTIM for one in range(9)
+    ]
 
 
 def test_the_twin_without_the_hash_gives_the_victims_report_away(liar, monkeypatch):
@@ -129,24 +163,37 @@ def test_the_hash_is_of_run_and_round_and_key_too(liar, other):
     message = fields.arrays_to_bytes(liar.honest)
     wrong = fields.message_hash(about["run"], str(about["number"]).encode(), message, about["key"])
     device = liar.device(0)
-    device(fields.ADVERTISE, fields.pack_fields(fields.new_name(), b"run", b"1", wrong, *liar.fleet.signed(0)))
-    with pytest.raises(ValueError, match="not the one that the devices of this round have agreed to"):
+    device(
+        fields.ADVERTISE,
+        fields.pack_fields(fields.new_name(), b"run", b"1", wrong, *liar.fleet.signed(0)),
+    )
+    with pytest.raises(
+        ValueError, match="not the one that the devices of this round have agreed to"
+    ):
         device(fields.REPORT, fields.pack_fields(b"", KEY, message))
     assert not liar.reports
 
 
 def test_an_honest_round_has_its_sum(liar):
     total = liar.round(1)
-    np.testing.assert_array_equal(total.values, sum(report.astype(np.uint64) for report in liar.reports) % liar.modulus)
+    np.testing.assert_array_equal(
+        total.values, sum(report.astype(np.uint64) for report in liar.reports) % liar.modulus
+    )
 
 
 def broken(liar, what):
     params, public = liar.honest
     leaves, structure = jax.tree.flatten(params)
     return {
-        "a parameter is NaN": Message(structure.unflatten([leaves[0].at[0].set(jnp.nan), *leaves[1:]]), public),
-        "a parameter is infinite": Message(structure.unflatten([*leaves[:-1], leaves[-1].at[0].set(-jnp.inf)]), public),
-        "the clip norm is a thousand times the recipe's": Message(params, public._replace(clip_norm=public.clip_norm * 1000)),
+        "a parameter is NaN": Message(
+            structure.unflatten([leaves[0].at[0].set(jnp.nan), *leaves[1:]]), public
+        ),
+        "a parameter is infinite": Message(
+            structure.unflatten([*leaves[:-1], leaves[-1].at[0].set(-jnp.inf)]), public
+        ),
+        "the clip norm is a thousand times the recipe's": Message(
+            params, public._replace(clip_norm=public.clip_norm * 1000)
+        ),
         "the clip norm is a bit more than the recipe's": Message(
             params, public._replace(clip_norm=jnp.nextafter(public.clip_norm, jnp.float32(1)))
         ),
@@ -214,7 +261,9 @@ def test_the_twin_with_the_old_record_gives_a_report_away(liar, monkeypatch):
 
 
 def test_a_report_that_may_have_left_is_used_up_even_if_lost_with_its_device_killed(liar):
-    liar.fleet.link._faults = (lambda number, kind, answer: None if kind == fields.REPORT else answer,)
+    liar.fleet.link._faults = (
+        lambda number, kind, answer: None if kind == fields.REPORT else answer,
+    )
     with pytest.raises(FailedRound, match="0 devices have reported"):
         liar.round(5)
     liar.fleet.link._faults = ()
@@ -249,15 +298,21 @@ def test_no_report_leaves_before_it_is_on_record(liar, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", noted)
     before = []
-    liar.fleet.link._faults = (lambda number, kind, answer: before.append((kind, list(synced))) or answer,)
+    liar.fleet.link._faults = (
+        lambda number, kind, answer: before.append((kind, list(synced))) or answer,
+    )
     liar.round(6, [one for one in range(9) if one > 1])
     first = next(files for kind, files in before if kind == fields.REPORT)
-    assert sum("participation.json" in file for file in first) >= 7 + 1  # everybody's entry, and a report
+    assert (
+        sum("participation.json" in file for file in first) >= 7 + 1
+    )  # everybody's entry, and a report
 
 
 @pytest.mark.parametrize("moment", range(4))
 @pytest.mark.parametrize("after", [False, True])
-def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_at_most(liar, monkeypatch, moment, after):
+def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_at_most(
+    liar, monkeypatch, moment, after
+):
     """At each moment at which something of its diary becomes durable, in its advert and in its report."""
     left, fsync, sent = [moment], os.fsync, []
 
@@ -283,23 +338,38 @@ def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_
     liar.fleet.start(VICTIM)
     recorded = bool(liar.device(VICTIM)._record.uploads)
     assert recorded == (moment == 3)
-    question = fields.pack_fields(fields.new_name(), b"run", b"5", bytes(32), *liar.fleet.signed(VICTIM))
-    with pytest.raises(NotEligible, match="reports once to each") if recorded else contextlib.nullcontext():
+    question = fields.pack_fields(
+        fields.new_name(), b"run", b"5", bytes(32), *liar.fleet.signed(VICTIM)
+    )
+    with (
+        pytest.raises(NotEligible, match="reports once to each")
+        if recorded
+        else contextlib.nullcontext()
+    ):
         liar.device(VICTIM)(fields.ADVERTISE, question)
 
 
 def test_a_name_that_was_seen_before_is_refused(liar):
     device, low, high = liar.device(0), bytes(15) + b"\1", bytes(15) + b"\2"
-    question = [fields.pack_fields(name, b"run", b"1", bytes(32), *liar.fleet.signed(0)) for name in (low, high)]
+    question = [
+        fields.pack_fields(name, b"run", b"1", bytes(32), *liar.fleet.signed(0))
+        for name in (low, high)
+    ]
     device(fields.ADVERTISE, question[1])
-    for again in (*question, fields.pack_fields(bytes(16), b"run", b"9", bytes(32), *liar.fleet.signed(0))):
+    for again in (
+        *question,
+        fields.pack_fields(bytes(16), b"run", b"9", bytes(32), *liar.fleet.signed(0)),
+    ):
         with pytest.raises(NotEligible, match="names of attempts rise"):
             device(fields.ADVERTISE, again)
     liar.fleet.start(0)
     with pytest.raises(NotEligible, match="names of attempts rise"):
         liar.device(0)(fields.ADVERTISE, question[1])
     with pytest.raises(ValueError, match="16 bytes"):
-        liar.device(0)(fields.ADVERTISE, fields.pack_fields(b"short", b"run", b"9", bytes(32), *liar.fleet.signed(0)))
+        liar.device(0)(
+            fields.ADVERTISE,
+            fields.pack_fields(b"short", b"run", b"9", bytes(32), *liar.fleet.signed(0)),
+        )
     names = [fields.new_name() for _ in range(50)]
     assert [name[:8] for name in names] == sorted(name[:8] for name in names)
     assert len(set(names)) == 50
@@ -310,11 +380,22 @@ def test_no_server_whose_clock_is_wrong_locks_devices_out_of_all_later_rounds(li
     day, now = 24 * 3600, fields.latest(fields.new_name(), 0)
     far = int(1e6 * (now + day + 60)).to_bytes(8, "big")
     device = liar.device(0)
-    for name, round in ((far + bytes(8), 1), (fields.new_name(), int.from_bytes(far, "big") << fields.ROUND_BITS)):
+    for name, round in (
+        (far + bytes(8), 1),
+        (fields.new_name(), int.from_bytes(far, "big") << fields.ROUND_BITS),
+    ):
         with pytest.raises(NotEligible, match="dated in the future"):
-            device(fields.ADVERTISE, fields.pack_fields(name, b"run", str(round).encode(), bytes(32), *liar.fleet.signed(0)))
+            device(
+                fields.ADVERTISE,
+                fields.pack_fields(
+                    name, b"run", str(round).encode(), bytes(32), *liar.fleet.signed(0)
+                ),
+            )
     near = int(1e6 * (now + day - 60)).to_bytes(8, "big")
-    device(fields.ADVERTISE, fields.pack_fields(near + bytes(8), b"run", b"1", bytes(32), *liar.fleet.signed(0)))
+    device(
+        fields.ADVERTISE,
+        fields.pack_fields(near + bytes(8), b"run", b"1", bytes(32), *liar.fleet.signed(0)),
+    )
 
 
 def test_devices_of_two_recipes_in_one_process_each_go_by_their_own_clip_norm(population):
@@ -323,5 +404,7 @@ def test_devices_of_two_recipes_in_one_process_each_go_by_their_own_clip_norm(po
     for clip_norm in (0.5, 0.25, 0.5):
         recipe = tiny_recipe(population, privacy={"clip_norm": clip_norm})
         algorithm, model = build.algorithm(recipe, WORDS), build.language_model(recipe.model, WORDS)
-        norms.append(float(jax.tree.leaves(assemble._messages(algorithm.mechanism, model)[1](0))[0]))
+        norms.append(
+            float(jax.tree.leaves(assemble._messages(algorithm.mechanism, model)[1](0))[0])
+        )
     assert norms == [0.5, 0.25, 0.5]

@@ -76,7 +76,9 @@ def test_a_sum_that_lost_a_report_would_be_noticed(tmp_path, vocabulary, totals)
         assert_sums(fleet, totals)
 
 
-def test_given_the_reports_a_simulated_fleet_comes_to_the_same_model(tmp_path, vocabulary, totals, monkeypatch):
+def test_given_the_reports_a_simulated_fleet_comes_to_the_same_model(
+    tmp_path, vocabulary, totals, monkeypatch
+):
     fleet = FleetOfDevices(tmp_path, vocabulary)
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
 
@@ -104,15 +106,23 @@ def test_a_third_of_the_devices_may_die_at_any_stage(tmp_path, vocabulary, total
             return None
         return answer
 
-    fleet = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 2, "evaluate_every": 2})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, faults=(dies,), run={"rounds": 2, "evaluate_every": 2}
+    )
     fleet.modulus = modulus(fleet)
     rows = []
     with caplog.at_level(logging.WARNING, "taciturn.fleet"):
-        finished = train_run(fleet.recipe, tmp_path / "run", lambda done, all, row: rows.append(row), fleet.connected)
+        finished = train_run(
+            fleet.recipe, tmp_path / "run", lambda done, all, row: rows.append(row), fleet.connected
+        )
     assert finished.guarantee.releases == 2
-    assert rows[1]["epsilon"] > 0 == rows[1]["round"]  # told with every round, measured only now and then
+    assert (
+        rows[1]["epsilon"] > 0 == rows[1]["round"]
+    )  # told with every round, measured only now and then
     assert rows[-1]["dropped_out"] == 18 - rows[-1]["uploads"]
-    assert rows[-1]["dropped_out"] in ({0} if stage == fields.UNMASK else {2, 3, 4})  # who is dead may not be asked again
+    assert rows[-1]["dropped_out"] in (
+        {0} if stage == fields.UNMASK else {2, 3, 4}
+    )  # who is dead may not be asked again
     assert f"“{stage}”: no answer from" in caplog.text
     if stage == fields.REPORT:  # two of nine died each time, after they had trained
         assert all(len(reports) == 9 for reports in fleet.reports.values())
@@ -120,7 +130,9 @@ def test_a_third_of_the_devices_may_die_at_any_stage(tmp_path, vocabulary, total
         assert_sums(fleet, totals)
 
 
-def test_when_too_many_die_the_round_fails_is_not_charged_and_is_tried_again(tmp_path, vocabulary, totals):
+def test_when_too_many_die_the_round_fails_is_not_charged_and_is_tried_again(
+    tmp_path, vocabulary, totals
+):
     tries = []
 
     def dies(number, kind, answer):
@@ -129,8 +141,15 @@ def test_when_too_many_die_the_round_fails_is_not_charged_and_is_tried_again(tmp
             return None
         return answer
 
-    fleet, rows = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 1, "evaluate_every": 1}), []
-    finished = train_run(fleet.recipe, tmp_path / "run", lambda done, all, row: rows.append(row), fleet.connected)
+    fleet, rows = (
+        FleetOfDevices(
+            tmp_path, vocabulary, faults=(dies,), run={"rounds": 1, "evaluate_every": 1}
+        ),
+        [],
+    )
+    finished = train_run(
+        fleet.recipe, tmp_path / "run", lambda done, all, row: rows.append(row), fleet.connected
+    )
     assert len(tries) == 9
     assert rows[-1]["failed_rounds"] == 1
     assert finished.guarantee.releases == 1
@@ -148,11 +167,15 @@ GARBAGE = {
 
 @pytest.mark.parametrize("stage", [fields.ADVERTISE, fields.SHARE, fields.REPORT, fields.UNMASK])
 @pytest.mark.parametrize("kind", mostly_slow(GARBAGE, *list(GARBAGE)[:2]))
-def test_whatever_one_device_sends_the_others_continue(tmp_path, vocabulary, totals, kind, stage, caplog):
+def test_whatever_one_device_sends_the_others_continue(
+    tmp_path, vocabulary, totals, kind, stage, caplog
+):
     def wrong(number, asked, answer):
         return GARBAGE[kind](answer) if asked == stage and number % 6 == 0 else answer
 
-    fleet = FleetOfDevices(tmp_path, vocabulary, faults=(wrong,), run={"rounds": 1, "evaluate_every": 1})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, faults=(wrong,), run={"rounds": 1, "evaluate_every": 1}
+    )
     with caplog.at_level(logging.WARNING, "taciturn.fleet"):
         finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert finished.guarantee.releases == 1
@@ -168,7 +191,9 @@ def test_an_answer_to_another_round_is_left_out(tmp_path, vocabulary, caplog):
             return answer
         return first.setdefault((number, kind), answer) if number % 6 == 0 else answer
 
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, faults=(replays,), run={"rounds": 2, "evaluate_every": 2})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=9, faults=(replays,), run={"rounds": 2, "evaluate_every": 2}
+    )
     with caplog.at_level(logging.WARNING, "taciturn.fleet"):
         finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert finished.guarantee.releases == 2
@@ -182,7 +207,9 @@ def test_a_device_that_nobody_enrolled_is_left_out(tmp_path, vocabulary, caplog)
     fleet.start(3, key=Ed25519PrivateKey.generate())
     with caplog.at_level(logging.WARNING, "taciturn.fleet"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
-    assert "“advertise”: no answer from 1 of 9 devices" in caplog.text  # it is given a certificate that is not its own
+    assert (
+        "“advertise”: no answer from 1 of 9 devices" in caplog.text
+    )  # it is given a certificate that is not its own
     assert len(fleet.reports[0]) == 8
 
 
@@ -197,7 +224,9 @@ def test_who_took_part_is_said_in_no_log_outside_the_private_folder(tmp_path, vo
     def wrong(number, asked, answer):
         return b"garbage" if number == 7 and asked == fields.ADVERTISE else answer
 
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=10, faults=(wrong,), run={"rounds": 3, "evaluate_every": 3})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=10, faults=(wrong,), run={"rounds": 3, "evaluate_every": 3}
+    )
     with caplog.at_level(logging.INFO, "taciturn.fleet"), pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", cut_at(2), fleet.connected)
     assert "device 7" not in caplog.text
@@ -209,14 +238,18 @@ def test_who_took_part_is_said_in_no_log_outside_the_private_folder(tmp_path, vo
 
 
 @pytest.mark.parametrize("round", mostly_slow(range(1, 6), 2))
-def test_a_killed_server_resumes_and_no_device_trains_twice_for_what_was_summed(tmp_path, vocabulary, totals, round):
+def test_a_killed_server_resumes_and_no_device_trains_twice_for_what_was_summed(
+    tmp_path, vocabulary, totals, round
+):
     fleet = FleetOfDevices(tmp_path, vocabulary)
     fleet.modulus = modulus(fleet)
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", cut_at(round), fleet.connected)
     before = {one: len(reports) for one, reports in fleet.reports.items()}
     rows = []
-    finished = resume_run(tmp_path / "run", lambda done, all, row: rows.append(row), fleet.connected)
+    finished = resume_run(
+        tmp_path / "run", lambda done, all, row: rows.append(row), fleet.connected
+    )
     # What was charged and not saved is given out again from its record, byte for byte.
     assert finished.guarantee.releases == 6
     assert rows[-1]["uploads"] == sum(map(len, fleet.reports.values()))
@@ -225,9 +258,13 @@ def test_a_killed_server_resumes_and_no_device_trains_twice_for_what_was_summed(
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_twenty_times_in_one_training_comes_to_its_end(tmp_path, vocabulary, totals, monkeypatch):
+def test_a_server_that_is_killed_twenty_times_in_one_training_comes_to_its_end(
+    tmp_path, vocabulary, totals, monkeypatch
+):
     """At whatever question it is: what was charged is used, what was not is asked of others."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 8, "evaluate_every": 8, "save_every": 1})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, run={"rounds": 8, "evaluate_every": 8, "save_every": 1}
+    )
     fleet.modulus = modulus(fleet)
     ask, left, generator = LocalLink.ask, [3], np.random.default_rng(0)
 
@@ -258,14 +295,21 @@ def assert_last_sums(fleet, totals):
     """A round that was cut off was asked again: its total is of the last reports, as many as were in it."""
     for round, total in totals.items():
         reports = fleet.reports[round]
-        sums = [sum(one.astype(np.uint64) for one in reports[-count:]) % fleet.modulus for count in range(6, 10)]
+        sums = [
+            sum(one.astype(np.uint64) for one in reports[-count:]) % fleet.modulus
+            for count in range(6, 10)
+        ]
         assert any(np.array_equal(total, one) for one in sums)
 
 
 @pytest.mark.parametrize("reordered", [True, False])
-def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(tmp_path, vocabulary, monkeypatch, reordered):
+def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
+    tmp_path, vocabulary, monkeypatch, reordered
+):
     """Its numbers would be other people's, whatever the log says of them. Twin: with the list as it was the run goes on."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 2, "evaluate_every": 2, "save_every": 1})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, run={"rounds": 2, "evaluate_every": 2, "save_every": 1}
+    )
     whole, calls = DeviceFleet._secure_sum, []
 
     def killed(*asked):
@@ -279,7 +323,11 @@ def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(t
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     if reordered:
         with pytest.raises(LinkError, match="reordered or edited since this run began"):
-            resume_run(tmp_path / "run", quietly, fleet.connected._replace(enrolled=lambda: enrolled(fleet.keys[::-1])))
+            resume_run(
+                tmp_path / "run",
+                quietly,
+                fleet.connected._replace(enrolled=lambda: enrolled(fleet.keys[::-1])),
+            )
         assert len(calls) == 2  # nobody was asked
     else:
         assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
@@ -307,7 +355,9 @@ def test_killed_between_a_sum_and_its_charge_the_round_is_done_by_others_and_cha
     assert len(fleet.reports[1]) == 9
     assert not files_with(run, totals[1], modulus(fleet))
     ask, asked = fleet.link.ask, []
-    fleet.link.ask = lambda kind, *args, **settings: asked.append(kind) or ask(kind, *args, **settings)
+    fleet.link.ask = lambda kind, *args, **settings: (
+        asked.append(kind) or ask(kind, *args, **settings)
+    )
     rows = []
     finished = resume_run(run, lambda done, rounds, row: rows.append(row), fleet.connected)
     assert asked[0] == fields.CHECK_IN  # and nobody of the cohort before
@@ -320,7 +370,9 @@ def test_killed_between_a_sum_and_its_charge_the_round_is_done_by_others_and_cha
     assert sum(twice) == (9 if count == 9 else 0)
 
 
-def test_failed_attempts_leave_devices_resting_and_the_next_round_goes_on_all_the_same(tmp_path, vocabulary, monkeypatch):
+def test_failed_attempts_leave_devices_resting_and_the_next_round_goes_on_all_the_same(
+    tmp_path, vocabulary, monkeypatch
+):
     """Killed after its sum, a round is done by others; then most rest by their own diaries, which the log does not know of."""
     fleet = FleetOfDevices(
         tmp_path,
@@ -351,9 +403,15 @@ def test_failed_attempts_leave_devices_resting_and_the_next_round_goes_on_all_th
 def files_with(folder, total, modulus):
     """Those that hold a total without noise, however it is written."""
     centred = (total.astype(np.int64) + modulus // 2) % modulus - modulus // 2
-    written = [values.astype(kind).tobytes() for values in (total, centred) for kind in ("<i4", "<i8", "<f4", "<f8")]
+    written = [
+        values.astype(kind).tobytes()
+        for values in (total, centred)
+        for kind in ("<i4", "<i8", "<f4", "<f8")
+    ]
     contents = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return [path.name for path, content in contents.items() if any(one in content for one in written)]
+    return [
+        path.name for path, content in contents.items() if any(one in content for one in written)
+    ]
 
 
 @pytest.mark.parametrize("written_down", [False, True])
@@ -395,7 +453,9 @@ def test_whoever_was_asked_for_a_report_that_never_left_may_be_asked_again(tmp_p
         return ask(kind, contents, *args, **settings)
 
     fleet.link.ask = breaks
-    assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+    assert (
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+    )
     assert not broken
     assert len(fleet.reports[0]) == 9
 
@@ -411,7 +471,9 @@ def test_a_release_whose_record_is_lost_is_not_made_again(tmp_path, vocabulary):
     assert all(len(reports) == 9 for reports in fleet.reports.values())  # nobody was asked again
 
 
-def test_a_full_disk_at_the_ledger_stops_the_run_and_releases_nothing(tmp_path, vocabulary, monkeypatch):
+def test_a_full_disk_at_the_ledger_stops_the_run_and_releases_nothing(
+    tmp_path, vocabulary, monkeypatch
+):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=20)
     whole, mean, released = Account.charge, Curator.private_mean, []
 
@@ -435,10 +497,15 @@ def test_a_full_disk_at_the_ledger_stops_the_run_and_releases_nothing(tmp_path, 
 
 
 def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
-    diary = ParticipationRecord(tmp_path, ParticipationLimits(hours=24.0, min_separation=2, max_participations=2))
+    diary = ParticipationRecord(
+        tmp_path, ParticipationLimits(hours=24.0, min_separation=2, max_participations=2)
+    )
     assert diary.why_not(0) is None
     diary.upload(0, "run", 0)
-    for one in (diary, ParticipationRecord(tmp_path, ParticipationLimits(24.0, 2, 2))):  # a restart changes nothing
+    for one in (
+        diary,
+        ParticipationRecord(tmp_path, ParticipationLimits(24.0, 2, 2)),
+    ):  # a restart changes nothing
         assert "rests for 24 hours" in one.why_not(5)
     rested = ParticipationRecord(tmp_path, ParticipationLimits(0.0, 2, 2))
     assert "2 rounds must lie between" in rested.why_not(2)
@@ -451,14 +518,24 @@ def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
     assert json.loads((tmp_path / "participation.json").read_text())["opted_out"]
 
 
-def test_a_round_that_keeps_failing_is_given_up_and_the_run_goes_on_when_devices_are_well(tmp_path, vocabulary, clock):
+def test_a_round_that_keeps_failing_is_given_up_and_the_run_goes_on_when_devices_are_well(
+    tmp_path, vocabulary, clock
+):
     broken = [True]
 
     def dies(number, kind, answer):
         return None if kind == fields.SHARE and broken else answer
 
-    fleet = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 1, "evaluate_every": 1}, fleet={"patience": 200.0})
-    with pytest.raises(LinkError, match=r"no round has succeeded for .* 8 rounds have failed.*--resume"):
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        faults=(dies,),
+        run={"rounds": 1, "evaluate_every": 1},
+        fleet={"patience": 200.0},
+    )
+    with pytest.raises(
+        LinkError, match=r"no round has succeeded for .* 8 rounds have failed.*--resume"
+    ):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert clock.pauses == [2, 4, 8, 16, 32, 60, 60, 60]
     broken.clear()
@@ -466,10 +543,14 @@ def test_a_round_that_keeps_failing_is_given_up_and_the_run_goes_on_when_devices
 
 
 @pytest.mark.parametrize(("count", "sent_away"), [(18, 0), (30, 12)])
-def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, caplog, count, sent_away):
+def test_whoever_is_not_needed_is_told_when_to_come_back(
+    tmp_path, vocabulary, caplog, count, sent_away
+):
     """Nine take part and nine wait for the next round; more would only wait. They are told when the round is charged, and no sooner: what
     goes wrong then costs nobody's report."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=count, run={"rounds": 2, "evaluate_every": 2})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=count, run={"rounds": 2, "evaluate_every": 2}
+    )
     told, kinds, ask = {}, [], fleet.link.ask
     ledger = fleet.population.folder / "ledger.jsonl"
 
@@ -477,7 +558,9 @@ def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, c
         kinds.append(kind)
         if kind == fields.COME_BACK:
             assert '"charge"' in ledger.read_text()
-            told.update({one: fields.SECONDS.unpack(content)[0] for one, content in contents.items()})
+            told.update(
+                {one: fields.SECONDS.unpack(content)[0] for one, content in contents.items()}
+            )
         if kinds.count(fields.CHECK_IN) == 2:
             raise Cut
         return ask(kind, contents, *args, **settings)
@@ -488,13 +571,17 @@ def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, c
     assert len(told) == sent_away
     assert ("told to come back later" in caplog.text) == bool(sent_away)
     assert "no answer to" not in caplog.text
-    took_part = {number for number in range(count) if fleet.link._devices[number].handler._record.uploads}
+    took_part = {
+        number for number in range(count) if fleet.link._devices[number].handler._record.uploads
+    }
     assert len(took_part) == 9
     assert not told.keys() & took_part
     assert all(fleet.link._devices[one].back_at > 0 for one in told)
 
 
-def test_a_device_that_rests_goes_away_on_its_own_and_tells_nobody_for_how_long(tmp_path, vocabulary):
+def test_a_device_that_rests_goes_away_on_its_own_and_tells_nobody_for_how_long(
+    tmp_path, vocabulary
+):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, fleet={"timer_hours": 2.0})
     device = fleet.link._devices[4].handler
     question = fields.pack_fields(device._agreement.fingerprint, b"3")
@@ -512,7 +599,9 @@ def test_no_server_sends_a_device_away_for_good(seconds):
 
 def test_a_device_with_other_words_does_not_come(tmp_path, vocabulary):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, run={"rounds": 1, "evaluate_every": 1})
-    fleet.vocabulary = replace(vocabulary, words=(*vocabulary.words[:-2], *vocabulary.words[:-3:-1]))  # two changed places
+    fleet.vocabulary = replace(
+        vocabulary, words=(*vocabulary.words[:-2], *vocabulary.words[:-3:-1])
+    )  # two changed places
     fleet.start(4)
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert not (tmp_path / "device-4" / "participation.json").exists()
@@ -522,7 +611,9 @@ def test_a_run_in_a_folder_of_the_same_name_is_another_run_to_a_device(tmp_path,
     names = set()
     for server in ("one", "other"):
         (tmp_path / server).mkdir()
-        fleet = FleetOfDevices(tmp_path / server, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1})
+        fleet = FleetOfDevices(
+            tmp_path / server, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1}
+        )
         train_run(fleet.recipe, tmp_path / server / "run", quietly, fleet.connected)
         names |= {upload["run"] for upload in fleet.link._devices[0].handler._record.uploads}
     assert len(names) == 2

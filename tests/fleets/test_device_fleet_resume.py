@@ -29,7 +29,9 @@ STEP = 23  # moments between those that are tried; with 1 it takes minutes
 
 
 @pytest.mark.slow
-def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two_totals(tmp_path, vocabulary, monkeypatch):
+def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two_totals(
+    tmp_path, vocabulary, monkeypatch
+):
     """Before and after each moment at which something becomes durable. The devices go on: only the server dies."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run={**TWO_ROUNDS, "seed": None})
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
@@ -84,11 +86,16 @@ def test_everyone_in_a_total_is_in_the_cohort_of_its_row(tmp_path, vocabulary, l
     def dies(number, kind, answer):
         return None if kind == fields.UNMASK and number == 3 else answer
 
-    fleet = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 3, "evaluate_every": 3})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, faults=(dies,), run={"rounds": 3, "evaluate_every": 3}
+    )
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     asked, summed = log_of
     assert len(asked) == len(summed) == 3
-    assert all(set(some) <= set(all.tolist()) and len(some) >= 6 for some, all in zip(summed, asked, strict=True))
+    assert all(
+        set(some) <= set(all.tolist()) and len(some) >= 6
+        for some, all in zip(summed, asked, strict=True)
+    )
 
 
 @pytest.fixture
@@ -98,10 +105,18 @@ def without_locks(monkeypatch):
 
 
 @pytest.mark.usefixtures("without_locks")
-def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(tmp_path, vocabulary, monkeypatch):
+def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(
+    tmp_path, vocabulary, monkeypatch
+):
     """It comes in the middle of a round of the first, and does that round with others; the first then has a sum of its own."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 3, "evaluate_every": 3, "save_every": 1})
-    releases, folder, second = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl"), tmp_path / "run", []
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, run={"rounds": 3, "evaluate_every": 3, "save_every": 1}
+    )
+    releases, folder, second = (
+        Releases(monkeypatch, fleet.population.folder / "ledger.jsonl"),
+        tmp_path / "run",
+        [],
+    )
 
     def watch(stage, done, all):
         if stage == fields.UNMASK and done == all and len(fleet.reports) == 2 and not second:
@@ -119,7 +134,9 @@ def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(tm
 
 
 @pytest.mark.usefixtures("without_locks")
-def test_a_second_server_that_ends_the_run_leaves_the_first_nothing_and_no_release_behind(tmp_path, vocabulary):
+def test_a_second_server_that_ends_the_run_leaves_the_first_nothing_and_no_release_behind(
+    tmp_path, vocabulary
+):
     fleet, folder = FleetOfDevices(tmp_path, vocabulary, run=TWO_ROUNDS), tmp_path / "run"
 
     def ended(done, rounds, row):
@@ -142,10 +159,18 @@ def before_the_charge(tmp_path, vocabulary, monkeypatch):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=20, run=LONG)
     with monkeypatch.context() as killed:
         whole = Account.charge
-        killed.setattr(Account, "charge", lambda account, round, *rest: _cut_if(round == 2) or whole(account, round, *rest))
+        killed.setattr(
+            Account,
+            "charge",
+            lambda account, round, *rest: _cut_if(round == 2) or whole(account, round, *rest),
+        )
         with pytest.raises(Cut):
             train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
-    assert [record.name for record in records(tmp_path / "run")] == ["release-0", "release-1", "release-2"]
+    assert [record.name for record in records(tmp_path / "run")] == [
+        "release-0",
+        "release-1",
+        "release-2",
+    ]
     return fleet, tmp_path / "run"
 
 
@@ -164,7 +189,9 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", mostly_slow(DAMAGE, "altered", "gone"))
-def test_a_record_other_than_the_charged_one_is_not_given_out_and_nobody_is_asked_again(before_the_charge, monkeypatch, damage):
+def test_a_record_other_than_the_charged_one_is_not_given_out_and_nobody_is_asked_again(
+    before_the_charge, monkeypatch, damage
+):
     fleet, run = before_the_charge
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
     first, second, _ = records(run)
@@ -177,7 +204,9 @@ def test_a_record_other_than_the_charged_one_is_not_given_out_and_nobody_is_aske
 
 
 @pytest.mark.parametrize("damage", mostly_slow(DAMAGE, "altered", "gone"))
-def test_a_record_that_was_not_charged_is_never_given_out_whatever_it_says(before_the_charge, monkeypatch, damage):
+def test_a_record_that_was_not_charged_is_never_given_out_whatever_it_says(
+    before_the_charge, monkeypatch, damage
+):
     fleet, run = before_the_charge
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
     first, _, last = records(run)
@@ -190,7 +219,9 @@ def test_a_record_that_was_not_charged_is_never_given_out_whatever_it_says(befor
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_round_that_is_done_again_is_about_the_same_model(tmp_path, vocabulary, monkeypatch, same):
+def test_a_round_that_is_done_again_is_about_the_same_model(
+    tmp_path, vocabulary, monkeypatch, same
+):
     """It follows from releases that were charged, and they are given out as they were. Twin: with another, the model is another."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=20, run=LONG)
     about, whole = [], DeviceFleet._secure_sum
@@ -209,7 +240,9 @@ def test_a_round_that_is_done_again_is_about_the_same_model(tmp_path, vocabulary
 
         def doubled(*row):
             release, drawn = read(*row)
-            return release._replace(estimate=jax.tree.map(lambda leaf: 2 * leaf, release.estimate)), drawn
+            return release._replace(
+                estimate=jax.tree.map(lambda leaf: 2 * leaf, release.estimate)
+            ), drawn
 
         monkeypatch.setattr(Records, "read", doubled)
     assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 4
@@ -247,7 +280,9 @@ def intercepted(fleet, before):
 
 
 @pytest.mark.parametrize("ends", [Cut, LinkError])
-def test_a_server_that_ends_while_it_sends_devices_away_has_charged_its_sum(tmp_path, vocabulary, releases_of, ends):
+def test_a_server_that_ends_while_it_sends_devices_away_has_charged_its_sum(
+    tmp_path, vocabulary, releases_of, ends
+):
     fleet, run = FleetOfDevices(tmp_path, vocabulary, count=20, run=TWO_ROUNDS), tmp_path / "run"
     ask, releases = fleet.link.ask, releases_of(fleet)
 
@@ -268,7 +303,9 @@ def test_a_server_that_ends_while_it_sends_devices_away_has_charged_its_sum(tmp_
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, releases_of, monkeypatch, lost):
+def test_a_run_that_was_given_up_goes_on_as_itself(
+    tmp_path, vocabulary, releases_of, monkeypatch, lost
+):
     """Two rounds are charged and not yet saved when devices stop coming, and again when they do not come back. To the devices it is the
     same run afterwards, none of them trains again for what was summed, and nothing is charged again, even if records are lost then."""
     broken, names = [], set()
@@ -282,7 +319,9 @@ def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, release
 
     def named(kind, contents):
         if kind == fields.ADVERTISE:
-            names.update(fields.unpack_fields(content, 5)[1].decode() for content in contents.values())
+            names.update(
+                fields.unpack_fields(content, 5)[1].decode() for content in contents.values()
+            )
             declared = [json.loads(line) for line in ledger.read_text().splitlines()]
             (opened,) = (row["hash"] for row in declared if row["kind"] == "open")
             assert names == {f"run {opened[:16]}"}  # and so never before there is a run
@@ -309,7 +348,9 @@ def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, release
     assert finished.guarantee.releases == len(charges(fleet)) == 4
     assert all(trained(fleet)[round] == before[round] for round in (0, 1))
     releases.check()
-    uploads = [upload for number in range(16) for upload in device_of(fleet, number)._record.uploads]
+    uploads = [
+        upload for number in range(16) for upload in device_of(fleet, number)._record.uploads
+    ]
     assert {upload["run"] for upload in uploads} == names
     assert not (run / "private").exists()
 
@@ -324,10 +365,14 @@ def test_a_figure_that_is_damaged_ends_no_run(tmp_path, vocabulary, damage):
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_killed_after_a_charge_its_release_is_given_out_although_nobody_comes(tmp_path, vocabulary, releases_of, monkeypatch, lost):
+def test_killed_after_a_charge_its_release_is_given_out_although_nobody_comes(
+    tmp_path, vocabulary, releases_of, monkeypatch, lost
+):
     """From its record. Twin: without it the run does not go on, whoever comes, and nothing is charged again."""
     run, whole = tmp_path / "run", Account.charge
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=20, run={"rounds": 1, "evaluate_every": 1, "save_every": 1})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=20, run={"rounds": 1, "evaluate_every": 1, "save_every": 1}
+    )
     releases = releases_of(fleet)
 
     def killed(account, *row):

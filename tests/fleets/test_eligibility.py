@@ -20,16 +20,38 @@ from taciturn.fleets.devices.participation_record import ParticipationRecord
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.runs.loop import train_run
 
-MAINS, BATTERY, MOUSE = {"type": "Mains"}, {"type": "Battery"}, {"type": "Battery", "scope": "Device", "status": "Discharging"}
+MAINS, BATTERY, MOUSE = (
+    {"type": "Mains"},
+    {"type": "Battery"},
+    {"type": "Battery", "scope": "Device", "status": "Discharging"},
+)
 MACHINES = {
     "a desktop": ({}, True),
     "a desktop with a mouse": ({"mouse": MOUSE}, True),
-    "a laptop at a socket": ({"AC": MAINS | {"online": "1"}, "BAT0": BATTERY | {"status": "Charging"}}, True),
-    "a laptop that is full": ({"AC": MAINS | {"online": "1"}, "BAT0": BATTERY | {"status": "Not charging"}}, True),
-    "a laptop on a train": ({"AC": MAINS | {"online": "0"}, "BAT0": BATTERY | {"status": "Discharging"}}, False),
-    "a phone at a cable": ({"usb": {"type": "USB", "online": "1"}, "battery": BATTERY | {"status": "Full"}}, True),
-    "a phone in a pocket": ({"usb": {"type": "USB", "online": "0"}, "battery": BATTERY | {"status": "Discharging"}}, False),
-    "a board that tells of its battery alone": ({"battery": BATTERY | {"status": "Charging"}}, True),
+    "a laptop at a socket": (
+        {"AC": MAINS | {"online": "1"}, "BAT0": BATTERY | {"status": "Charging"}},
+        True,
+    ),
+    "a laptop that is full": (
+        {"AC": MAINS | {"online": "1"}, "BAT0": BATTERY | {"status": "Not charging"}},
+        True,
+    ),
+    "a laptop on a train": (
+        {"AC": MAINS | {"online": "0"}, "BAT0": BATTERY | {"status": "Discharging"}},
+        False,
+    ),
+    "a phone at a cable": (
+        {"usb": {"type": "USB", "online": "1"}, "battery": BATTERY | {"status": "Full"}},
+        True,
+    ),
+    "a phone in a pocket": (
+        {"usb": {"type": "USB", "online": "0"}, "battery": BATTERY | {"status": "Discharging"}},
+        False,
+    ),
+    "a board that tells of its battery alone": (
+        {"battery": BATTERY | {"status": "Charging"}},
+        True,
+    ),
     "a board that runs down": ({"battery": BATTERY | {"status": "Unknown"}, "mouse": MOUSE}, False),
 }
 
@@ -55,7 +77,10 @@ def busctl(folder, monkeypatch, answers):
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-@pytest.mark.parametrize(("answer", "free"), [("u 2", True), ("u 4", True), ("u 1", False), ("u 3", False), ("u 0", False), ("", False)])
+@pytest.mark.parametrize(
+    ("answer", "free"),
+    [("u 2", True), ("u 4", True), ("u 1", False), ("u 3", False), ("u 0", False), ("", False)],
+)
 def test_a_network_that_may_cost_something_is_metered(tmp_path, monkeypatch, answer, free):
     busctl(tmp_path, monkeypatch, {"Metered": answer})
     assert why_not_now(["unmetered"], None)() == (None if free else "it is not unmetered")
@@ -92,7 +117,9 @@ def test_what_cannot_be_known_is_refused_before_anything_is_done(tmp_path, monke
         why_not_now(["unmetered"], None)
 
 
-def test_a_device_that_its_owner_holds_back_is_not_ready_and_does_not_advertise(tmp_path, vocabulary):
+def test_a_device_that_its_owner_holds_back_is_not_ready_and_does_not_advertise(
+    tmp_path, vocabulary
+):
     """Also where a server does not let it check in first. Twin: let go, it does both."""
     fleet, held = FleetOfDevices(tmp_path, vocabulary, count=9), ["it is not charging"]
     fleet.start(2, wishes=Wishes(lambda: held[0] if held else None))
@@ -109,7 +136,13 @@ def test_a_device_that_its_owner_holds_back_is_not_ready_and_does_not_advertise(
 
 @pytest.fixture
 def phone(tmp_path, vocabulary):
-    people = write_population(tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, {"source": "made up"})
+    people = write_population(
+        tmp_path / "people",
+        made_up_users(12),
+        made_up_users(12, seed=1),
+        vocabulary,
+        {"source": "made up"},
+    )
     folders.new_fleet(tmp_path / "fleet", fleet_recipe(people))
     folders.save_text(tmp_path / "phone", people.texts[0])
     folders.enrol(tmp_path / "fleet", [tmp_path / "phone"])
@@ -120,13 +153,20 @@ def test_too_little_text_takes_no_part(phone):
     tokens = len(np.load(phone / "tokens.npy"))
     for least, answer in ((tokens, fields.READY), (tokens + 1, fields.NOT_NOW)):
         device = folders.open_device(phone, least_tokens=least)
-        assert device(fields.CHECK_IN, fields.pack_fields(device._agreement.fingerprint, b"9")) == answer
+        assert (
+            device(fields.CHECK_IN, fields.pack_fields(device._agreement.fingerprint, b"9"))
+            == answer
+        )
 
 
 @pytest.mark.parametrize("delete_used", [False, True])
-def test_text_that_a_report_was_made_of_is_deleted_if_the_owner_says_so(tmp_path, vocabulary, phone, delete_used):
+def test_text_that_a_report_was_made_of_is_deleted_if_the_owner_says_so(
+    tmp_path, vocabulary, phone, delete_used
+):
     """Once the report is on record; after a crash, when the device is started again. Text that came later stays."""
-    fleet = FleetOfDevices(tmp_path / "train", vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1})
+    fleet = FleetOfDevices(
+        tmp_path / "train", vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1}
+    )
     seen, one_at_a_time = [], Lock()  # the devices here share one text, which each would delete
     wishes = folders.open_device(phone, delete_used=delete_used)._wishes
 
@@ -136,7 +176,10 @@ def test_text_that_a_report_was_made_of_is_deleted_if_the_owner_says_so(tmp_path
             wishes.reported()
 
     for number in range(9):
-        record = ParticipationRecord(tmp_path / "train" / f"device-{number}", fleet.link._devices[number].handler._record._limits)
+        record = ParticipationRecord(
+            tmp_path / "train" / f"device-{number}",
+            fleet.link._devices[number].handler._record._limits,
+        )
         fleet.start(number, wishes=Wishes(reported=partial(reported, record)))
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert seen == [1] * 9  # on record by then
@@ -172,7 +215,9 @@ def test_text_that_comes_while_a_device_runs_is_not_deleted_nor_the_old_one_used
     device._wishes.reported()  # of a round that it was in already
     assert (phone / "tokens.npy").exists() == replaced
     folders.save_text(phone, np.arange(9))
-    assert device(fields.CHECK_IN, check_in) == fields.NOT_NOW  # its own text was deleted: it waits to be started with this one
+    assert (
+        device(fields.CHECK_IN, check_in) == fields.NOT_NOW
+    )  # its own text was deleted: it waits to be started with this one
 
 
 def test_whoever_opts_out_has_no_text_left_of_a_crash_either(phone):
@@ -183,7 +228,9 @@ def test_whoever_opts_out_has_no_text_left_of_a_crash_either(phone):
 
 
 @pytest.mark.parametrize("machine", ["no Linux", "a sandbox"])
-def test_a_machine_that_does_not_say_whether_it_charges_is_not_taken_for_one_that_does(tmp_path, monkeypatch, machine):
+def test_a_machine_that_does_not_say_whether_it_charges_is_not_taken_for_one_that_does(
+    tmp_path, monkeypatch, machine
+):
     """Twin: one that says that it has no battery."""
     monkeypatch.setattr(eligibility, "POWER", tmp_path / "power")
     (tmp_path / "power").mkdir()
@@ -195,7 +242,9 @@ def test_a_machine_that_does_not_say_whether_it_charges_is_not_taken_for_one_tha
             raise PermissionError(13, "Permission denied", str(folder))
 
         monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
-    with pytest.raises(LinkError, match=r"power cannot be asked whether this device charges.*see --while-command"):
+    with pytest.raises(
+        LinkError, match=r"power cannot be asked whether this device charges.*see --while-command"
+    ):
         why_not_now(["charging"], None)
 
 

@@ -28,7 +28,11 @@ def renumbered(fleet, order):
 def test_a_run_does_not_go_on_with_devices_under_other_numbers(tmp_path, vocabulary, log_of):
     """The log knows devices by their places on the list: a list in another order, or with a line taken out, makes it say nothing."""
     fleet = FleetOfDevices(
-        tmp_path, vocabulary, count=18, run={"rounds": 2, "evaluate_every": 2, "save_every": 1}, participation={"min_separation": 1}
+        tmp_path,
+        vocabulary,
+        count=18,
+        run={"rounds": 2, "evaluate_every": 2, "save_every": 1},
+        participation={"min_separation": 1},
     )
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", cut_at(1), fleet.connected)
@@ -48,7 +52,9 @@ def test_a_run_does_not_go_on_with_devices_under_other_numbers(tmp_path, vocabul
 
 
 def test_a_run_continues_with_devices_that_came_later(tmp_path, vocabulary, log_of):
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run={"rounds": 2, "evaluate_every": 2, "save_every": 1})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=12, run={"rounds": 2, "evaluate_every": 2, "save_every": 1}
+    )
     fleet.enrolled = enrolled(fleet.keys[:11])
     fleet.link.remove(11)
     with pytest.raises(Cut):
@@ -60,17 +66,26 @@ def test_a_run_continues_with_devices_that_came_later(tmp_path, vocabulary, log_
 
 def test_delta_is_checked_against_the_devices_that_are_enrolled(tmp_path, vocabulary):
     """As it is against the users of a population."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 1, "evaluate_every": 1}, privacy={"delta": 0.01})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, run={"rounds": 1, "evaluate_every": 1}, privacy={"delta": 0.01}
+    )
     many = enrolled([*fleet.keys, *(Ed25519PrivateKey.generate() for _ in range(100))])
     assert fleet.recipe.delta * len(many.certificates) > 1
     with pytest.raises(RecipeError, match="δ"):
-        train_run(fleet.recipe, tmp_path / "run", cut_at(0), fleet.connected._replace(enrolled=lambda: many))
+        train_run(
+            fleet.recipe,
+            tmp_path / "run",
+            cut_at(0),
+            fleet.connected._replace(enrolled=lambda: many),
+        )
 
 
 @pytest.mark.parametrize("settings", [{}, {"most_reports": 9}, {"most_reports": 100_000}], ids=str)
 def test_devices_refuse_cohorts_that_the_modulus_does_not_hold(population, vocabulary, settings):
     recipe = fleet_recipe(population, fleet=settings)
-    params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
+    params = jax.eval_shape(
+        build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0)
+    )
     encoded = build.report_encoding(recipe, params)
     agreed = assemble.agreement(recipe, vocabulary, ISSUER.authority)
     assert 2 * encoded.largest * agreed.most < encoded.modulus

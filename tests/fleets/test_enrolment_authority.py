@@ -41,7 +41,9 @@ def test_keys_that_devices_made_get_certificates_that_end(tmp_path, authority):
     folder, fleet, known = authority
     assert enrolment.enrol(folder, fleet, asking(tmp_path)) == [0, 1, 2]
     certificates, dismissed = read_enrolled(fleet)
-    assert [one.key for one in certificates] == [device_key(tmp_path / f"device-{number}") for number in range(3)]
+    assert [one.key for one in certificates] == [
+        device_key(tmp_path / f"device-{number}") for number in range(3)
+    ]
     trust = Trust(known, dismissed)
     assert trust.why_not_the_list() is None
     for one in certificates:
@@ -55,7 +57,12 @@ def test_who_asks_again_keeps_its_number_and_signs_nothing_new(tmp_path, authori
     requests = asking(tmp_path)
     enrolment.enrol(folder, fleet, requests[:2])
     before = read_enrolled(fleet).certificates
-    assert enrolment.enrol(folder, fleet, [requests[1], requests[2], requests[2], requests[0]]) == [1, 2, 2, 0]
+    assert enrolment.enrol(folder, fleet, [requests[1], requests[2], requests[2], requests[0]]) == [
+        1,
+        2,
+        2,
+        0,
+    ]
     assert read_enrolled(fleet).certificates[:2] == before
     assert [len(row["signed"]) for row in rows(folder)] == [1, 2, 1]
 
@@ -79,7 +86,9 @@ def test_lists_have_rising_numbers_and_a_dismissed_key_does_not_come_back(tmp_pa
     assert dismissed.devices == {1, 2}
     trust = Trust(known, dismissed)
     assert [bool(trust.why_not(one)) for one in certificates] == [False, True, True]
-    with pytest.raises(LinkError, match="device 1 was dismissed, and its key with it; no device was enrolled"):
+    with pytest.raises(
+        LinkError, match="device 1 was dismissed, and its key with it; no device was enrolled"
+    ):
         enrolment.enrol(folder, fleet, [device_request(tmp_path / "new"), requests[1]])
     with pytest.raises(LinkError, match="3 devices, and no device 3"):
         enrolment.dismiss(folder, fleet, [0, 3])
@@ -95,7 +104,9 @@ def test_what_ends_soon_is_renewed_for_the_same_key_and_number(tmp_path, authori
     enrolment.enrol(folder, fleet, requests[2:])
     enrolment.dismiss(folder, fleet, [0])
     before = read_enrolled(fleet).certificates
-    assert enrolment.renew(folder, fleet) == 1  # neither the dismissed one nor the one that is good for a year
+    assert (
+        enrolment.renew(folder, fleet) == 1
+    )  # neither the dismissed one nor the one that is good for a year
     after, dismissed = read_enrolled(fleet)
     assert (after[0], after[2]) == (before[0], before[2])
     assert (after[1].device, after[1].key) == (before[1].device, before[1].key)
@@ -105,7 +116,9 @@ def test_what_ends_soon_is_renewed_for_the_same_key_and_number(tmp_path, authori
 
 
 @pytest.mark.parametrize("hours", [1.5, 24, 24 * 400])
-def test_what_was_signed_when_the_clock_was_ahead_is_renewed_once_it_is_right(tmp_path, authority, monkeypatch, hours):
+def test_what_was_signed_when_the_clock_was_ahead_is_renewed_once_it_is_right(
+    tmp_path, authority, monkeypatch, hours
+):
     """Or its devices would wait for that day. Twin: without it they do."""
     folder, fleet, known = authority
     with monkeypatch.context() as ahead:
@@ -118,7 +131,20 @@ def test_what_was_signed_when_the_clock_was_ahead_is_renewed_once_it_is_right(tm
     assert enrolment.renew(folder, fleet) == 0
 
 
-@pytest.mark.parametrize("damage", ["changed", "last changed", "taken out", "older", "forked", "cut", "gone", "empty", "another's"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "changed",
+        "last changed",
+        "taken out",
+        "older",
+        "forked",
+        "cut",
+        "gone",
+        "empty",
+        "another's",
+    ],
+)
 def test_with_a_log_that_is_not_its_own_the_authority_signs_nothing(tmp_path, authority, damage):
     """Or it would give a number twice, or two lists one number. A row that was cut short is what a crash leaves: nobody has seen it."""
     folder, fleet, _ = authority
@@ -136,7 +162,9 @@ def test_with_a_log_that_is_not_its_own_the_authority_signs_nothing(tmp_path, au
         assert enrolment.enrol(folder, fleet, requests) == [0, 1, 2]  # the twin
         return
     else:
-        if damage == "forked":  # put back to a backup, and then used with a fleet's folder that was lost
+        if (
+            damage == "forked"
+        ):  # put back to a backup, and then used with a fleet's folder that was lost
             log.write_bytes(b"".join(lines[:2]))
             enrolment.enrol(folder, tmp_path / "lost", requests[2:])
             lines = log.read_bytes().splitlines(keepends=True)
@@ -165,7 +193,9 @@ def test_a_damaged_list_is_reported(tmp_path, authority, damage):
     folder, fleet, _ = authority
     enrolment.enrol(folder, fleet, asking(tmp_path))
     first, *others = (fleet / "enrolled.txt").read_bytes().splitlines(keepends=True)
-    (fleet / "enrolled.txt").write_bytes(b"".join([first, *others[::-1]]) if damage == "swapped" else damage)
+    (fleet / "enrolled.txt").write_bytes(
+        b"".join([first, *others[::-1]]) if damage == "swapped" else damage
+    )
     with pytest.raises(LinkError, match="copy it again from the enrolment authority"):
         read_enrolled(fleet)
 
@@ -173,7 +203,10 @@ def test_a_damaged_list_is_reported(tmp_path, authority, damage):
 def test_a_running_server_knows_of_the_newest_file(tmp_path, authority, monkeypatch):
     folder, fleet, _ = authority
     enrolment.enrol(folder, fleet, asking(tmp_path, 2))
-    now, keys = EnrolledNow(fleet), [device_key(tmp_path / f"device-{number}") for number in range(3)]
+    now, keys = (
+        EnrolledNow(fleet),
+        [device_key(tmp_path / f"device-{number}") for number in range(3)],
+    )
     assert [now.number_of(key) for key in keys] == [0, 1, "a device that is not enrolled"]
     enrolment.enrol(folder, fleet, asking(tmp_path))
     enrolment.dismiss(folder, fleet, [0])
@@ -182,8 +215,12 @@ def test_a_running_server_knows_of_the_newest_file(tmp_path, authority, monkeypa
     assert now.number_of(keys[1]) == "a device whose certificate has expired"
 
 
-@pytest.mark.parametrize("found", ["half", "a row less", "older", "gone", "not to be read", "newer"])
-def test_a_file_that_is_just_being_copied_or_older_changes_nothing_for_a_running_server(tmp_path, authority, found):
+@pytest.mark.parametrize(
+    "found", ["half", "a row less", "older", "gone", "not to be read", "newer"]
+)
+def test_a_file_that_is_just_being_copied_or_older_changes_nothing_for_a_running_server(
+    tmp_path, authority, found
+):
     """Or a training would end, or whoever was dismissed be back. Twin: the newer one."""
     folder, fleet, _ = authority
     enrolment.enrol(folder, fleet, asking(tmp_path, 2))
@@ -194,7 +231,12 @@ def test_a_file_that_is_just_being_copied_or_older_changes_nothing_for_a_running
     enrolment.enrol(folder, tmp_path / "copy", asking(tmp_path)[2:])
     newer = (tmp_path / "copy" / "enrolled.txt").read_bytes()
     lines = whole.splitlines(keepends=True)
-    files = {"half": newer[:-40], "a row less": b"".join(lines[:-1]), "older": older, "newer": newer}
+    files = {
+        "half": newer[:-40],
+        "a row less": b"".join(lines[:-1]),
+        "older": older,
+        "newer": newer,
+    }
     path.unlink() if found not in files else path.write_bytes(files[found])
     if found == "not to be read":
         path.mkdir()  # root reads all files
@@ -207,7 +249,9 @@ def test_a_file_that_is_just_being_copied_or_older_changes_nothing_for_a_running
     assert now.number_of(keys[2]) == 2
 
 
-def test_a_crash_between_log_and_file_is_mended_by_the_next_command(tmp_path, authority, monkeypatch):
+def test_a_crash_between_log_and_file_is_mended_by_the_next_command(
+    tmp_path, authority, monkeypatch
+):
     """Whichever it is: the number is given, and the dismissal stands."""
     folder, fleet, _ = authority
     requests = asking(tmp_path)
@@ -217,7 +261,10 @@ def test_a_crash_between_log_and_file_is_mended_by_the_next_command(tmp_path, au
 
     with monkeypatch.context() as crash:
         crash.setattr(enrolment, "write_atomically", crashed)
-        for signed in (lambda: enrolment.enrol(folder, fleet, requests[:2]), lambda: enrolment.dismiss(folder, fleet, [0])):
+        for signed in (
+            lambda: enrolment.enrol(folder, fleet, requests[:2]),
+            lambda: enrolment.dismiss(folder, fleet, [0]),
+        ):
             with pytest.raises(OSError, match="No space left"):
                 signed()
     assert not read_enrolled(fleet).certificates
@@ -227,7 +274,9 @@ def test_a_crash_between_log_and_file_is_mended_by_the_next_command(tmp_path, au
 
 
 @pytest.mark.parametrize("more", [[], [10], [2**63, -1]])
-def test_a_device_that_a_front_end_knows_and_the_server_does_not_yet_is_not_there(tmp_path, vocabulary, more):
+def test_a_device_that_a_front_end_knows_and_the_server_does_not_yet_is_not_there(
+    tmp_path, vocabulary, more
+):
     """Its file is copied to one of them first; and whoever has the Redis may say anything. The run goes on. Twin: nobody more."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, run={"rounds": 1, "evaluate_every": 1})
     devices, ask, asked = fleet.link.devices, fleet.link.ask, set()
@@ -237,12 +286,16 @@ def test_a_device_that_a_front_end_knows_and_the_server_does_not_yet_is_not_ther
         return ask(kind, contents, *rest, **settings)
 
     fleet.link.devices, fleet.link.ask = lambda: [*devices(), *more], noted
-    assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+    assert (
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+    )
     assert asked == set(range(10))
 
 
 @pytest.mark.parametrize("twin", [False, True])
-def test_a_device_that_is_dismissed_while_a_run_goes_on_is_not_asked_any_more(tmp_path, vocabulary, twin):
+def test_a_device_that_is_dismissed_while_a_run_goes_on_is_not_asked_any_more(
+    tmp_path, vocabulary, twin
+):
     """Though it is connected. Twin: not dismissed, it is."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, run={"rounds": 6, "evaluate_every": 6})
     asked, ask, out = [], fleet.link.ask, 4

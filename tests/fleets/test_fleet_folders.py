@@ -24,12 +24,20 @@ from taciturn.runs.loop import train_run
 
 @pytest.fixture
 def people(tmp_path, vocabulary):
-    return write_population(tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, {"source": "made up"})
+    return write_population(
+        tmp_path / "people",
+        made_up_users(12),
+        made_up_users(12, seed=1),
+        vocabulary,
+        {"source": "made up"},
+    )
 
 
 @pytest.fixture
 def fleet(tmp_path, people):
-    folders.new_fleet(tmp_path / "fleet", fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1}))
+    folders.new_fleet(
+        tmp_path / "fleet", fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1})
+    )
     return tmp_path / "fleet"
 
 
@@ -55,7 +63,9 @@ def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
     finished = train(fleet, devices, tmp_path / "run")
     assert finished.guarantee.releases == 1
     assert sum((device / "participation.json").exists() for device in devices) == 9
-    assert open_ledger(people).runs() == []  # the people are others than the population's, whose words they have
+    assert (
+        open_ledger(people).runs() == []
+    )  # the people are others than the population's, whose words they have
 
 
 def test_where_a_fleet_is_tried_out_its_people_are_charged(tmp_path, people):
@@ -81,7 +91,14 @@ def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, p
     folders.enrol(fleet, devices)
     assert len(Population(fleet / "population")) == 0
     given = {path.name for path in (devices[0] / "fleet").iterdir()}
-    assert given == {"agreement.json", "authority.crt", "enrolment.pub", "recipe.toml", "vocabulary.json", "vocabulary.txt"}
+    assert given == {
+        "agreement.json",
+        "authority.crt",
+        "enrolment.pub",
+        "recipe.toml",
+        "vocabulary.json",
+        "vocabulary.txt",
+    }
     for secret in ("authority.key", "enrolment.key", "server.key", "device.key"):
         found = list(tmp_path.rglob(secret))
         assert found
@@ -89,11 +106,15 @@ def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, p
     assert (devices[0] / "tokens.npy").stat().st_mode & 0o077 == 0
 
 
-def test_enrolled_again_a_device_keeps_its_number_and_a_stranger_is_refused(tmp_path, fleet, people):
+def test_enrolled_again_a_device_keeps_its_number_and_a_stranger_is_refused(
+    tmp_path, fleet, people
+):
     devices = with_text(people, 3, tmp_path)
     folders.enrol(fleet, devices)
     folders.enrol(fleet, [devices[2], devices[0]])
-    assert [one.key for one in read_enrolled(fleet).certificates] == [device_key(device) for device in devices]
+    assert [one.key for one in read_enrolled(fleet).certificates] == [
+        device_key(device) for device in devices
+    ]
     stranger = tmp_path / "stranger"
     folders.save_text(stranger, np.arange(5))
     with pytest.raises(LinkError, match="does not belong to a fleet yet"):
@@ -131,13 +152,19 @@ def test_a_fleet_is_never_made_over_another(fleet, people):
 
 
 @pytest.mark.parametrize("tried_out", [True, False])
-def test_a_fleets_people_are_charged_wherever_the_server_is_started(tmp_path, vocabulary, monkeypatch, tried_out):
+def test_a_fleets_people_are_charged_wherever_the_server_is_started(
+    tmp_path, vocabulary, monkeypatch, tried_out
+):
     """Two populations, or two fleets, by the same path from where one stands; the people are those of the one there."""
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
         monkeypatch.chdir(tmp_path / place)
         population = write_population(
-            tmp_path / place / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, {"source": place}
+            tmp_path / place / "people",
+            made_up_users(12),
+            made_up_users(12, seed=1),
+            vocabulary,
+            {"source": place},
         )
         recipe = fleet_recipe(population, run={"rounds": 1, "evaluate_every": 1})
         recipe = recipe.with_settings("data", population="people")
@@ -166,9 +193,13 @@ def test_whoever_tries_a_fleet_out_writes_over_nobodys_text(tmp_path, people):
     assert np.load(tmp_path / "try" / "device-0" / "tokens.npy").tolist() == [4, 4, 4]
 
 
-def test_the_guarantee_of_a_fleet_that_is_tried_out_says_that_its_people_are_simulated(tmp_path, vocabulary):
+def test_the_guarantee_of_a_fleet_that_is_tried_out_says_that_its_people_are_simulated(
+    tmp_path, vocabulary
+):
     about = {"source": "made up", "simulated": "public text"}
-    people = write_population(tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, about)
+    people = write_population(
+        tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, about
+    )
     recipe = fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1})
     devices = folders.try_out(tmp_path / "try", recipe, 10, "try-run")
     finished = train(tmp_path / "try" / "server", devices, tmp_path / "try" / "try-run")

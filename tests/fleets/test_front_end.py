@@ -27,8 +27,16 @@ class Wire:
         """Status, headers and body of the response; None where there was none."""
         parts, sent = list(body), []
         path, _, query = path.partition("?")
-        pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": pairs}
+        pairs = [
+            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
+        ]
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": pairs,
+        }
 
         async def receive():
             if not parts:
@@ -51,10 +59,18 @@ class Wire:
 
 
 def statement(device, at=None, by=None, nonce=None, **changed):
-    public, nonce, at = device.public_key().public_bytes_raw(), nonce or os.urandom(16), int(at or time.time())
+    public, nonce, at = (
+        device.public_key().public_bytes_raw(),
+        nonce or os.urandom(16),
+        int(at or time.time()),
+    )
     signature = (by or device).sign(sign_in_statement(public, at, nonce))
     encoded = {"key": public, "nonce": nonce, "signature": signature}
-    content = {"time": at, **{name: base64.b64encode(value).decode() for name, value in encoded.items()}, **changed}
+    content = {
+        "time": at,
+        **{name: base64.b64encode(value).decode() for name, value in encoded.items()},
+        **changed,
+    }
     return json.dumps(content).encode()
 
 
@@ -103,7 +119,10 @@ def test_a_device_signs_in_is_asked_and_answers(wire):
         (lambda: b"\xff", "a device without a key"),
         (lambda: b"[]", "a device without a key"),
         (lambda: b"[" * 4000, "a device without a key"),
-        (lambda: statement(ALICE).replace(b'"time": ', b'"time": 1e999, "then": '), "a device without a key"),
+        (
+            lambda: statement(ALICE).replace(b'"time": ', b'"time": 1e999, "then": '),
+            "a device without a key",
+        ),
     ],
 )
 def test_strangers_are_refused_and_told_why(wire, body, reason, caplog):
@@ -117,11 +136,15 @@ def test_a_sign_in_works_once(wire):
     """The twin is the first: whoever saw it on its way could send it again."""
     seen = statement(ALICE)
     assert wire.ask("POST", "/v1/session", [seen])[0] == 200
-    assert wire.ask("POST", "/v1/session", [seen])[2] == b"Refused: a sign-in that was already used."
+    assert (
+        wire.ask("POST", "/v1/session", [seen])[2] == b"Refused: a sign-in that was already used."
+    )
     assert isinstance(wire.sign_in(nonce=b"short"), tuple)
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/question"), ("POST", "/v1/alive"), ("PUT", "/v1/answer/q")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/question"), ("POST", "/v1/alive"), ("PUT", "/v1/answer/q")]
+)
 def test_without_a_token_there_is_nothing_and_nothing_is_read(wire, method, path):
     for headers in ({}, bearer(""), bearer("guess"), {"authorization": "Basic guess"}):
         assert wire.ask(method, path, [b"x" * 5000], **headers)[0] == 401
@@ -130,9 +153,18 @@ def test_without_a_token_there_is_nothing_and_nothing_is_read(wire, method, path
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/"), ("POST", "/v1/question"), ("GET", "/v1/session"), ("GET", "/v1/answer/q"), ("PUT", "/v1/answer/q/r"), ("GET", "/docs"),
-     ("GET", "/V1/question"), ("GET", "/v1/files/../session"), ("POST", "/v1/session/")],
-)  # fmt: skip
+    [
+        ("GET", "/"),
+        ("POST", "/v1/question"),
+        ("GET", "/v1/session"),
+        ("GET", "/v1/answer/q"),
+        ("PUT", "/v1/answer/q/r"),
+        ("GET", "/docs"),
+        ("GET", "/V1/question"),
+        ("GET", "/v1/files/../session"),
+        ("POST", "/v1/session/"),
+    ],
+)
 def test_what_devices_do_not_need_is_refused(wire, method, path, caplog):
     assert wire.ask(method, path)[0] == 403
     assert "refused: a request for something that no device needs" in caplog.text
@@ -164,7 +196,13 @@ def test_answers_wait_until_there_is_room_for_them(wire, monkeypatch):
         nonlocal reading, most
         parts = [b"x" * 4_000, b"x" * 4_000]
         headers = [(b"authorization", f"Bearer {token}".encode()), (b"content-length", b"8000")]
-        scope = {"type": "http", "method": "PUT", "path": "/v1/answer/q", "query_string": b"", "headers": headers}
+        scope = {
+            "type": "http",
+            "method": "PUT",
+            "path": "/v1/answer/q",
+            "query_string": b"",
+            "headers": headers,
+        }
 
         async def receive():
             nonlocal reading, most
@@ -222,9 +260,16 @@ def test_a_sign_in_that_is_too_long_is_not_read(wire):
 
 def test_a_failure_comes_without_words_of_the_devices(wire):
     token = wire.sign_in()
-    for name, said, kept in (("a", "failed", "failed"), ("b", "too large", "too large"), ("c", "what the user typed", "failed")):
+    for name, said, kept in (
+        ("a", "failed", "failed"),
+        ("b", "too large", "too large"),
+        ("c", "what the user typed", "failed"),
+    ):
         wire.store.post(name, "k", {1: b""}, 30)
-        assert wire.ask("PUT", f"/v1/answer/{name}", [b"ignored"], failed=said, **bearer(token))[0] == 204
+        assert (
+            wire.ask("PUT", f"/v1/answer/{name}", [b"ignored"], failed=said, **bearer(token))[0]
+            == 204
+        )
         assert wire.store.collect(name, 0) == [(1, kept)]
 
 
@@ -248,7 +293,9 @@ def test_a_file_is_for_anybody_and_may_be_kept(wire):
     status, headers, body = wire.ask("GET", "/v1/files/abc")
     assert (status, body) == (200, b"a model")
     assert b"immutable" in headers[b"cache-control"]
-    assert headers[b"connection"] == b"close"  # a stranger holds no connection; the twin is a device
+    assert (
+        headers[b"connection"] == b"close"
+    )  # a stranger holds no connection; the twin is a device
     assert b"connection" not in wire.ask("GET", "/v1/files/abc", **bearer(wire.sign_in()))[1]
     assert wire.ask("GET", "/v1/files/other")[0] == 404
 

@@ -28,7 +28,10 @@ def counts(monkeypatch):
 
 
 def values(text):
-    return {name: int(value) for name, value in (line.split() for line in text.splitlines() if not line.startswith("#"))}
+    return {
+        name: int(value)
+        for name, value in (line.split() for line in text.splitlines() if not line.startswith("#"))
+    }
 
 
 def test_what_a_front_end_does_is_counted_and_nobody_is_named(counts):
@@ -43,7 +46,9 @@ def test_what_a_front_end_does_is_counted_and_nobody_is_named(counts):
     assert counted["taciturn_sent_bytes_total"] > 10 + len(token)
     assert counted["taciturn_refused_total"] == 1
     assert ALICE.public_key().public_bytes_raw().hex() not in counts.text()
-    assert all(LINE.fullmatch(line) for line in counts.text().splitlines())  # no labels, in which a device could be
+    assert all(
+        LINE.fullmatch(line) for line in counts.text().splitlines()
+    )  # no labels, in which a device could be
     assert not LINE.fullmatch('taciturn_answers_total{device="7"} 1')  # the twin
 
 
@@ -51,7 +56,10 @@ def test_what_the_server_asks_is_counted(counts):
     wire = Wire()
     wire.sign_in()
     assert WireLink(wire.store).ask("kind", {1: b"", 2: b""}, 0.1) == {}
-    assert values(counts.text()) | {"taciturn_questions_total": 2, "taciturn_answers_total": 0} == values(counts.text())
+    assert values(counts.text()) | {
+        "taciturn_questions_total": 2,
+        "taciturn_answers_total": 0,
+    } == values(counts.text())
 
 
 def test_figures_are_at_one_address_of_this_machine(counts, monkeypatch):
@@ -78,7 +86,11 @@ def test_figures_are_at_one_address_of_this_machine(counts, monkeypatch):
 
 def test_people_watch_counts_go_up(counts, browser, monkeypatch):
     bound = []
-    monkeypatch.setattr(metrics.ThreadingHTTPServer, "server_activate", lambda page: bound.append(page.server_port) or page.socket.listen())
+    monkeypatch.setattr(
+        metrics.ThreadingHTTPServer,
+        "server_activate",
+        lambda page: bound.append(page.server_port) or page.socket.listen(),
+    )
     counts.add("taciturn_answers_total", 1234)
     counts.show("taciturn_devices_connected", lambda: 17)
     with metrics_page("0"):
@@ -106,6 +118,9 @@ def test_lines_in_json_name_no_device(capsys):
         LOG.debug("without an answer: %s", {7: "too late"})
     (line,) = capsys.readouterr().err.splitlines()
     said = json.loads(line)
-    assert (said["level"], said["message"]) == ("warning", "“report”: no answer from 1 of 3 devices")
+    assert (said["level"], said["message"]) == (
+        "warning",
+        "“report”: no answer from 1 of 3 devices",
+    )
     assert said["time"].endswith("+00:00")
     LOG.setLevel(logging.INFO)

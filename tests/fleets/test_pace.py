@@ -38,7 +38,9 @@ def charges(fleet):
     return [row["round"] for row in rows if row["kind"] == "charge"]
 
 
-def test_whoever_watches_sees_what_the_ledger_on_disk_says_and_changes_nothing_in_it(tmp_path, vocabulary):
+def test_whoever_watches_sees_what_the_ledger_on_disk_says_and_changes_nothing_in_it(
+    tmp_path, vocabulary
+):
     fleet, shown = FleetOfDevices(tmp_path, vocabulary, count=9), []
     path = fleet.population.folder / "ledger.jsonl"
 
@@ -67,7 +69,9 @@ class Named(int):
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
-def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_away(tmp_path, vocabulary, caplog, level, monkeypatch):
+def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_away(
+    tmp_path, vocabulary, caplog, level, monkeypatch
+):
     """Devices have numbers that cannot be missed. Twin: at DEBUG, where it may be said, they are found."""
 
     def loses(number, kind, answer):
@@ -75,22 +79,34 @@ def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_awa
 
     fleet = FleetOfDevices(tmp_path, vocabulary, count=24, run=TWO_ROUNDS)
     fleet.enrolled = enrolled([*fleet.keys, fleet.keys[0]])
-    link = LocalLink({Named(number): fleet.link._devices[number].handler for number in range(24)}, (loses,))
-    monkeypatch.setattr(LocalLink, "devices", lambda link: [*map(Named, link._devices), Named(24)])  # the last has just gone
+    link = LocalLink(
+        {Named(number): fleet.link._devices[number].handler for number in range(24)}, (loses,)
+    )
+    monkeypatch.setattr(
+        LocalLink, "devices", lambda link: [*map(Named, link._devices), Named(24)]
+    )  # the last has just gone
     run = tmp_path / "run"
     with caplog.at_level(level, "taciturn.fleet"):
         train_run(fleet.recipe, run, quietly, fleet.connected._replace(link=link))
     assert "told to come back later" in caplog.text
     assert "no answer from 1 of 25 devices" in caplog.text
     assert ("device-765" in caplog.text) == (level == logging.DEBUG)
-    public = [path.read_text() for path in run.iterdir() if path.suffix in (".jsonl", ".csv", ".txt", ".json", ".toml")]
+    public = [
+        path.read_text()
+        for path in run.iterdir()
+        if path.suffix in (".jsonl", ".csv", ".txt", ".json", ".toml")
+    ]
     assert public
-    assert not any("device-765" in text or fleet.enrolled.certificates[0].key.hex() in text for text in public)
+    assert not any(
+        "device-765" in text or fleet.enrolled.certificates[0].key.hex() in text for text in public
+    )
 
 
 @pytest.mark.parametrize("after", [fields.ADVERTISE, fields.SHARE, fields.REPORT])
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
-def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(tmp_path, vocabulary, monkeypatch, after, seconds):
+def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(
+    tmp_path, vocabulary, monkeypatch, after, seconds
+):
     """Away, it is as if it had dropped out there. Twin: back at once, it goes on where it was."""
     fleet, sums, asked = FleetOfDevices(tmp_path, vocabulary, count=9, run=ONE_ROUND), [], []
     whole, ask = DeviceFleet._secure_sum, fleet.link.ask
@@ -108,31 +124,56 @@ def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(tmp_path, vocabul
 
     monkeypatch.setattr(DeviceFleet, "_secure_sum", noted)
     fleet.link.ask = sends_away
-    assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+    assert (
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+    )
     in_time = not seconds or after == fields.REPORT
     assert len(fleet.reports[0]) == 8 + in_time
-    params = jax.eval_shape(build.language_model(fleet.recipe.model, len(vocabulary)).init, jax.random.key(0))
+    params = jax.eval_shape(
+        build.language_model(fleet.recipe.model, len(vocabulary)).init, jax.random.key(0)
+    )
     modulus = build.report_encoding(fleet.recipe, params).modulus
-    assert np.array_equal(sums[0], sum(report.astype(np.uint64) for report in fleet.reports[0]) % modulus)
+    assert np.array_equal(
+        sums[0], sum(report.astype(np.uint64) for report in fleet.reports[0]) % modulus
+    )
     assert bool(device_of(fleet, 3)._record.uploads) == in_time
 
 
-def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its_limits(tmp_path, vocabulary):
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, fleet={"timer_hours": 1e-9}, participation={"min_separation": 3, "users": 60})
+def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its_limits(
+    tmp_path, vocabulary
+):
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        count=9,
+        fleet={"timer_hours": 1e-9},
+        participation={"min_separation": 3, "users": 60},
+    )
     device = device_of(fleet, 2)
     question = fields.pack_fields(device._agreement.fingerprint, b"9")
     device._record.upload(7, "run", 7)
     times = (math.nan, math.inf, -math.inf, -1.0, -0.0, 5e-324, 1e-300, 0.0)
-    contents = [*(struct.pack(">d", seconds) for seconds in times), b"", b"1" * 7, b"1" * 9, b"\xff" * 4096]
+    contents = [
+        *(struct.pack(">d", seconds) for seconds in times),
+        b"",
+        b"1" * 7,
+        b"1" * 9,
+        b"\xff" * 4096,
+    ]
     for content in contents:
         answers = fleet.link.ask(fields.COME_BACK, {2: content}, 30)
         assert answers == ({2: b""} if len(content) == 8 else {})
         fleet.link._devices[2].back_at = 0.0  # whenever it is back
         assert fleet.link.ask(fields.CHECK_IN, {2: question}, 30) == {2: fields.NOT_NOW}
         with pytest.raises(NotEligible, match="3 rounds must lie between"):
-            device(fields.ADVERTISE, fields.pack_fields(fields.new_name(), b"run", b"9", bytes(32), *fleet.signed(2)))
+            device(
+                fields.ADVERTISE,
+                fields.pack_fields(fields.new_name(), b"run", b"9", bytes(32), *fleet.signed(2)),
+            )
     later = fields.pack_fields(device._agreement.fingerprint, b"11")
-    assert fleet.link.ask(fields.CHECK_IN, {2: later}, 30) == {2: fields.READY}  # it still takes part when it may
+    assert fleet.link.ask(fields.CHECK_IN, {2: later}, 30) == {
+        2: fields.READY
+    }  # it still takes part when it may
     diaries.opt_out(tmp_path / "device-2")
     fleet.link.ask(fields.COME_BACK, {2: contents[-5]}, 30)
     assert fleet.link.ask(fields.CHECK_IN, {2: later}, 30) == {2: fields.NOT_NOW}
@@ -140,9 +181,14 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
 
 @pytest.mark.parametrize("run", [ONE_ROUND, TWO_ROUNDS])
 def test_devices_rest_from_rounds_that_there_are(tmp_path, vocabulary, run):
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run=run, participation={"min_separation": 1})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=9, run=run, participation={"min_separation": 1}
+    )
     if run is ONE_ROUND:
-        assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+        assert (
+            train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases
+            == 1
+        )
     else:
         with pytest.raises(RecipeError, match="9 devices are too few, 18 are needed"):
             train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
@@ -150,7 +196,12 @@ def test_devices_rest_from_rounds_that_there_are(tmp_path, vocabulary, run):
 
 def test_a_run_for_which_nobody_is_left_ends_with_what_it_has(tmp_path, vocabulary):
     """Too many have taken part as often as they may: no waiting helps, and secrets are not kept for it."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 4, "evaluate_every": 4}, participation={"max_participations": 3})
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        run={"rounds": 4, "evaluate_every": 4},
+        participation={"max_participations": 3},
+    )
     finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert "may still take part" in finished.stopped
     assert finished.guarantee.releases == 3

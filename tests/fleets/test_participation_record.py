@@ -10,7 +10,11 @@ from taciturn.fleets import folders
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.device import NotEligible
-from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord, ParticipationRecordDamaged
+from taciturn.fleets.devices.participation_record import (
+    ParticipationLimits,
+    ParticipationRecord,
+    ParticipationRecordDamaged,
+)
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.wire.authority import device_request
 from taciturn.privacy.participation_log import ParticipationLog
@@ -19,10 +23,18 @@ from taciturn.runs.loop import train_run
 TIRELESS = ParticipationLimits(0.0, 0, 99)
 
 
-def test_devices_that_rest_by_their_own_records_are_not_asked_for_ever(tmp_path, vocabulary, monkeypatch):
+def test_devices_that_rest_by_their_own_records_are_not_asked_for_ever(
+    tmp_path, vocabulary, monkeypatch
+):
     """Their uploads count for them even where they failed at the server, whose log says that they may. They have to be missing when it
     counts who has come, or it tries without end."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=18, run={"rounds": 2, "evaluate_every": 2}, fleet={"timer_hours": 24.0})
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        count=18,
+        run={"rounds": 2, "evaluate_every": 2},
+        fleet={"timer_hours": 24.0},
+    )
     for number in range(18):
         ParticipationRecord(tmp_path / f"device-{number}", TIRELESS).upload(5, "run", 5)
         fleet.start(number)
@@ -83,7 +95,10 @@ def test_two_processes_on_one_folder_forget_nothing(tmp_path):
     one, other = (ParticipationRecord(tmp_path, TIRELESS) for _ in range(2))
     one.upload(0, "run", 0)
     other.upload(4, "another run", 4)
-    assert {upload["run"] for upload in ParticipationRecord(tmp_path, TIRELESS).uploads} == {"run", "another run"}
+    assert {upload["run"] for upload in ParticipationRecord(tmp_path, TIRELESS).uploads} == {
+        "run",
+        "another run",
+    }
 
 
 def test_a_clock_that_goes_backwards_shortens_no_rest(tmp_path, monkeypatch):
@@ -115,17 +130,27 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
 
     limited(24.0, 100, 3)
     liar.round(1000)
-    for number, hours, why in ((2000, 23, "rests for 24 hours"), (1100, 25, "100 rounds"), (7, 25, "this round or a")):
+    for number, hours, why in (
+        (2000, 23, "rests for 24 hours"),
+        (1100, 25, "100 rounds"),
+        (7, 25, "this round or a"),
+    ):
         now[0] = start + 3600 * hours
         with pytest.raises(NotEligible, match=why):
             liar.device(0)(
-                fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, str(number).encode(), bytes(32), *liar.fleet.signed(0))
+                fields.ADVERTISE,
+                fields.pack_fields(
+                    fields.new_name(), run, str(number).encode(), bytes(32), *liar.fleet.signed(0)
+                ),
             )
     liar.round(1101, run=run)
     limited(24.0, 0, 2)
     now[0] += 10**6
     with pytest.raises(NotEligible, match="2 times, as often as it may in all runs"):
-        liar.device(0)(fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, b"99999", bytes(32), *liar.fleet.signed(0)))
+        liar.device(0)(
+            fields.ADVERTISE,
+            fields.pack_fields(fields.new_name(), run, b"99999", bytes(32), *liar.fleet.signed(0)),
+        )
     limited(24.0, 0, 3)  # twin
     liar.round(99999, run=run)
 
@@ -135,14 +160,22 @@ def test_a_second_run_with_devices_that_gave_all_they_may_finds_none(tmp_path, v
     limits = {"lifetime_participations": 2}
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run=one_round, fleet=limits)
     for run in ("first", "second"):
-        assert train_run(fleet.recipe, tmp_path / run, quietly, fleet.connected).guarantee.releases == 1
-    with pytest.raises(LinkError, match=r"0 devices are present that may take part.*fleet.lifetime_participations"):
+        assert (
+            train_run(fleet.recipe, tmp_path / run, quietly, fleet.connected).guarantee.releases
+            == 1
+        )
+    with pytest.raises(
+        LinkError, match=r"0 devices are present that may take part.*fleet.lifetime_participations"
+    ):
         train_run(fleet.recipe, tmp_path / "third", quietly, fleet.connected)
 
 
 def test_the_cap_is_the_recipes_unless_it_says_another(tmp_path, vocabulary):
     for lifetime, expected in ((None, 4), (2, 2), (9, 9)):
         (tmp_path / str(lifetime)).mkdir()
-        sections = {"participation": {"max_participations": 4}, "fleet": {"lifetime_participations": lifetime}}
+        sections = {
+            "participation": {"max_participations": 4},
+            "fleet": {"lifetime_participations": lifetime},
+        }
         fleet = FleetOfDevices(tmp_path / str(lifetime), vocabulary, count=1, **sections)
         assert fleet.link._devices[0].handler._record._limits.max_participations == expected

@@ -24,12 +24,16 @@ from taciturn.privacy import secagg_encoding
 from taciturn.privacy.clipping import flat_clip
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
-SEVEN, NINE, ISSUER = (Ed25519PrivateKey.from_private_bytes(bytes([byte]) * 32) for byte in (1, 2, 3))
+SEVEN, NINE, ISSUER = (
+    Ed25519PrivateKey.from_private_bytes(bytes([byte]) * 32) for byte in (1, 2, 3)
+)
 
 
 def vectors():
     """Rows of the page's last table."""
-    rows = re.findall(r"^\| (.+) \| (.+) \|$", PAGE.read_text().partition("## Test vectors")[2], re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+) \| (.+) \|$", PAGE.read_text().partition("## Test vectors")[2], re.MULTILINE
+    )
     return dict(rows[1:])
 
 
@@ -39,7 +43,11 @@ def secret(byte):
 
 def advertised(terms, trust, key, certificate, mask_key, share_key, seed):
     device = DeviceRound(terms, key, certificate, trust)
-    device._mask_secret, device._share_secret, device._seed = secret(mask_key), secret(share_key), secret(seed)
+    device._mask_secret, device._share_secret, device._seed = (
+        secret(mask_key),
+        secret(share_key),
+        secret(seed),
+    )
     return device.advertise()
 
 
@@ -48,25 +56,36 @@ def computed(monkeypatch):
     dismissed = issuer.dismiss(5, ())
     trust = Trust(issuer.authority, dismissed)
     fingerprint = assemble._fingerprint("0123456789abcdef", ["a", "ö"], issuer.authority)
-    terms = Terms(b"\6" * 16, b"\7" * 32, dismissed.digest(), fingerprint, 20, 50, 0.3, 0.05, 3, 1000)
-    certificates = [issuer.certify(number, public(key), 0, 2**32, 5) for number, key in ((7, SEVEN), (9, NINE))]
+    terms = Terms(
+        b"\6" * 16, b"\7" * 32, dismissed.digest(), fingerprint, 20, 50, 0.3, 0.05, 3, 1000
+    )
+    certificates = [
+        issuer.certify(number, public(key), 0, 2**32, 5) for number, key in ((7, SEVEN), (9, NINE))
+    ]
     first = advertised(terms, trust, SEVEN, certificates[0], 8, 9, 10)
     second = advertised(terms, trust, NINE, certificates[1], 11, 12, 13)
     digests = {7: first.digest(), 9: second.digest()}
     cohort = Roster((), digests).cohort(terms)
     cell = cell_name(cohort, *cells(cohort, digests.values()))
-    own, pair = protocol.own_mask_key(secret(10), cell), protocol.pair_mask_key(secret(8), second, 7, cell)
+    own, pair = (
+        protocol.own_mask_key(secret(10), cell),
+        protocol.pair_mask_key(secret(8), second, 7, cell),
+    )
     share_key = masks.agreed(secret(9), second.share_key, b"shares" + cell)
     monkeypatch.setattr(shamir.secrets, "randbelow", lambda _: 5)
     monkeypatch.setattr(device_side.os, "urandom", lambda count: b"\x0e" * count)
     seeds, mask_keys = shamir.share(secret(10), 2, 2), shamir.share(secret(8), 2, 2)
-    sealed = device_side._seal(share_key, protocol.ends_of(cell, 7, 9), Secret(seeds[1] + mask_keys[1]))
+    sealed = device_side._seal(
+        share_key, protocol.ends_of(cell, 7, 9), Secret(seeds[1] + mask_keys[1])
+    )
     mask = np.zeros(3, masks.words(20))
     masks.add_masks(mask, [own], [])
     many = [hashlib.sha256(number.to_bytes(8, "big")).digest() for number in range(401)]
     (with_first,) = (one for one in cells(b"\x11" * 32, many) if many[0] in one)
     rotation = secagg_encoding.Rotation(jnp.float32(1), jnp.int32(5))
-    coins = secagg_encoding._coins(secagg_encoding.encoding(1200, 10)._replace(padded=1200), rotation)
+    coins = secagg_encoding._coins(
+        secagg_encoding.encoding(1200, 10)._replace(padded=1200), rotation
+    )
     return [
         SEVEN.sign(sign_in_statement(public(SEVEN), 1_700_000_000, b"\5" * 16)),
         certificates[0].signature,
@@ -94,7 +113,9 @@ def computed(monkeypatch):
 
 
 def test_the_vectors_are_what_the_code_comes_to(monkeypatch):
-    values = [value.hex() if isinstance(value, bytes) else str(value) for value in computed(monkeypatch)]
+    values = [
+        value.hex() if isinstance(value, bytes) else str(value) for value in computed(monkeypatch)
+    ]
     assert values == list(vectors().values())
 
 
@@ -112,11 +133,26 @@ def test_a_report_is_made_as_the_page_says():
     bound = secagg_encoding.modular(flat_clip(0.1), {"all": jnp.asarray(update)}, encoded)
 
     def off_by(row):
-        report = bound.pack(secagg_encoding.Rotation(jnp.float32(clip), jnp.int32(5)), {"all": jnp.asarray(update)}, jax.random.key(0))
-        coins = np.asarray(secagg_encoding._coins(encoded, secagg_encoding.Rotation(jnp.float32(clip), jnp.int32(row))))
-        flat = np.pad(update * (encoded.radius / clip), (0, encoded.padded - 340)) * (1 - 2.0 * coins)
+        report = bound.pack(
+            secagg_encoding.Rotation(jnp.float32(clip), jnp.int32(5)),
+            {"all": jnp.asarray(update)},
+            jax.random.key(0),
+        )
+        coins = np.asarray(
+            secagg_encoding._coins(
+                encoded, secagg_encoding.Rotation(jnp.float32(clip), jnp.int32(row))
+            )
+        )
+        flat = np.pad(update * (encoded.radius / clip), (0, encoded.padded - 340)) * (
+            1 - 2.0 * coins
+        )
         places = np.arange(encoded.block)
-        matrix = np.array([[(-1) ** (row & column).bit_count() for column in places.tolist()] for row in places.tolist()])
+        matrix = np.array(
+            [
+                [(-1) ** (row & column).bit_count() for column in places.tolist()]
+                for row in places.tolist()
+            ]
+        )
         turned = matrix @ flat.reshape(encoded.block, -1) / np.sqrt(encoded.block)
         whole = np.asarray(secagg_encoding.centred(encoded, report))
         return np.abs(whole - turned.reshape(-1)).max()

@@ -48,7 +48,10 @@ START = {"x": jnp.zeros(6)}
 CLIP_NORM = 1.0
 
 
-QUEUE = {"participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}, "fleet": {"kind": "queue", "in_flight": 14}}
+QUEUE = {
+    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
+    "fleet": {"kind": "queue", "in_flight": 14},
+}
 
 
 FTRL = {"algorithm": "dp-ftrl", "privacy": {"noise": "tree"}, **QUEUE}
@@ -67,7 +70,9 @@ class Loop:
     def sum_reports(self, program, message, cohort, key):
         users = [text(user, 0.0 if user == self._without else 1.0) for user in cohort.tolist()]
         user_keys = [jax.random.fold_in(key, user) for user in cohort.tolist()]
-        return functools.reduce(trees.add, map(functools.partial(JITTED[program], message), users, user_keys))
+        return functools.reduce(
+            trees.add, map(functools.partial(JITTED[program], message), users, user_keys)
+        )
 
 
 def text(user: int, weight: float = 1.0) -> UserData:
@@ -83,7 +88,9 @@ ALGORITHM = Algorithm(
     init=lambda params: ServerState(params, ()),
     user_update=user_update,
     server_update=lambda server, estimate: ServerState(trees.add(server.params, estimate), ()),
-    mechanism=mechanism(flat_clip(CLIP_NORM), fixed_denominator(SIZE), blt(1.0, Buffers(17, (0.9,), (0.4,)))),
+    mechanism=mechanism(
+        flat_clip(CLIP_NORM), fixed_denominator(SIZE), blt(1.0, Buffers(17, (0.9,), (0.4,)))
+    ),
     participation=CLAIM,
 )
 
@@ -114,14 +121,18 @@ class Small:
     def __init__(self, folder, curator=Curator, randomness: str = "seeded simulation") -> None:
         self.folder, self.saved = folder, (0, START, ALGORITHM.mechanism.init(START))
         self.left: dict[int, set[bytes]] = {}  # rows → what was given out for them
-        self.met: dict[bytes, set[bytes]] = {}  # noise keys → the totals they met, of what was given out
+        self.met: dict[
+            bytes, set[bytes]
+        ] = {}  # noise keys → the totals they met, of what was given out
         self._curator, self._randomness, self._meeting = curator, randomness, []
         folder.mkdir()
         self._account().open()
 
     def _account(self) -> Account:
         event = ALGORITHM.mechanism.event(CLAIM)
-        terms = RunTerms("run", "r", "p", CLAIM.adjacency, self._randomness, "rdp", Budget(1e-5), ROUNDS)
+        terms = RunTerms(
+            "run", "r", "p", CLAIM.adjacency, self._randomness, "rdp", Budget(1e-5), ROUNDS
+        )
         return Account(Ledger(self.folder / "ledger.jsonl"), terms, event)
 
     def go_on(self, rounds: int = ROUNDS, noisy_sums: int = 0):
@@ -161,7 +172,9 @@ class Small:
     def check(self) -> None:
         """What the guarantee rests on, counted again from the files."""
         charges = self.charges
-        log = book(self.folder, (0, 10**6))  # a reader who believes nothing: the entries without their checks
+        log = book(
+            self.folder, (0, 10**6)
+        )  # a reader who believes nothing: the entries without their checks
         log._chain = log._checksum(b"", repr(CLAIM.limits).encode())
         log._load()
         assert charges == list(range(len(charges)))
@@ -185,7 +198,11 @@ class Elsewhere(Loop):
 def keeps_the_claim(cohorts) -> bool:
     separation, most = CLAIM.limits
     times = Counter(itertools.chain(*cohorts))
-    soon = [set(one) & set(other) for gap in range(1, separation + 1) for one, other in apart(cohorts, gap)]
+    soon = [
+        set(one) & set(other)
+        for gap in range(1, separation + 1)
+        for one, other in apart(cohorts, gap)
+    ]
     twice = [one for one in cohorts if len(set(one)) < len(one)]
     return not any(soon) and not twice and max(times.values(), default=0) <= most
 
@@ -253,16 +270,31 @@ def test_a_queue_interrupted_anywhere_ends_with_the_same_model(tmp_path, monkeyp
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(sorted(PLACES)), st.integers(1, 12), st.sampled_from([0, 0, 1, 2])), min_size=1, max_size=4))
-def test_whatever_is_cut_off_the_claim_holds_and_no_key_meets_two_totals_that_leave(tmp_path_factory, cuts):
-    cut_and_go_on(tmp_path_factory.mktemp("run") / "run", cuts, randomness="operating system").check()
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(sorted(PLACES)), st.integers(1, 12), st.sampled_from([0, 0, 1, 2])
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_whatever_is_cut_off_the_claim_holds_and_no_key_meets_two_totals_that_leave(
+    tmp_path_factory, cuts
+):
+    cut_and_go_on(
+        tmp_path_factory.mktemp("run") / "run", cuts, randomness="operating system"
+    ).check()
 
 
 def cut_and_go_on(folder, cuts, **settings) -> Small:
     """Cut off again and again, now and then on hardware whose sums come out otherwise; until all rows of noise are used up, if need be."""
     small = Small(folder, **settings)
     for place, occurrence, noisy_sums in cuts:
-        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Cut, BudgetExhausted, WrongNumberOfUsers):
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.suppress(Cut, BudgetExhausted, WrongNumberOfUsers),
+        ):
             cut_at(patch, place, occurrence)
             small.go_on(noisy_sums=noisy_sums)
     with contextlib.suppress(BudgetExhausted, WrongNumberOfUsers):
@@ -276,8 +308,12 @@ class ComputesAgain(Curator):
     def private_mean(self, params, state, round):
         if round == len(self.account.charges):
             return super().private_mean(params, state, round)
-        total = self._total(params, state, self._log.cohort(round), round, self._log.failures(round))
-        release, after = self._release(state, total, self._noise_key(f"{self.account.nonce.hex()}-0", round))
+        total = self._total(
+            params, state, self._log.cohort(round), round, self._log.failures(round)
+        )
+        release, after = self._release(
+            state, total, self._noise_key(f"{self.account.nonce.hex()}-0", round)
+        )
         return release.estimate, after
 
 
@@ -296,7 +332,9 @@ def changed(folder, **parts) -> None:
     """The queue's state, changed by hand."""
     path = folder / "queue" / "queue.json"
     state = json.loads(path.read_text())
-    path.write_text(json.dumps(state | {name: change(state[name]) for name, change in parts.items()}))
+    path.write_text(
+        json.dumps(state | {name: change(state[name]) for name, change in parts.items()})
+    )
 
 
 def older_copy(small) -> None:
@@ -311,7 +349,9 @@ def last_cohort(small) -> list[int]:
 
 TAMPERING = {
     "deleted": lambda small: shutil.rmtree(small.folder / "queue"),
-    "without its models": lambda small: [path.unlink() for path in (small.folder / "queue").glob("model-*")],
+    "without its models": lambda small: [
+        path.unlink() for path in (small.folder / "queue").glob("model-*")
+    ],
     "put back from an older copy": older_copy,
     "rounds forgotten": lambda small: changed(small.folder, rounds=lambda rounds: rounds[:-2]),
     "who just reported has reported again": lambda small: changed(
@@ -323,8 +363,12 @@ TAMPERING = {
     "everybody has reported": lambda small: changed(
         small.folder, training=lambda _: [], arrived=lambda _: [[user, 7] for user in range(USERS)]
     ),
-    "models mixed up": lambda small: changed(small.folder, training=lambda was: [[user, (model + 1) % 7] for user, model in was]),
-    "twice in line": lambda small: changed(small.folder, training=lambda was: was + was, arrived=lambda was: was + was),
+    "models mixed up": lambda small: changed(
+        small.folder, training=lambda was: [[user, (model + 1) % 7] for user, model in was]
+    ),
+    "twice in line": lambda small: changed(
+        small.folder, training=lambda was: was + was, arrived=lambda was: was + was
+    ),
 }
 
 
@@ -350,8 +394,12 @@ def test_a_queue_that_was_tampered_with_breaks_no_claim(tmp_path, monkeypatch, t
     small.check()
 
 
-@pytest.mark.parametrize("tampering", ["deleted", "put back from an older copy", "who just reported trains again"])
-def test_a_queue_that_does_not_fit_its_log_leaves_out_who_may_not_take_part_and_goes_on(tmp_path, monkeypatch, tampering):
+@pytest.mark.parametrize(
+    "tampering", ["deleted", "put back from an older copy", "who just reported trains again"]
+)
+def test_a_queue_that_does_not_fit_its_log_leaves_out_who_may_not_take_part_and_goes_on(
+    tmp_path, monkeypatch, tampering
+):
     """The log knows who may not; a queue that waits for nobody else would stop the run for good."""
     small = cut_off_in_round_seven(tmp_path / "run", monkeypatch)
     TAMPERING[tampering](small)
@@ -379,7 +427,9 @@ def test_more_devices_in_flight_than_there_are_users_keep_the_claim(tmp_path):
     for number in range(ROUNDS):
         cohort = fleet.users(log.eligible)
         log.record(cohort)
-        fleet.sum_reports(PROGRAM, Message(START, jnp.float32(CLIP_NORM)), cohort, jax.random.key(number))
+        fleet.sum_reports(
+            PROGRAM, Message(START, jnp.float32(CLIP_NORM)), cohort, jax.random.key(number)
+        )
         assert not set(fleet._training) & set(cohort.tolist())
     assert fleet.staleness.max() > 1
     assert keeps_the_claim([log.cohort(row).tolist() for row in range(ROUNDS)])
@@ -404,7 +454,10 @@ def totals(folder, without=None, seed=0) -> list[tuple[list[int], np.ndarray]]:
 
 
 def moved(one, other) -> list[float]:
-    return [float(np.linalg.norm(mine - theirs)) for (_, mine), (_, theirs) in zip(one, other, strict=True)]
+    return [
+        float(np.linalg.norm(mine - theirs))
+        for (_, mine), (_, theirs) in zip(one, other, strict=True)
+    ]
 
 
 def test_leaving_out_one_users_reports_moves_their_rows_by_a_clip_norm_and_no_other(tmp_path):
@@ -422,7 +475,9 @@ def test_leaving_out_one_users_reports_moves_their_rows_by_a_clip_norm_and_no_ot
     assert max(moved(whole, late)) > CLIP_NORM
 
 
-def test_who_reports_in_a_run_with_secret_randomness_cannot_be_worked_out_from_its_recipe(population, tmp_path):
+def test_who_reports_in_a_run_with_secret_randomness_cannot_be_worked_out_from_its_recipe(
+    population, tmp_path
+):
     """The log of who took part is kept among the secrets; the coins of the queue say the same."""
     recipe = tiny_recipe(population, **FTRL, run={"seed": None})
     cohorts = []
@@ -435,7 +490,9 @@ def test_who_reports_in_a_run_with_secret_randomness_cannot_be_worked_out_from_i
 
 def test_an_average_without_noise_from_a_queue_is_charged_as_that_and_keeps_its_log(tmp_path):
     release = BARE_ALGORITHM.mechanism.event(CLAIM)
-    terms = RunTerms("run", "r", "p", CLAIM.adjacency, "operating system", "rdp", Budget(1e-5), ROUNDS)
+    terms = RunTerms(
+        "run", "r", "p", CLAIM.adjacency, "operating system", "rdp", Budget(1e-5), ROUNDS
+    )
     account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, release)
     account.open()
     with pytest.raises(ValueError, match="needs a log"):
@@ -463,4 +520,7 @@ def test_uploads_of_devices_are_counted_once_whatever_is_interrupted(tmp_path):
     again = fleet()
     repeated = again.sum_reports(PROGRAM, message, cohort, jax.random.key(1))
     assert again.uploads == first.uploads > 0
-    assert all(np.array_equal(*pair) for pair in zip(jax.tree.leaves(total), jax.tree.leaves(repeated), strict=True))
+    assert all(
+        np.array_equal(*pair)
+        for pair in zip(jax.tree.leaves(total), jax.tree.leaves(repeated), strict=True)
+    )

@@ -27,7 +27,9 @@ def without_the_victim():
 
 def device_fleet(liar, folder, **more):
     folder.mkdir(exist_ok=True)
-    return DeviceFleet(liar.fleet.connected, liar.agreement, 9, 60.0, 20.0, folder, lambda: "run", **more)
+    return DeviceFleet(
+        liar.fleet.connected, liar.agreement, 9, 60.0, 20.0, folder, lambda: "run", **more
+    )
 
 
 def test_a_sum_of_the_same_round_over_fewer_devices_fails(liar, tmp_path):
@@ -40,7 +42,9 @@ def test_a_sum_of_the_same_round_over_fewer_devices_fails(liar, tmp_path):
     assert len(liar.reports) == 9
 
 
-def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_number(tmp_path, vocabulary, monkeypatch):
+def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_number(
+    tmp_path, vocabulary, monkeypatch
+):
     for count, reported_twice in ((18, 0), (12, 6), (9, 9)):
         left, folder = [9], tmp_path / str(count)
         folder.mkdir()
@@ -61,7 +65,9 @@ def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_n
         assert finished.guarantee.releases == 1
         uploads = [fleet.link._devices[one].handler._record.uploads for one in range(count)]
         assert sum(map(len, uploads)) == 18
-        assert sum(len(mine) == 2 for mine in uploads) in range(reported_twice, 10 if reported_twice else 1)
+        assert sum(len(mine) == 2 for mine in uploads) in range(
+            reported_twice, 10 if reported_twice else 1
+        )
         assert all(len({upload["round"] for upload in mine}) == len(mine) for mine in uploads)
 
 
@@ -70,7 +76,9 @@ def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(
     server = device_fleet(liar, tmp_path / "rounds", row=lambda: rows[0], apart=3)
     first = server._numbers(0)
     server._keep(first._replace(asked={1: first.number, 2: first.number - 3}))
-    assert device_fleet(liar, tmp_path / "rounds")._numbers(0) == first._replace(asked={1: first.number, 2: first.number - 3})
+    assert device_fleet(liar, tmp_path / "rounds")._numbers(0) == first._replace(
+        asked={1: first.number, 2: first.number - 3}
+    )
     assert server._numbers(0).resting(3) == {1, 2}
     assert server._numbers(0).resting(0) == {1}
     assert server._numbers(2).number == first.number + 2
@@ -89,7 +97,9 @@ def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(
 
 def test_an_interrupted_run_resumes_after_another_run_of_the_same_devices(tmp_path, vocabulary):
     """To the devices it is older than what they answered to since, until it is given another number."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2, "save_every": 1})
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2, "save_every": 1}
+    )
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "first", cut_at(1), fleet.connected)
     train_run(fleet.recipe, tmp_path / "second", quietly, fleet.connected)

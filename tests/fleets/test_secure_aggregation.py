@@ -12,8 +12,21 @@ from secure_rounds import STAGES, TERMS, Cohort
 from taciturn.core import FailedRound
 from taciturn.fleets.secure_aggregation import masks
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
-from taciturn.fleets.secure_aggregation.messages import MaskedReport, Roster, SealedShares, Unmasking
-from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK, Refused, own_mask_key
+from taciturn.fleets.secure_aggregation.messages import (
+    MaskedReport,
+    Roster,
+    SealedShares,
+    Unmasking,
+)
+from taciturn.fleets.secure_aggregation.protocol import (
+    ADVERTISE,
+    MASK,
+    SHARE,
+    SIGN,
+    UNMASK,
+    Refused,
+    own_mask_key,
+)
 
 
 @pytest.mark.parametrize("bits", [1, 8, 16, 17, 26, 32])
@@ -33,7 +46,9 @@ def test_three_in_ten_may_die_at_any_stage(stage, seed):
     gone = cohort.gone(0.3, seed)
     cohort.run({stage: gone})
     total = cohort.total()
-    reported = set(cohort.ids) - (gone if stage not in (SIGN, UNMASK) else set())  # who dies after reporting is in the sum
+    reported = set(cohort.ids) - (
+        gone if stage not in (SIGN, UNMASK) else set()
+    )  # who dies after reporting is in the sum
     assert set(total.devices) == reported
     np.testing.assert_array_equal(total.values, cohort.plain(reported))
 
@@ -62,7 +77,9 @@ def test_more_drop_outs_than_stated_are_a_failed_round():
     cohort.total()
     cohort.start(TERMS)
     cohort.run({UNMASK: cohort.gone(0.4)})
-    with pytest.raises(FailedRound, match="12 devices of a cell answered for one of its members, and 14 are needed"):
+    with pytest.raises(
+        FailedRound, match="12 devices of a cell answered for one of its members, and 14 are needed"
+    ):
         cohort.total()
 
 
@@ -102,7 +119,9 @@ def test_shares_that_all_are_wrong_are_a_failed_round_and_no_wrong_sum():
     cohort.run(until=SIGN)
     for one, request in cohort.cell.requests().items():
         answer = cohort.devices[one].unmask(request)
-        cohort.cell.take_answer(one, answer._replace(seeds={peer: bytes(33) for peer in answer.seeds}))
+        cohort.cell.take_answer(
+            one, answer._replace(seeds={peer: bytes(33) for peer in answer.seeds})
+        )
     with pytest.raises(FailedRound, match="do not fit together"):
         cohort.total()
 
@@ -174,9 +193,17 @@ def test_a_cell_from_which_somebody_is_left_out_is_refused(sharing):
 
 def test_a_list_without_the_device_itself_is_refused(sharing):
     cohort, device, roster = sharing
-    own = next(advert.digest() for advert in cohort.said[ADVERTISE].values() if advert not in roster.adverts)
+    own = next(
+        advert.digest()
+        for advert in cohort.said[ADVERTISE].values()
+        if advert not in roster.adverts
+    )
     with pytest.raises(Refused, match="advert of this device"):
-        device.share(roster._replace(digests={row: digest for row, digest in roster.digests.items() if digest != own}))
+        device.share(
+            roster._replace(
+                digests={row: digest for row, digest in roster.digests.items() if digest != own}
+            )
+        )
     device.share(roster)
 
 
@@ -191,14 +218,21 @@ def test_keys_that_the_peer_did_not_sign_are_refused(sharing):
 def with_advert(roster, advert):
     """The first of the adverts replaced, in the list of all as well."""
     first = roster.adverts[0].device
-    digests = {row: digest for row, digest in roster.digests.items() if row != first} | {advert.device: advert.digest()}
+    digests = {row: digest for row, digest in roster.digests.items() if row != first} | {
+        advert.device: advert.digest()
+    }
     return roster._replace(digests=digests, adverts=(advert, *roster.adverts[1:]))
 
 
 def test_keys_signed_for_another_round_or_recipe_are_refused(sharing):
     cohort, device, roster = sharing
     peer = roster.adverts[0].device
-    for other in ({"round": b"round 2"}, {"fingerprint": b"another"}, {"modulus_bits": 19}, {"corrupt": 0.0}):
+    for other in (
+        {"round": b"round 2"},
+        {"fingerprint": b"another"},
+        {"modulus_bits": 19},
+        {"corrupt": 0.0},
+    ):
         advert = cohort.member(peer, TERMS._replace(**other)).advertise()
         with pytest.raises(Refused, match="not signed by it for this round"):
             device.share(with_advert(roster, advert))
@@ -210,8 +244,13 @@ def test_a_cohort_smaller_or_larger_than_the_terms_say_is_refused():
     for count, least, most in ((5, 6, 9), (10, 6, 9), (7, 6, 9)):
         cohort = Cohort(count, TERMS._replace(least=least, most=most))
         digests = {number: device.advertise().digest() for number, device in cohort.devices.items()}
-        with pytest.raises(Refused, match="not the devices" if count == 7 else f"{count} devices are not between 6 and 9"):
-            cohort.devices[cohort.ids[0]].share(Roster((), digests))  # a cohort of the right size gets to the next check
+        with pytest.raises(
+            Refused,
+            match="not the devices" if count == 7 else f"{count} devices are not between 6 and 9",
+        ):
+            cohort.devices[cohort.ids[0]].share(
+                Roster((), digests)
+            )  # a cohort of the right size gets to the next check
 
 
 @pytest.fixture
@@ -225,7 +264,10 @@ def delivered():
 def test_shares_from_too_few_are_refused(delivered):
     _, device, delivery, values = delivered
     few = dict(list(delivery.shares.items())[:5])
-    with pytest.raises(Refused, match="6 devices of the cell, this one among them, have shared their secrets, and 7 are needed"):
+    with pytest.raises(
+        Refused,
+        match="6 devices of the cell, this one among them, have shared their secrets, and 7 are needed",
+    ):
         device.mask(delivery._replace(shares=few), values)
     device.mask(delivery, values)
 
@@ -247,7 +289,12 @@ def test_a_delivery_of_another_round_is_refused(delivered):
 
 def test_values_that_are_no_report_are_an_error_and_use_no_mask(delivered):
     _, device, delivery, values = delivered
-    for wrong in (values.astype(np.int64), values[:-1], values.astype(np.float32) * np.nan, values | 2**20):
+    for wrong in (
+        values.astype(np.int64),
+        values[:-1],
+        values.astype(np.float32) * np.nan,
+        values | 2**20,
+    ):
         with pytest.raises(ValueError, match="report"):
             device.mask(delivery, wrong)
     device.mask(delivery, values)
@@ -270,7 +317,9 @@ def reported():
 
 FAULTS = {
     "this device has reported, and is not listed so": lambda ids, alive: alive - {ids[ONE]},
-    "6 devices of the cell, this one among them, have reported, and 7 are needed": lambda ids, alive: alive - {*ids[1:3]},
+    "6 devices of the cell, this one among them, have reported, and 7 are needed": lambda ids, alive: (
+        alive - {*ids[1:3]}
+    ),
     "device 77 shared no secret with this one": lambda ids, alive: alive | {77},
 }
 
@@ -387,8 +436,14 @@ def test_the_server_takes_shares_for_all_of_a_cell_and_answers_to_what_it_asked(
     answer = cohort.devices[one].unmask(cohort.cell.requests()[one])
     for wrong, why in (
         (answer._replace(mask_keys={other: bytes(33)}), "answers a question that it was not asked"),
-        (answer._replace(seeds={**answer.seeds, 77: bytes(33)}), "answers a question that it was not asked"),
-        (answer._replace(seeds={other: b"\xff" * 33}), "not a share of a secret|answers a question that it was not asked"),
+        (
+            answer._replace(seeds={**answer.seeds, 77: bytes(33)}),
+            "answers a question that it was not asked",
+        ),
+        (
+            answer._replace(seeds={other: b"\xff" * 33}),
+            "not a share of a secret|answers a question that it was not asked",
+        ),
         (answer._replace(cell=bytes(32)), "belongs to another round"),
     ):
         with pytest.raises(ValueError, match=why):
@@ -402,5 +457,7 @@ def test_no_secret_is_printed():
     device = cohort.devices[cohort.ids[0]]
     for shown in (repr(device), str(vars(device)), f"{device._seed}", repr(device._others)):
         assert repr(bytes(device._seed))[2:12] not in shown
-        assert all(repr(bytes(peer.mask_key))[2:12] not in shown for peer in device._others.values())
+        assert all(
+            repr(bytes(peer.mask_key))[2:12] not in shown for peer in device._others.values()
+        )
     assert "<secret>" in str(vars(device))

@@ -12,7 +12,16 @@ from taciturn.fleets.secure_aggregation import cells, device_side, masks, protoc
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares
-from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK, Refused, own_mask_key, pair_mask_key
+from taciturn.fleets.secure_aggregation.protocol import (
+    ADVERTISE,
+    MASK,
+    SHARE,
+    SIGN,
+    UNMASK,
+    Refused,
+    own_mask_key,
+    pair_mask_key,
+)
 
 
 def test_a_report_that_arrives_after_its_device_was_given_up_stays_hidden_by_its_own_mask():
@@ -20,15 +29,23 @@ def test_a_report_that_arrives_after_its_device_was_given_up_stays_hidden_by_its
     cohort = Cohort(10)
     late = cohort.ids[4]
     cohort.run({MASK: {late}})
-    report = cohort.devices[late].mask(cohort.heard[MASK][late], cohort.values[late])  # on its way all the time
+    report = cohort.devices[late].mask(
+        cohort.heard[MASK][late], cohort.values[late]
+    )  # on its way all the time
     np.testing.assert_array_equal(cohort.total().values, cohort.plain(set(cohort.ids) - {late}))
 
     answers = cohort.said[UNMASK]
     secret = put_together(cohort, late, "mask_keys", answers)
-    assert masks.public_key(secret) == cohort.said[ADVERTISE][late].mask_key  # the server really has it
+    assert (
+        masks.public_key(secret) == cohort.said[ADVERTISE][late].mask_key
+    )  # the server really has it
     name = cohort.cell._name
     adverts = cohort.said[ADVERTISE]
-    pairs = {peer: pair_mask_key(secret, adverts[peer], late, name) for peer in cohort.ids if peer != late}
+    pairs = {
+        peer: pair_mask_key(secret, adverts[peer], late, name)
+        for peer in cohort.ids
+        if peer != late
+    }
     bare = stripped(cohort, late, report, pairs)
     assert (bare == cohort.values[late]).mean() < 0.1
     assert put_together(cohort, late, "seeds", answers) is None
@@ -40,7 +57,9 @@ UNKEYED = Secret(b"no mask")
 
 
 def without_the_unkeyed(add_masks):
-    return lambda total, plus, minus: add_masks(total, [key for key in plus if key is not UNKEYED], minus)
+    return lambda total, plus, minus: add_masks(
+        total, [key for key in plus if key is not UNKEYED], minus
+    )
 
 
 def test_the_twin_without_a_mask_of_its_own_is_broken(monkeypatch):
@@ -52,7 +71,11 @@ def test_the_twin_without_a_mask_of_its_own_is_broken(monkeypatch):
     report = cohort.devices[late].mask(cohort.heard[MASK][late], cohort.values[late])
     secret = put_together(cohort, late, "mask_keys", cohort.said[UNMASK])
     adverts, name = cohort.said[ADVERTISE], cohort.cell._name
-    pairs = {peer: pair_mask_key(secret, adverts[peer], late, name) for peer in cohort.ids if peer != late}
+    pairs = {
+        peer: pair_mask_key(secret, adverts[peer], late, name)
+        for peer in cohort.ids
+        if peer != late
+    }
     np.testing.assert_array_equal(stripped(cohort, late, report, pairs), cohort.values[late])
 
 
@@ -68,7 +91,11 @@ def roster_of(adverts, one, own=None):
     made_up = {1000 + number: digest for number, digest in enumerate(own or ())}
     everyone = Roster((), {advert.device: digest for digest, advert in known.items()} | made_up)
     mine = next(advert.digest() for advert in adverts if advert.device == one)
-    cell = next(cell for cell in cells.cells(everyone.cohort(TERMS), everyone.digests.values()) if mine in cell)
+    cell = next(
+        cell
+        for cell in cells.cells(everyone.cohort(TERMS), everyone.digests.values())
+        if mine in cell
+    )
     others = (known[digest] for digest in cell if digest in known and digest != mine)
     return everyone._replace(adverts=tuple(sorted(others, key=lambda advert: advert.device)))
 
@@ -78,19 +105,26 @@ def test_a_server_cannot_choose_who_is_in_a_cell_with_whom(small_cells):
     cohort.run(until=ADVERTISE)
     one = cohort.ids[0]
     roster = cohort.server.rosters()[one]
-    strangers = [a for a in cohort.said[ADVERTISE].values() if a not in roster.adverts and a.device != one]
+    strangers = [
+        a for a in cohort.said[ADVERTISE].values() if a not in roster.adverts and a.device != one
+    ]
     colluding = tuple(sorted((strangers[0], *roster.adverts[1:]), key=lambda advert: advert.device))
     with pytest.raises(Refused, match="not the devices of its cell"):
         cohort.devices[one].share(roster._replace(adverts=colluding))
     cohort.devices[one].share(roster)
 
 
-def test_the_twin_that_takes_whomever_it_is_shown_is_in_a_cell_of_the_servers_choice(small_cells, monkeypatch):
+def test_the_twin_that_takes_whomever_it_is_shown_is_in_a_cell_of_the_servers_choice(
+    small_cells, monkeypatch
+):
     cohort = Cohort(20)
     cohort.run(until=ADVERTISE)
     one, *chosen = cohort.ids[:5]
     adverts = cohort.said[ADVERTISE]
-    everyone = Roster(tuple(adverts[peer] for peer in chosen), {device: advert.digest() for device, advert in adverts.items()})
+    everyone = Roster(
+        tuple(adverts[peer] for peer in chosen),
+        {device: advert.digest() for device, advert in adverts.items()},
+    )
     with pytest.raises(Refused, match="not the devices of its cell"):
         cohort.devices[one].share(everyone)
     wanted = sorted(adverts[peer].digest() for peer in (one, *chosen))
@@ -103,7 +137,9 @@ def test_adverts_that_nobody_stands_behind_do_not_fill_a_cell(small_cells):
     cohort = Cohort(10)
     cohort.run(until=ADVERTISE)
     one = cohort.ids[0]
-    padded = roster_of(cohort.said[ADVERTISE].values(), one, (bytes([number]) * 32 for number in range(250)))
+    padded = roster_of(
+        cohort.said[ADVERTISE].values(), one, (bytes([number]) * 32 for number in range(250))
+    )
     assert len(padded.adverts) < 4
     with pytest.raises(Refused, match="not the devices of its cell"):
         cohort.devices[one].share(padded)
@@ -127,7 +163,9 @@ def test_one_corrupt_device_cannot_be_many():
     cohort.devices[one].share(cohort.server.rosters()[one])
 
 
-def test_the_twin_that_does_not_look_at_rows_shares_with_one_that_is_there_twice(small_cells, monkeypatch):
+def test_the_twin_that_does_not_look_at_rows_shares_with_one_that_is_there_twice(
+    small_cells, monkeypatch
+):
     """In another cell it has another advert: the list is longer than its devices are many, and bounds on the corrupt mean nothing."""
     cohort = Cohort(20)
     cohort.run(until=ADVERTISE)
@@ -135,11 +173,20 @@ def test_the_twin_that_does_not_look_at_rows_shares_with_one_that_is_there_twice
     said, found = cohort.said[ADVERTISE], None
     while found is None:  # a server may try as often as it likes
         again = cohort.member(corrupt).advertise()
-        listed = {device: advert.digest() for device, advert in said.items()} | {500: again.digest()}
-        cell = next(one for one in cells.cells(Roster((), listed).cohort(TERMS), listed.values()) if listed[victim] in one)
+        listed = {device: advert.digest() for device, advert in said.items()} | {
+            500: again.digest()
+        }
+        cell = next(
+            one
+            for one in cells.cells(Roster((), listed).cohort(TERMS), listed.values())
+            if listed[victim] in one
+        )
         if again.digest() in cell and listed[corrupt] not in cell:
             known = {advert.digest(): advert for advert in (*said.values(), again)}
-            others = sorted((known[digest] for digest in cell if digest != listed[victim]), key=lambda one: one.device)
+            others = sorted(
+                (known[digest] for digest in cell if digest != listed[victim]),
+                key=lambda one: one.device,
+            )
             found = Roster(tuple(others), listed)
     with pytest.raises(Refused, match="it would be there twice"):
         cohort.devices[victim].share(found)
@@ -154,8 +201,15 @@ def test_a_device_is_not_made_its_own_peer():
     one, another = cohort.ids[:2]
     again = cohort.member(one).advertise()  # as if from an earlier attempt
     said = cohort.said[ADVERTISE]
-    digests = {device: advert.digest() for device, advert in said.items()} | {another: again.digest()}
-    adverts = tuple(sorted((again, *(said[device] for device in cohort.ids if device not in (one, another))), key=lambda one: one.device))
+    digests = {device: advert.digest() for device, advert in said.items()} | {
+        another: again.digest()
+    }
+    adverts = tuple(
+        sorted(
+            (again, *(said[device] for device in cohort.ids if device not in (one, another))),
+            key=lambda one: one.device,
+        )
+    )
     with pytest.raises(Refused, match="it would be there twice"):
         cohort.devices[one].share(Roster(adverts, digests))
 
@@ -170,14 +224,20 @@ def test_devices_that_were_shown_different_cohorts_have_no_secrets_in_common():
 
     def roster_for(one, everyone):
         digests = {device: advert.digest() for device, advert in everyone.items()}
-        return Roster(tuple(advert for device, advert in sorted(everyone.items()) if device != one), digests)
+        return Roster(
+            tuple(advert for device, advert in sorted(everyone.items()) if device != one), digests
+        )
 
     other = {**adverts, fourth: fresh}
     sealed = cohort.devices[first].share(roster_for(first, adverts))
     cohort.devices[second].share(roster_for(second, other))
     name = cohort.devices[second]._cell
-    delivery = SealedShares(name, {first: sealed.shares[second], third: bytes(94), fourth: bytes(94)})
-    with pytest.raises(Refused, match="1 devices of the cell, this one among them, have shared their secrets"):
+    delivery = SealedShares(
+        name, {first: sealed.shares[second], third: bytes(94), fourth: bytes(94)}
+    )
+    with pytest.raises(
+        Refused, match="1 devices of the cell, this one among them, have shared their secrets"
+    ):
         cohort.devices[second].mask(delivery, cohort.values[second])
 
 
@@ -206,7 +266,9 @@ def test_a_peer_that_copies_anothers_keys_learns_nothing_from_it():
     for one in cohort.ids:
         advert = cohort.devices[one].advertise()
         if one == thief:
-            stolen = cohort.server._adverts[victim]._replace(certificate=certificate(thief, cohort.keys[thief]), signature=b"")
+            stolen = cohort.server._adverts[victim]._replace(
+                certificate=certificate(thief, cohort.keys[thief]), signature=b""
+            )
             advert = stolen._replace(signature=cohort.keys[thief].sign(stolen.signed(TERMS)))
         cohort.server.take_advert(one, carried(advert))
     rosters = cohort.server.rosters()
@@ -233,9 +295,17 @@ def test_shares_that_were_changed_swapped_or_come_from_another_round_are_not_hel
     delivery = cohort.cell.deliveries()[one]
     sealed = delivery.shares
     swapped = {first: sealed[second], second: sealed[first]}
-    changed = {third: old.shares[third], fourth: sealed[fourth][:-1] + bytes([sealed[fourth][-1] ^ 1])}
-    with pytest.raises(Refused, match="6 devices of the cell, this one among them, have shared their secrets, and 7 are needed"):
-        cohort.devices[one].mask(delivery._replace(shares=sealed | swapped | changed), cohort.values[one])
+    changed = {
+        third: old.shares[third],
+        fourth: sealed[fourth][:-1] + bytes([sealed[fourth][-1] ^ 1]),
+    }
+    with pytest.raises(
+        Refused,
+        match="6 devices of the cell, this one among them, have shared their secrets, and 7 are needed",
+    ):
+        cohort.devices[one].mask(
+            delivery._replace(shares=sealed | swapped | changed), cohort.values[one]
+        )
     cohort.devices[one].mask(delivery._replace(shares=sealed | changed), cohort.values[one])
     assert cohort.devices[one]._held.keys() == set(cohort.ids) - {third, fourth}
 
@@ -283,7 +353,9 @@ def test_a_replay_of_a_whole_earlier_round_is_refused_at_every_stage():
     with pytest.raises(Refused, match="another round"):
         cohort.cell.take_report(one, said[MASK][one])
     for device in cohort.ids:
-        cohort.cell.take_report(device, cohort.devices[device].mask(cohort.heard[MASK][device], cohort.values[device]))
+        cohort.cell.take_report(
+            device, cohort.devices[device].mask(cohort.heard[MASK][device], cohort.values[device])
+        )
     with pytest.raises(Refused, match="another round"):
         cohort.devices[one].sign(heard[SIGN][one])
     for device, survivors in cohort.cell.survivors().items():
@@ -319,7 +391,9 @@ def shown_old_adverts():
     for one in first:
         cohort.server.take_advert(one, cohort.devices[one].advertise())
     old = {one: cohort.server._adverts[one] for one in known}
-    keys = {one: cohort.devices[one]._mask_secret for one in known}  # from shares that the others gave for them
+    keys = {
+        one: cohort.devices[one]._mask_secret for one in known
+    }  # from shares that the others gave for them
     server = server_side.ServerRound(TERMS, TRUST)
     for one in fresh:
         server.take_advert(one, cohort.devices[one].advertise())
@@ -333,17 +407,27 @@ def shown_old_adverts():
             cell.take_shares(one, cohort.devices[one].share(roster))
     victim = fresh[0]
     shown = cell.deliveries()[victim].shares
-    few = SealedShares(cell._name, {peer: shown[peer] for peer in sorted(shown, key=lambda one: one not in known)[:6]})
+    few = SealedShares(
+        cell._name,
+        {peer: shown[peer] for peer in sorted(shown, key=lambda one: one not in known)[:6]},
+    )
     report = cohort.devices[victim].mask(few, cohort.values[victim])
     assert unpack(report.packed, TERMS.length, TERMS.modulus_bits).any()
-    return sum(masks.public_key(keys[one]) == old[one].mask_key for one in known & few.shares.keys())
+    return sum(
+        masks.public_key(keys[one]) == old[one].mask_key for one in known & few.shares.keys()
+    )
 
 
 def test_a_peer_that_is_not_there_now_is_none(monkeypatch):
     """An old advert has the right signature and no device behind it that could share a secret in this cohort."""
-    with pytest.raises(Refused, match="4 devices of the cell, this one among them, have shared their secrets, and 7 are needed"):
+    with pytest.raises(
+        Refused,
+        match="4 devices of the cell, this one among them, have shared their secrets, and 7 are needed",
+    ):
         shown_old_adverts()
-    monkeypatch.setattr(device_side, "_open", lambda *sealed: (Secret(bytes(33)), Secret(bytes(33))))  # the twin
+    monkeypatch.setattr(
+        device_side, "_open", lambda *sealed: (Secret(bytes(33)), Secret(bytes(33)))
+    )  # the twin
     assert shown_old_adverts() == 3  # half of the masks that the report has
 
 
@@ -369,7 +453,10 @@ def test_every_key_of_a_round_depends_on_the_message(same):
     cohort = Cohort(4)
     cohort.run(until=ADVERTISE)
     roster = cohort.server.rosters()[cohort.ids[0]]
-    names = [roster.cohort(TERMS._replace(message=message)) for message in (bytes(32), bytes(31 + same) + b"\1"[same:])]
+    names = [
+        roster.cohort(TERMS._replace(message=message))
+        for message in (bytes(32), bytes(31 + same) + b"\1"[same:])
+    ]
     secret, (first, second, *_) = masks.new_secret(), cohort.ids
     advert = cohort.said[ADVERTISE][second]
     for keys in (

@@ -36,18 +36,26 @@ def test_any_shares_that_are_enough_give_the_secret(secret, threshold, more, coi
     for _ in range(3):
         chosen = dict(coins.sample(sorted(shares.items()), threshold))
         assert reconstruct(chosen) == secret
-        assert through({one: int.from_bytes(value, "big") for one, value in chosen.items()}, 0) == int.from_bytes(secret, "big")
+        assert through(
+            {one: int.from_bytes(value, "big") for one, value in chosen.items()}, 0
+        ) == int.from_bytes(secret, "big")
 
 
 @settings(max_examples=30)
 @given(SECRETS, SECRETS, st.integers(2, 8))
 def test_one_share_too_few_goes_with_every_secret(secret, other, threshold):
     """For any other secret there is a last share that makes it: those in hand rule nothing out."""
-    shares = {one: int.from_bytes(value, "big") for one, value in numbered(share(secret, threshold, threshold)).items()}
+    shares = {
+        one: int.from_bytes(value, "big")
+        for one, value in numbered(share(secret, threshold, threshold)).items()
+    }
     known = {one: shares[one] for one in list(shares)[:-1]}
     last = through({**known, 0: int.from_bytes(other, "big")}, threshold)
     forged = {**known, threshold: last}
-    assert reconstruct({one: value.to_bytes(SHARE_BYTES, "big") for one, value in forged.items()}) == other
+    assert (
+        reconstruct({one: value.to_bytes(SHARE_BYTES, "big") for one, value in forged.items()})
+        == other
+    )
 
 
 def test_shares_of_one_secret_are_uniform_and_those_of_a_constant_polynomial_are_not():
@@ -55,8 +63,14 @@ def test_shares_of_one_secret_are_uniform_and_those_of_a_constant_polynomial_are
     shares = [share(secret, 3, 4)[2] for _ in range(4000)]
     constant = [share(secret, 1, 4)[2] for _ in range(4000)]  # the twin: a threshold of 1
     for place in (1, 16, -1):
-        assert stats.chisquare(np.bincount([one[place] for one in shares], minlength=256)).pvalue > 1e-6
-        assert stats.chisquare(np.bincount([one[place] for one in constant], minlength=256)).pvalue < 1e-6
+        assert (
+            stats.chisquare(np.bincount([one[place] for one in shares], minlength=256)).pvalue
+            > 1e-6
+        )
+        assert (
+            stats.chisquare(np.bincount([one[place] for one in constant], minlength=256)).pvalue
+            < 1e-6
+        )
 
 
 def test_the_field_has_a_prime_number_of_elements():

@@ -35,7 +35,9 @@ def store(request):
     if request.param == "memory":
         yield MemoryStore()
         return
-    made = RedisStore(request.getfixturevalue("redis").url, request.node.name)  # a fleet of its own for each test
+    made = RedisStore(
+        request.getfixturevalue("redis").url, request.node.name
+    )  # a fleet of its own for each test
     yield made
     in_a_loop(made.close())
 
@@ -46,7 +48,11 @@ def in_a_loop(work):
 
 def held(store, request):
     """All that a store knows."""
-    return str(vars(store) if isinstance(store, MemoryStore) else request.getfixturevalue("redis").everything())
+    return str(
+        vars(store)
+        if isinstance(store, MemoryStore)
+        else request.getfixturevalue("redis").everything()
+    )
 
 
 def post(store, contents, name="q", seconds=30.0, file=NO_FILE):
@@ -91,7 +97,10 @@ def test_what_was_withdrawn_or_is_too_late_is_gone(store, request):
 
 def test_a_device_that_waits_is_woken_and_nobody_else(store):
     async def wait():
-        one, other = asyncio.create_task(store.asked(1, 20)), asyncio.create_task(store.asked(2, 0.3))
+        one, other = (
+            asyncio.create_task(store.asked(1, 20)),
+            asyncio.create_task(store.asked(2, 0.3)),
+        )
         await asyncio.sleep(0.05)
         threading.Thread(target=post, args=(store, {1: b"now"})).start()
         began = time.monotonic()
@@ -167,7 +176,9 @@ def test_a_file_is_there_by_its_name_until_another_takes_its_place(store):
     assert in_a_loop(store.shared("a")) == b"model"
 
 
-def test_an_old_connection_that_dies_does_not_take_a_device_that_waits_on_a_new_one(store, monkeypatch):
+def test_an_old_connection_that_dies_does_not_take_a_device_that_waits_on_a_new_one(
+    store, monkeypatch
+):
     monkeypatch.setattr(store_module, "BACK_SECONDS", 0.02)
     in_a_loop(store.sign_in("a", 1, b"a"))
 
@@ -195,7 +206,9 @@ def test_why_there_is_no_answer_is_no_answer(store):
 
 def test_a_nonce_is_remembered_until_no_replay_of_it_can_still_be_on_its_way():
     """A replay is judged by its time first, and may then wait for a store that is slow: for a connection, and for its answer."""
-    assert store_module.NONCE_SECONDS > 2 * store_module.CLOCKS_APART + 2 * redis_store.SOCKET_SECONDS
+    assert (
+        store_module.NONCE_SECONDS > 2 * store_module.CLOCKS_APART + 2 * redis_store.SOCKET_SECONDS
+    )
 
 
 def test_a_recorded_sign_in_works_at_no_front_end(store):
@@ -223,9 +236,22 @@ def test_all_that_redis_holds_ends_by_itself(redis):
     """Whatever becomes of the server and of front ends."""
     store = RedisStore(redis.url, "living")
     waiting = in_a_loop(_use_all(store))
-    living = {key: ttl for key, (_, ttl) in redis.everything().items() if key.startswith(b"taciturn:living:")}
+    living = {
+        key: ttl
+        for key, (_, ttl) in redis.everything().items()
+        if key.startswith(b"taciturn:living:")
+    }
     kinds = {key.decode().split(":")[2] for key in living}
-    assert kinds == {"here", "question", "outcomes", "token", "token-of", "sign-in", "file", "waits"}
+    assert kinds == {
+        "here",
+        "question",
+        "outcomes",
+        "token",
+        "token-of",
+        "sign-in",
+        "file",
+        "waits",
+    }
     assert all(0 < ttl <= 24 * 3600 * 1000 for ttl in living.values())
     LOOP.call_soon_threadsafe(waiting.cancel)
     in_a_loop(asyncio.sleep(0.2))
@@ -243,11 +269,17 @@ async def _use_all(store):
 
 
 @needs_redis
-@pytest.mark.parametrize("kept", [("--save", "60 1", "--appendonly", "no"), ("--save", "", "--appendonly", "yes")])
+@pytest.mark.parametrize(
+    "kept", [("--save", "60 1", "--appendonly", "no"), ("--save", "", "--appendonly", "yes")]
+)
 def test_a_redis_that_writes_to_disk_is_refused(kept):
     """The twin is every other test here."""
     told = r"where who took part must never be: start it with --save '' --appendonly no"
-    with tempfile.TemporaryDirectory() as folder, redis_server(folder, *kept) as server, pytest.raises(LinkError, match=told):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        redis_server(folder, *kept) as server,
+        pytest.raises(LinkError, match=told),
+    ):
         RedisStore(server.url, "fleet")
 
 
@@ -296,7 +328,10 @@ def test_a_redis_that_was_busy_for_a_while_is_used_again(monkeypatch):
     """Whatever was asked meanwhile: more often than a front end has connections."""
     monkeypatch.setattr(redis_store, "CONNECTIONS", 2)
     monkeypatch.setattr(redis_store, "SOCKET_SECONDS", 0.5)
-    with tempfile.TemporaryDirectory() as folder, redis_server(folder, *QUIET, "--busy-reply-threshold", "1") as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        redis_server(folder, *QUIET, "--busy-reply-threshold", "1") as server,
+    ):
         store, other = RedisStore(server.url, "fleet"), Redis.from_url(server.url)
         in_a_loop(store.sign_in("token", 1, b"token"))
         busy = threading.Thread(target=_keep_busy, args=(server.url,))
@@ -327,7 +362,10 @@ def _is_busy(client):
     ("url", "reason"),
     [
         ("redis://fleet.example:6379", "without TLS a Redis may be on this machine only"),
-        ("redis://:secret@10.0.0.1", "without TLS a Redis may be on this machine only, and 10.0.0.1:6379 may"),
+        (
+            "redis://:secret@10.0.0.1",
+            "without TLS a Redis may be on this machine only, and 10.0.0.1:6379 may",
+        ),
         ("redis://:secret@127.0.0.1:1", r"no Redis answers at 127\.0\.0\.1:1 "),
         ("http://127.0.0.1", "is not the address of a Redis"),
     ],
@@ -362,6 +400,10 @@ def test_answers_that_came_before_the_store_was_gone_are_kept(monkeypatch, slow)
     monkeypatch.setattr(link_module, "LOOK_SECONDS", 0.01)
     asked = {1: b"", 2: b""}
     assert WireLink(Failing([(1, b"first")], slow)).ask("x", asked, 2.0) == {1: b"first"}
-    assert WireLink(Failing([(1, b"first"), (1, b"again"), (2, "failed")], slow)).ask("x", asked, 2.0) == {1: b"first"}
+    assert WireLink(Failing([(1, b"first"), (1, b"again"), (2, "failed")], slow)).ask(
+        "x", asked, 2.0
+    ) == {1: b"first"}
     assert WireLink(Failing([], slow)).ask("x", asked, 2.0) == {}
-    assert WireLink(Failing([(3, b"of a device that was not asked")], slow)).ask("x", asked, 2.0) == {}
+    assert (
+        WireLink(Failing([(3, b"of a device that was not asked")], slow)).ask("x", asked, 2.0) == {}
+    )

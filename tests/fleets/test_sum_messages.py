@@ -33,7 +33,9 @@ def tables(size):
 
 
 SIGNATURES = st.binary(min_size=SIGNATURE_BYTES, max_size=SIGNATURE_BYTES)
-CERTIFICATES = st.builds(Certificate, st.binary(min_size=16, max_size=16), IDS, HASHES, IDS, IDS, IDS, SIGNATURES)
+CERTIFICATES = st.builds(
+    Certificate, st.binary(min_size=16, max_size=16), IDS, HASHES, IDS, IDS, IDS, SIGNATURES
+)
 ADVERTS = st.builds(Advert, CERTIFICATES, HASHES, HASHES, HASHES, SIGNATURES)
 ROSTERS = st.builds(
     lambda adverts, digests: Roster(tuple(sorted(adverts, key=lambda one: one.device)), digests),
@@ -49,7 +51,9 @@ MESSAGES = st.one_of(
     st.builds(UnmaskRequest, HASHES, tables(SIGNATURE_BYTES)),
     st.builds(Unmasking, HASHES, tables(SHARE_BYTES), tables(SHARE_BYTES)),
 )
-KINDS = st.sampled_from([kind for kind in messages.KINDS if kind is not Terms])  # which nobody sends
+KINDS = st.sampled_from(
+    [kind for kind in messages.KINDS if kind is not Terms]
+)  # which nobody sends
 
 
 def parsed(kind, content):
@@ -72,7 +76,9 @@ def test_every_message_comes_back(message):
 @given(KINDS, st.binary(max_size=300))
 def test_garbage_is_a_sentence(kind, content):
     parsed(kind, content)
-    parsed(kind, bytes([messages.VERSION, messages.KINDS[kind]]) + content)  # with the right beginning it gets further
+    parsed(
+        kind, bytes([messages.VERSION, messages.KINDS[kind]]) + content
+    )  # with the right beginning it gets further
 
 
 @settings(max_examples=500)
@@ -94,7 +100,11 @@ def test_no_message_passes_for_one_of_another_kind(message, kind):
 
 @pytest.mark.parametrize("kind", [Roster, SealedShares, Survivors, UnmaskRequest, Unmasking])
 def test_a_message_that_claims_to_be_huge_takes_no_memory(kind):
-    content = bytes([messages.VERSION, messages.KINDS[kind]]) + (b"" if kind is Roster else bytes(32)) + b"\xff" * 40
+    content = (
+        bytes([messages.VERSION, messages.KINDS[kind]])
+        + (b"" if kind is Roster else bytes(32))
+        + b"\xff" * 40
+    )
     tracemalloc.start()
     with pytest.raises(ValueError, match="cannot have"):
         kind.from_bytes(content)
@@ -103,7 +113,9 @@ def test_a_message_that_claims_to_be_huge_takes_no_memory(kind):
 
 
 def test_a_report_that_is_longer_than_any_is_not_copied():
-    content = bytes([messages.VERSION, messages.KINDS[MaskedReport]]) + bytes(4 * messages.MOST_LENGTH + 33)
+    content = bytes([messages.VERSION, messages.KINDS[MaskedReport]]) + bytes(
+        4 * messages.MOST_LENGTH + 33
+    )
     tracemalloc.start()
     with pytest.raises(ValueError, match="is too long"):
         MaskedReport.from_bytes(content)
@@ -112,7 +124,10 @@ def test_a_report_that_is_longer_than_any_is_not_copied():
 
 
 def test_rows_that_are_out_of_order_or_there_twice_are_refused():
-    row, head = (5).to_bytes(8, "big"), bytes([messages.VERSION, messages.KINDS[Survivors]]) + bytes(32)
+    row, head = (
+        (5).to_bytes(8, "big"),
+        bytes([messages.VERSION, messages.KINDS[Survivors]]) + bytes(32),
+    )
     assert Survivors.from_bytes(head + b"\0\0\0\1" + row).devices == {5}
     for rows in (row + row, row + (4).to_bytes(8, "big")):
         with pytest.raises(ValueError, match="in order"):

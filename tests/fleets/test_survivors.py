@@ -17,7 +17,15 @@ from taciturn.fleets.devices.device import NotEligible
 from taciturn.fleets.secure_aggregation import cells, device_side, protocol, server_cell
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.messages import Survivors, UnmaskRequest
-from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, Refused, own_mask_key, pair_mask_key
+from taciturn.fleets.secure_aggregation.protocol import (
+    ADVERTISE,
+    MASK,
+    SHARE,
+    SIGN,
+    Refused,
+    own_mask_key,
+    pair_mask_key,
+)
 from taciturn.runs.loop import train_run
 
 FOUR_IN_TEN = TERMS._replace(dropouts=0.4, corrupt=0.0)  # drop out: six in ten have to agree
@@ -58,8 +66,17 @@ def single_out(cohort, each_signs_all=False):
     for device in others:
         cohort.devices[device].mask(deliveries[device], cohort.values[device])
     lists = lists_that_single_out(cohort, one, victims)
-    more = {device: set(lists.values()) - {devices} if each_signs_all else () for device, devices in lists.items()}
-    signatures = told(cohort, {device: [*(one for one in more[device] if device in one), lists[device]] for device in others})
+    more = {
+        device: set(lists.values()) - {devices} if each_signs_all else ()
+        for device, devices in lists.items()
+    }
+    signatures = told(
+        cohort,
+        {
+            device: [*(one for one in more[device] if device in one), lists[device]]
+            for device in others
+        },
+    )
     answers = {}
     for device, devices in lists.items():
         survivors = Survivors(cohort.cell._name, devices)
@@ -71,17 +88,24 @@ def taken_off(cohort, one, victims, report, answers):
     name, own = cohort.cell._name, cohort.said[ADVERTISE][one]
     keys = {None: own_mask_key(put_together(cohort, one, "seeds", answers), name)}
     for victim in victims:
-        keys[victim] = pair_mask_key(put_together(cohort, victim, "mask_keys", answers), own, victim, name)
+        keys[victim] = pair_mask_key(
+            put_together(cohort, victim, "mask_keys", answers), own, victim, name
+        )
     return stripped(cohort, one, report, keys)
 
 
 def no_signatures_needed(monkeypatch):
     """As it was before there was a list to sign."""
-    monkeypatch.setattr(device_side, "signers", lambda survivors, signatures, identity: survivors.devices)
+    monkeypatch.setattr(
+        device_side, "signers", lambda survivors, signatures, identity: survivors.devices
+    )
 
 
 def test_different_survivors_for_different_devices_open_nothing():
-    with pytest.raises(Refused, match=r"devices of the cell, this one among them, have signed the survivors .*, and 6 are needed"):
+    with pytest.raises(
+        Refused,
+        match=r"devices of the cell, this one among them, have signed the survivors .*, and 6 are needed",
+    ):
         single_out(Cohort(10, FOUR_IN_TEN))
 
 
@@ -99,7 +123,9 @@ def test_no_device_signs_two_lists():
 def test_the_twin_that_signs_whatever_it_is_told_gives_one_devices_report_away(monkeypatch):
     monkeypatch.setattr(protocol, "expect", lambda now, asked: None)
     cohort = Cohort(20, FOUR_IN_TEN)
-    np.testing.assert_array_equal(single_out(cohort, each_signs_all=True), cohort.values[cohort.ids[0]])
+    np.testing.assert_array_equal(
+        single_out(cohort, each_signs_all=True), cohort.values[cohort.ids[0]]
+    )
 
 
 @pytest.mark.parametrize("corrupt", [0, 2])
@@ -111,8 +137,14 @@ def test_different_lists_give_no_second_secret_of_a_device_whoever_is_corrupt(co
         one, bad = cohort.ids[9], cohort.ids[:corrupt]
         cohort.run(until=MASK)
         everyone = frozenset(cohort.ids)
-        lists = {device: everyone if number % 2 else everyone - {one} for number, device in enumerate(cohort.ids) if device != one}
-        signatures = told(cohort, {device: [devices] for device, devices in lists.items() if device not in bad})
+        lists = {
+            device: everyone if number % 2 else everyone - {one}
+            for number, device in enumerate(cohort.ids)
+            if device != one
+        }
+        signatures = told(
+            cohort, {device: [devices] for device, devices in lists.items() if device not in bad}
+        )
         for device in bad:
             for survivors, signed in signatures.items():
                 signed[device] = cohort.keys[device].sign(survivors.signed())
@@ -121,11 +153,17 @@ def test_different_lists_give_no_second_secret_of_a_device_whoever_is_corrupt(co
             survivors = Survivors(cohort.cell._name, devices)
             if device not in bad:
                 answers[device] = unmasked(cohort, device, survivors, signatures[survivors])
-        return [put_together(cohort, one, kind, answers, bad) is not None for kind in ("seeds", "mask_keys")]
+        return [
+            put_together(cohort, one, kind, answers, bad) is not None
+            for kind in ("seeds", "mask_keys")
+        ]
 
     with pytest.raises(Refused, match="have signed the survivors"):
         both_secrets(TERMS)
-    for side in (device_side, server_cell):  # the twin: of 20 devices 9 are enough, and 2 · 9 is no more than 20
+    for side in (
+        device_side,
+        server_cell,
+    ):  # the twin: of 20 devices 9 are enough, and 2 · 9 is no more than 20
         monkeypatch.setattr(side, "threshold", lambda *cohort: 9)
     assert both_secrets(TERMS) == [True, True]
 
@@ -142,14 +180,18 @@ def test_a_device_that_is_not_asked_to_sign_is_not_singled_out_either(twin, monk
     one, *others = cohort.ids
     deliveries, few = cohort.cell.deliveries(), others[: cohort.cell.threshold - 1]
     report = cohort.devices[one].mask(
-        deliveries[one]._replace(shares={peer: deliveries[one].shares[peer] for peer in few}), cohort.values[one]
+        deliveries[one]._replace(shares={peer: deliveries[one].shares[peer] for peer in few}),
+        cohort.values[one],
     )
     for device in others:
         cohort.devices[device].mask(deliveries[device], cohort.values[device])
     survivors = Survivors(cohort.cell._name, frozenset(cohort.ids) - {*few})
     signing = survivors.devices - {one}
     if not twin:
-        with pytest.raises(Refused, match="5 devices of the cell, this one among them, have reported, and 6 are needed"):
+        with pytest.raises(
+            Refused,
+            match="5 devices of the cell, this one among them, have reported, and 6 are needed",
+        ):
             told(cohort, {device: [survivors.devices] for device in signing})
         return
     signatures = told(cohort, {device: [survivors.devices] for device in signing})[survivors]
@@ -179,11 +221,17 @@ def test_signatures_of_another_list_do_not_count(lied_to, twin, monkeypatch):
     """Twin: what is signed does not say who survived."""
     cohort, one, survivors, theirs = lied_to
     if not twin:
-        with pytest.raises(Refused, match="1 devices of the cell, this one among them, have signed"):
+        with pytest.raises(
+            Refused, match="1 devices of the cell, this one among them, have signed"
+        ):
             unmasked(cohort, one, survivors, theirs)
         return
     signed = Survivors.signed
-    monkeypatch.setattr(Survivors, "signed", lambda survivors: signed(survivors._replace(devices=frozenset(cohort.ids))))
+    monkeypatch.setattr(
+        Survivors,
+        "signed",
+        lambda survivors: signed(survivors._replace(devices=frozenset(cohort.ids))),
+    )
     answer = unmasked(cohort, one, survivors, theirs)
     assert answer.mask_keys.keys() == {cohort.ids[1]}  # of a device that has reported
 
@@ -225,17 +273,25 @@ def test_signatures_of_whoever_did_not_survive_do_not_count(where, twin, monkeyp
     for device in (one, *rest):
         cohort.devices[device]._threshold = 4
         cohort.devices[device].mask(deliveries[device], cohort.values[device])
-    survivors = Survivors(cohort.cell._name, frozenset((one, *rest[:3])))  # two honest devices are made out to be gone
+    survivors = Survivors(
+        cohort.cell._name, frozenset((one, *rest[:3]))
+    )  # two honest devices are made out to be gone
     cohort.devices[one].sign(survivors)
     signatures = {device: cohort.keys[device].sign(survivors.signed()) for device in corrupt}
     if not twin:
-        with pytest.raises(Refused, match="1 devices of the cell, this one among them, have signed"):
+        with pytest.raises(
+            Refused, match="1 devices of the cell, this one among them, have signed"
+        ):
             unmasked(cohort, one, survivors, signatures)
         return
 
     def anybody(survivors, signatures, keys):
         signed = survivors.signed()
-        return {one for one, signature in signatures.items() if device_side.verified(public(cohort.keys[one]), signed, signature)}
+        return {
+            one
+            for one, signature in signatures.items()
+            if device_side.verified(public(cohort.keys[one]), signed, signature)
+        }
 
     monkeypatch.setattr(device_side, "signers", anybody)
     assert unmasked(cohort, one, survivors, signatures).mask_keys.keys() >= set(rest[3:])
@@ -246,7 +302,9 @@ def test_signatures_of_another_round_do_not_count(twin, monkeypatch):
     """The same devices survived an earlier round, and have signed so. Twin: what is signed does not say of which cell and round."""
     if twin:
         signed = Survivors.signed
-        monkeypatch.setattr(Survivors, "signed", lambda survivors: signed(survivors._replace(cell=bytes(32))))
+        monkeypatch.setattr(
+            Survivors, "signed", lambda survivors: signed(survivors._replace(cell=bytes(32)))
+        )
     cohort = Cohort(10)
     gone = cohort.ids[9]
     cohort.run({MASK: {gone}}, until=SIGN)
@@ -254,7 +312,9 @@ def test_signatures_of_another_round_do_not_count(twin, monkeypatch):
     cohort.start(TERMS._replace(round=b"round 2"))
     cohort.run(until=MASK)
     one = cohort.ids[0]
-    survivors = Survivors(cohort.cell._name, frozenset(cohort.ids) - {gone})  # which has reported this time
+    survivors = Survivors(
+        cohort.cell._name, frozenset(cohort.ids) - {gone}
+    )  # which has reported this time
     cohort.devices[one].sign(survivors)
     if twin:
         assert unmasked(cohort, one, survivors, old).mask_keys.keys() == {gone}
@@ -296,7 +356,10 @@ def test_no_smaller_sum_than_of_t_reports_is_opened_even_if_all_agree(twin, monk
     two = frozenset(cohort.ids[:2])
     if not twin:
         for device in two:
-            with pytest.raises(Refused, match="2 devices of the cell, this one among them, have reported, and 7 are needed"):
+            with pytest.raises(
+                Refused,
+                match="2 devices of the cell, this one among them, have reported, and 7 are needed",
+            ):
                 cohort.devices[device].sign(Survivors(cohort.cell._name, two))
         return
     monkeypatch.setattr(DeviceRound, "_check_enough", lambda device, devices, done: None)
@@ -340,7 +403,9 @@ def test_a_device_signs_one_list_in_a_round_over_a_crash_too(tmp_path, vocabular
     fleet.link.ask = noted
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     device = fleet.link._devices[0].handler
-    with pytest.raises((ValueError, Refused), match="is not in a round" if restarted else "too late to sign"):
+    with pytest.raises(
+        (ValueError, Refused), match="is not in a round" if restarted else "too late to sign"
+    ):
         device(fields.SIGN, questions[fields.SIGN])
     with pytest.raises(NotEligible, match="names of attempts rise"):
         device(fields.ADVERTISE, questions[fields.ADVERTISE])

@@ -112,14 +112,18 @@ def test_faults_lose_change_and_delay_answers():
 
 
 def test_an_answer_that_is_too_large_is_refused(caplog):
-    link = LocalLink({1: lambda kind, content: bytes(101), 2: lambda kind, content: bytes(100)}, most_bytes=100)
+    link = LocalLink(
+        {1: lambda kind, content: bytes(101), 2: lambda kind, content: bytes(100)}, most_bytes=100
+    )
     assert link.ask("sum", same(b"", 1, 2), 5) == {2: bytes(100)}
     assert "1 too large" in caplog.text
 
 
 def test_progress_is_shown_as_answers_come():
     shown = []
-    LocalLink({1: echo, 2: echo}).ask("sum", same(b"", 1, 2), 5, progress=lambda done, all: shown.append((done, all)))
+    LocalLink({1: echo, 2: echo}).ask(
+        "sum", same(b"", 1, 2), 5, progress=lambda done, all: shown.append((done, all))
+    )
     assert shown[-1] == (2, 2)
     assert shown == sorted(set(shown))
 

@@ -22,14 +22,20 @@ from taciturn.fleets.secure_aggregation.messages import Roster, Survivors
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, Refused
 from taciturn.runs.loop import resume_run, train_run
 
-STRANGER = Issuer(ISSUER.fleet, Ed25519PrivateKey.generate())  # a server that plays the authority, without its key
+STRANGER = Issuer(
+    ISSUER.fleet, Ed25519PrivateKey.generate()
+)  # a server that plays the authority, without its key
 ELSEWHERE = Issuer(b"another fleet...", ISSUER.key)  # the same authority, for another fleet
 
 
 def advert_of(key, signed, terms=TERMS):
     """By whoever has the key, whatever its certificate is."""
     device = DeviceRound.__new__(DeviceRound)
-    device.__dict__ |= Cohort(1).devices.popitem()[1].__dict__ | {"_key": key, "_certificate": signed, "_terms": terms}
+    device.__dict__ |= Cohort(1).devices.popitem()[1].__dict__ | {
+        "_key": key,
+        "_certificate": signed,
+        "_terms": terms,
+    }
     return device.advertise()
 
 
@@ -39,12 +45,21 @@ def shown(make, trust=TRUST, count=6):
     cohort, terms = Cohort(count), TERMS._replace(dismissed=trust.dismissed.digest())
     one, *others = cohort.ids
     device = DeviceRound(terms, cohort.keys[one], certificate(one, cohort.keys[one]), trust)
-    adverts = [device.advertise(), *(advert_of(cohort.keys[peer], certificate(peer, cohort.keys[peer]), terms) for peer in others[1:])]
+    adverts = [
+        device.advertise(),
+        *(
+            advert_of(cohort.keys[peer], certificate(peer, cohort.keys[peer]), terms)
+            for peer in others[1:]
+        ),
+    ]
     number, key = others[0], cohort.keys[others[0]]
     made = make(number, key, cohort)
     signed, key = (made, key) if isinstance(made, Certificate) else made
     liar = advert_of(key, signed, terms)
-    roster = Roster(tuple(sorted((liar, *adverts[1:]), key=lambda advert: advert.device)), {a.device: a.digest() for a in (liar, *adverts)})
+    roster = Roster(
+        tuple(sorted((liar, *adverts[1:]), key=lambda advert: advert.device)),
+        {a.device: a.digest() for a in (liar, *adverts)},
+    )
     return liar.device, device.share(Roster.from_bytes(roster.to_bytes())).shares.keys()
 
 
@@ -53,15 +68,39 @@ def dismissed(*numbers):
 
 
 LIES = {
-    "a device that is made up": (lambda number, key, _: certificate(number, key, STRANGER), "not signed by the authority"),
-    "a device that signs for itself": (lambda number, key, _: certificate(number, key, Issuer(ISSUER.fleet, key)), "not signed by"),
-    "a certificate that has run out": (lambda number, key, _: certificate(number, key, days=(-9, -1)), "has expired"),
-    "a certificate that has not begun": (lambda number, key, _: certificate(number, key, days=(1, 9)), "has not begun"),
-    "another fleet's certificate": (lambda number, key, _: certificate(number, key, ELSEWHERE), "is of another fleet"),
-    "one certificate under two numbers": (lambda number, key, all: certificate(all.ids[2], key)._replace(device=number), "not signed by"),
-    "one key under two numbers": (lambda number, _, cohort: (certificate(number, own(cohort, 2)), own(cohort, 2)), "have one key"),
-    "the key of this device": (lambda number, _, cohort: (certificate(number, own(cohort, 0)), own(cohort, 0)), "have one key"),
-}  # fmt: skip
+    "a device that is made up": (
+        lambda number, key, _: certificate(number, key, STRANGER),
+        "not signed by the authority",
+    ),
+    "a device that signs for itself": (
+        lambda number, key, _: certificate(number, key, Issuer(ISSUER.fleet, key)),
+        "not signed by",
+    ),
+    "a certificate that has run out": (
+        lambda number, key, _: certificate(number, key, days=(-9, -1)),
+        "has expired",
+    ),
+    "a certificate that has not begun": (
+        lambda number, key, _: certificate(number, key, days=(1, 9)),
+        "has not begun",
+    ),
+    "another fleet's certificate": (
+        lambda number, key, _: certificate(number, key, ELSEWHERE),
+        "is of another fleet",
+    ),
+    "one certificate under two numbers": (
+        lambda number, key, all: certificate(all.ids[2], key)._replace(device=number),
+        "not signed by",
+    ),
+    "one key under two numbers": (
+        lambda number, _, cohort: (certificate(number, own(cohort, 2)), own(cohort, 2)),
+        "have one key",
+    ),
+    "the key of this device": (
+        lambda number, _, cohort: (certificate(number, own(cohort, 0)), own(cohort, 0)),
+        "have one key",
+    ),
+}
 
 
 def own(cohort, place):
@@ -96,7 +135,13 @@ def test_no_field_of_a_certificate_can_be_changed(field):
     def altered(number, key, _):
         good = certificate(number, key)
         value = getattr(good, field)
-        other = value - 1 if field == "after" and value else value + 1 if isinstance(value, int) else bytes([value[0] ^ 1]) + value[1:]
+        other = (
+            value - 1
+            if field == "after" and value
+            else value + 1
+            if isinstance(value, int)
+            else bytes([value[0] ^ 1]) + value[1:]
+        )
         return good._replace(**{field: other})
 
     with pytest.raises(Refused, match=r"not signed by|another fleet|is older than"):
@@ -122,7 +167,11 @@ def test_no_bit_of_a_certificate_or_a_list_can_be_changed():
         assert Trust(ISSUER.authority, read).why_not_the_list()
 
 
-@pytest.mark.parametrize("one", [certificate(3, ISSUER.key), ISSUER.dismiss(4, (7, 9)), ISSUER.dismiss(4, ())], ids=["one", "two", "none"])
+@pytest.mark.parametrize(
+    "one",
+    [certificate(3, ISSUER.key), ISSUER.dismiss(4, (7, 9)), ISSUER.dismiss(4, ())],
+    ids=["one", "two", "none"],
+)
 def test_bytes_that_are_no_certificate_and_no_list_are_refused(one):
     kind, good = type(one), one.to_bytes()
     assert kind.from_bytes(good).to_bytes() == good
@@ -152,7 +201,9 @@ def test_devices_under_different_lists_are_in_different_rounds():
     cohort, other = Cohort(5), dismissed(5)
     one, *rest = cohort.ids
     terms = TERMS._replace(dismissed=other.dismissed.digest())
-    cohort.devices[one] = DeviceRound(terms, cohort.keys[one], certificate(one, cohort.keys[one]), other)
+    cohort.devices[one] = DeviceRound(
+        terms, cohort.keys[one], certificate(one, cohort.keys[one]), other
+    )
     with pytest.raises(Refused, match="not signed by device"):
         cohort.run()
     with pytest.raises(ValueError, match="name another list"):
@@ -160,7 +211,9 @@ def test_devices_under_different_lists_are_in_different_rounds():
     assert rest
 
 
-@pytest.mark.parametrize("lie", ["another's certificate", "another's list", "a list of nobody's", "another fleet's list"])
+@pytest.mark.parametrize(
+    "lie", ["another's certificate", "another's list", "a list of nobody's", "another fleet's list"]
+)
 def test_a_device_joins_only_with_its_own_certificate_and_a_list_of_its_authority(lie):
     key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     lists = {
@@ -171,7 +224,10 @@ def test_a_device_joins_only_with_its_own_certificate_and_a_list_of_its_authorit
     trust = TRUST._replace(dismissed=lists.get(lie, TRUST.dismissed))
     signed = certificate(1, other if lie == "another's certificate" else key)
     with pytest.raises(
-        Refused, match="is of another device" if lie == "another's certificate" else "list of dismissed devices is not signed"
+        Refused,
+        match="is of another device"
+        if lie == "another's certificate"
+        else "list of dismissed devices is not signed",
     ):
         DeviceRound(TERMS._replace(dismissed=trust.dismissed.digest()), key, signed, trust)
     assert DeviceRound(TERMS, key, certificate(1, key), TRUST)
@@ -186,20 +242,29 @@ def test_a_server_cannot_go_back_to_an_older_list(liar):
     """By which a dismissed device of its own would be in the round again. Over a restart of the device, too."""
     newer = Trust(ISSUER.authority, ISSUER.dismiss(2, ()))
     liar.round(1, trust=newer)
-    older = [*(Trust(ISSUER.authority, ISSUER.dismiss(number, ())) for number in (0, 1)), Trust(ISSUER.authority, ISSUER.dismiss(2, (77,)))]
+    older = [
+        *(Trust(ISSUER.authority, ISSUER.dismiss(number, ())) for number in (0, 1)),
+        Trust(ISSUER.authority, ISSUER.dismiss(2, (77,))),
+    ]
     for number, trust in enumerate(older, 2):
         with pytest.raises(FailedRound, match="0 devices have advertised"):
             liar.round(number, trust=trust)
     liar.fleet.start(VICTIM)
     question = [fields.new_name(), b"run", b"9", bytes(32), liar.fleet.signed(VICTIM)[0]]
-    with pytest.raises(NotEligible, match="number 0, and this device was shown another of number 2"):
-        liar.device(VICTIM)(fields.ADVERTISE, fields.pack_fields(*question, TRUST.dismissed.to_bytes()))
+    with pytest.raises(
+        NotEligible, match="number 0, and this device was shown another of number 2"
+    ):
+        liar.device(VICTIM)(
+            fields.ADVERTISE, fields.pack_fields(*question, TRUST.dismissed.to_bytes())
+        )
     liar.device(VICTIM)(fields.ADVERTISE, fields.pack_fields(*question, newer.dismissed.to_bytes()))
 
 
 def test_the_twin_that_forgets_which_list_it_has_seen_goes_back(liar, monkeypatch):
     read = ParticipationRecord._read
-    monkeypatch.setattr(ParticipationRecord, "_read", lambda record: read(record) | {"list": [-1, ""]})
+    monkeypatch.setattr(
+        ParticipationRecord, "_read", lambda record: read(record) | {"list": [-1, ""]}
+    )
     liar.round(1, trust=Trust(ISSUER.authority, ISSUER.dismiss(2, ())))
     assert liar.round(2).values.any()
 
@@ -221,7 +286,13 @@ def test_a_server_that_makes_up_all_others_gets_no_report(liar, monkeypatch, twi
     fooled = STRANGER.authority  # whoever goes by it checks nothing
     for name in ("why_not", "why_not_the_list"):
         check = getattr(Trust, name)
-        monkeypatch.setattr(Trust, name, lambda trust, *given, check=check: None if trust.authority == fooled else check(trust, *given))
+        monkeypatch.setattr(
+            Trust,
+            name,
+            lambda trust, *given, check=check: (
+                None if trust.authority == fooled else check(trust, *given)
+            ),
+        )
     certificates = [STRANGER.certify(*one[1:-1]) for one in liar.fleet.enrolled.certificates]
     certificates[VICTIM] = liar.fleet.enrolled.certificates[VICTIM]
     for number in range(9):
@@ -233,17 +304,27 @@ def test_a_server_that_makes_up_all_others_gets_no_report(liar, monkeypatch, twi
 
 
 @pytest.mark.parametrize("hours", [0.5, 1.5])
-def test_a_device_whose_certificate_ends_within_the_hour_is_not_asked_and_not_to_blame(tmp_path, vocabulary, hours):
+def test_a_device_whose_certificate_ends_within_the_hour_is_not_asked_and_not_to_blame(
+    tmp_path, vocabulary, hours
+):
     """Or one whose clock is a little ahead would refuse the whole cell. Twin: an hour later it is asked. Renewed, it is asked again."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2})
     good = fleet.enrolled
 
     def ending(hours):
-        fleet.enrolled = good._replace(certificates=[certificate(0, fleet.keys[0], days=(-1, hours / 24)), *good.certificates[1:]])
+        fleet.enrolled = good._replace(
+            certificates=[
+                certificate(0, fleet.keys[0], days=(-1, hours / 24)),
+                *good.certificates[1:],
+            ]
+        )
 
     ending(hours)
     if hours > 1:
-        assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
+        assert (
+            train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases
+            == 2
+        )
         return
     with pytest.raises(LinkError, match="8 devices are present that may take part, 9 are needed"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)

@@ -40,9 +40,18 @@ def at_redis(authority, lines, count=2):
     """A server, and front ends that know nothing of each other but the Redis."""
     numbers = {line: number for number, line in enumerate(lines)}
     with ExitStack() as open_ones:
-        redis = open_ones.enter_context(redis_server(open_ones.enter_context(tempfile.TemporaryDirectory())))
-        server = open_ones.enter_context(shared_server(authority / "server", RedisStore(redis.url, "fleet")))
-        ends = [front_end(authority / "server", "127.0.0.1", 0, RedisStore(redis.url, "fleet"), known(numbers)) for _ in range(count)]
+        redis = open_ones.enter_context(
+            redis_server(open_ones.enter_context(tempfile.TemporaryDirectory()))
+        )
+        server = open_ones.enter_context(
+            shared_server(authority / "server", RedisStore(redis.url, "fleet"))
+        )
+        ends = [
+            front_end(
+                authority / "server", "127.0.0.1", 0, RedisStore(redis.url, "fleet"), known(numbers)
+            )
+            for _ in range(count)
+        ]
         yield server, [open_ones.enter_context(end) for end in ends]
 
 
@@ -52,7 +61,14 @@ def devices(authority, folder, ends, handlers):
     stop, threads = threading.Event(), []
     for number, answers in enumerate(handlers):
         address = ends[number % len(ends)].address
-        arguments = address, folder / f"wire-{number}", answers, authority / "authority.crt", False, stop
+        arguments = (
+            address,
+            folder / f"wire-{number}",
+            answers,
+            authority / "authority.crt",
+            False,
+            stop,
+        )
         threads.append(threading.Thread(target=run_device, args=arguments, daemon=True))
         threads[-1].start()
     try:
@@ -70,12 +86,17 @@ def keys(folder, count):
 @needs_redis
 def test_devices_at_two_front_ends_are_asked_as_if_there_were_one(authority, tmp_path):
     lines, model = keys(tmp_path, 4), os.urandom(2_000_000)
-    with at_redis(authority, lines) as (server, ends), devices(authority, tmp_path, ends, [handler] * 4):
+    with (
+        at_redis(authority, lines) as (server, ends),
+        devices(authority, tmp_path, ends, [handler] * 4),
+    ):
         until(lambda: server.link.devices() == [0, 1, 2, 3])
         contents = {number: bytes([number]) * 1000 for number in range(4)}
         for _ in range(3):
             answers = server.link.ask("reverse", contents, 30, shared=model)
-            assert answers == {number: (content + model)[::-1] for number, content in contents.items()}
+            assert answers == {
+                number: (content + model)[::-1] for number, content in contents.items()
+            }
         assert server.link.ask("fail", contents, 30) == {}
     assert server.link.devices() == []
 
@@ -88,7 +109,10 @@ def test_a_recorded_sign_in_and_a_front_end_that_ends(authority, tmp_path):
         seen = _sign_in(load_device_key(tmp_path / "wire-0"))
         status, token = _request(authority, ends[0], "POST", "/v1/session", seen)
         assert status == 200
-        assert _request(authority, ends[1], "POST", "/v1/session", seen) == (403, b"Refused: a sign-in that was already used.")
+        assert _request(authority, ends[1], "POST", "/v1/session", seen) == (
+            403,
+            b"Refused: a sign-in that was already used.",
+        )
         ends[0].close()
         assert _request(authority, ends[1], "POST", "/v1/alive", token=token)[0] == 204
         assert _request(authority, ends[1], "POST", "/v1/alive", token=b"guess")[0] == 401
@@ -96,14 +120,22 @@ def test_a_recorded_sign_in_and_a_front_end_that_ends(authority, tmp_path):
 
 def _sign_in(key):
     public, nonce, now = key.public_key().public_bytes_raw(), os.urandom(16), int(time.time())
-    fields = {"key": public, "nonce": nonce, "signature": key.sign(sign_in_statement(public, now, nonce))}
-    return json.dumps({"time": now, **{name: base64.b64encode(value).decode() for name, value in fields.items()}}).encode()
+    fields = {
+        "key": public,
+        "nonce": nonce,
+        "signature": key.sign(sign_in_statement(public, now, nonce)),
+    }
+    return json.dumps(
+        {"time": now, **{name: base64.b64encode(value).decode() for name, value in fields.items()}}
+    ).encode()
 
 
 def _request(authority, end, method, path, body=None, token=b""):
     context = ssl.create_default_context(cafile=str(authority / "authority.crt"))
     connection = http.client.HTTPSConnection(end.address, context=context, timeout=10)
-    connection.request(method, path, body, {"Authorization": f"Bearer {token.decode()}"} if token else {})
+    connection.request(
+        method, path, body, {"Authorization": f"Bearer {token.decode()}"} if token else {}
+    )
     response = connection.getresponse()
     content = response.read()
     connection.close()
@@ -112,7 +144,9 @@ def _request(authority, end, method, path, body=None, token=b""):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", [in_memory, pytest.param(at_redis, marks=needs_redis)])
-def test_a_training_over_the_wire_sums_to_the_bit_what_devices_report(authority, tmp_path, vocabulary, monkeypatch, wire):
+def test_a_training_over_the_wire_sums_to_the_bit_what_devices_report(
+    authority, tmp_path, vocabulary, monkeypatch, wire
+):
     """On both stores; that a report less would be noticed is the twin at its end."""
     fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 3, "evaluate_every": 1})
     totals, whole = {}, DeviceFleet.sum_reports
@@ -125,7 +159,10 @@ def test_a_training_over_the_wire_sums_to_the_bit_what_devices_report(authority,
     monkeypatch.setattr(DeviceFleet, "sum_reports", noted)
     count = len(fleet.keys)
     handlers = [fleet.link._devices[number].handler for number in range(count)]
-    with wire(authority, keys(tmp_path, count)) as (server, ends), devices(authority, tmp_path, ends, handlers):
+    with (
+        wire(authority, keys(tmp_path, count)) as (server, ends),
+        devices(authority, tmp_path, ends, handlers),
+    ):
         until(lambda: len(server.link.devices()) == count)
         connected = fleet.connected._replace(link=server.link)
         finished = train_run(fleet.recipe, tmp_path / "run", quietly, connected)

@@ -29,7 +29,11 @@ ALL = 30  # seconds that are enough for everybody
 
 class Fleet:
     def __init__(self, authority, folder):
-        self.certificate, self.server_folder, self.folder = authority / "authority.crt", authority / "server", folder
+        self.certificate, self.server_folder, self.folder = (
+            authority / "authority.crt",
+            authority / "server",
+            folder,
+        )
         self.stops = {}
 
     @contextmanager
@@ -47,7 +51,14 @@ class Fleet:
     def start(self, server, name, certificate=None, insecure=False):
         device_key(self.folder / name)
         stop = threading.Event()
-        arguments = server.address, self.folder / name, handler, None if insecure else certificate or self.certificate, insecure, stop
+        arguments = (
+            server.address,
+            self.folder / name,
+            handler,
+            None if insecure else certificate or self.certificate,
+            insecure,
+            stop,
+        )
         thread = threading.Thread(target=run_device, args=arguments, daemon=True)
         thread.start()
         self.stops[name] = stop, thread
@@ -67,8 +78,12 @@ def test_devices_answer_and_what_is_shared_comes_with_every_content(fleet):
     with fleet.server(devices=3) as server:
         assert server.link.devices() == [0, 1, 2]
         contents, shown = {number: bytes([number]) * 100_000 for number in range(3)}, []
-        answers = server.link.ask("reverse", contents, ALL, progress=lambda *seen: shown.append(seen), shared=b"model")
-        assert list(answers.items()) == [(number, b"ledom" + contents[number]) for number in range(3)]
+        answers = server.link.ask(
+            "reverse", contents, ALL, progress=lambda *seen: shown.append(seen), shared=b"model"
+        )
+        assert list(answers.items()) == [
+            (number, b"ledom" + contents[number]) for number in range(3)
+        ]
         assert shown[-1] == (3, 3)
 
 
@@ -82,7 +97,9 @@ def test_a_device_that_fails_is_missing_and_its_words_do_not_reach_the_server(fl
 def test_late_answers_are_never_seen_and_a_withdrawn_question_is_not_worked_at(fleet, caplog):
     with fleet.server(devices=2) as server:
         assert server.link.ask("sleep", {0: b"1", 1: b"0"}, 0.3) == {1: b"awake"}
-        assert server.link.ask("sleep", {0: b"1", 1: b"0"}, 0.3) == {1: b"awake"}  # 0 is still at the first
+        assert server.link.ask("sleep", {0: b"1", 1: b"0"}, 0.3) == {
+            1: b"awake"
+        }  # 0 is still at the first
         assert "1 too late" in caplog.text
         began = time.monotonic()
         assert server.link.ask("reverse", {0: b"abc"}, ALL) == {0: b"cba"}
@@ -146,7 +163,9 @@ def test_a_server_that_is_started_again_finds_its_devices(fleet, monkeypatch):
 def test_nothing_of_what_devices_send_is_on_the_servers_disk(fleet):
     with fleet.server(devices=1) as server:
         secret = b"a secret of seventeen words " * 1000
-        assert list(server.link.ask("reverse", to_all(server, secret), ALL).values()) == [secret[::-1]]
+        assert list(server.link.ask("reverse", to_all(server, secret), ALL).values()) == [
+            secret[::-1]
+        ]
         files = [file for file in fleet.server_folder.rglob("*") if file.is_file()]
         assert {file.name for file in files} == {"server.key", "server.crt", "lock"}
         assert all(file.stat().st_mode & 0o077 == 0 for file in files)
@@ -158,13 +177,19 @@ def test_who_is_not_enrolled_or_trusts_another_authority_stays_outside(fleet, ca
     with fleet.server() as server:
         fleet.start(server, "stranger")
         until(lambda: "refused: a device that is not enrolled" in caplog.text)
-        until(lambda: "refused this device (403): Refused: a device that is not enrolled" in caplog.text)
+        until(
+            lambda: (
+                "refused this device (403): Refused: a device that is not enrolled" in caplog.text
+            )
+        )
         server.enrol(device_key(fleet.folder / "stranger"))
         until(lambda: server.link.devices() == [0])  # it goes on trying
         server.enrol(device_key(fleet.folder / "wary"))
         fleet.start(server, "wary", certificate=other)
         until(lambda: "not of the authority this device trusts" in caplog.text)
-        until(lambda: "refused: a device that does not trust this server's certificate" in caplog.text)
+        until(
+            lambda: "refused: a device that does not trust this server's certificate" in caplog.text
+        )
         fleet.start(server, "plain", insecure=True)
         until(lambda: "refused: a connection without TLS" in caplog.text)
         assert server.link.devices() == [0]
@@ -174,7 +199,10 @@ def test_old_tls(fleet, caplog):
     with fleet.server() as server:
         context = ssl.create_default_context(cafile=str(fleet.certificate))
         context.maximum_version = ssl.TLSVersion.TLSv1_2
-        with connected(server) as plain, pytest.raises(ssl.SSLError, match=r"EOF|PROTOCOL|protocol"):
+        with (
+            connected(server) as plain,
+            pytest.raises(ssl.SSLError, match=r"EOF|PROTOCOL|protocol"),
+        ):
             context.wrap_socket(plain, server_hostname="localhost")
         until(lambda: "without TLS 1.3" in caplog.text)
 
@@ -216,7 +244,9 @@ def test_connections_that_say_nothing_are_few_and_short(fleet, monkeypatch, capl
         assert not is_closed(fresh, 0.1)
 
 
-@pytest.mark.parametrize("sent", [b"GET /v1/que", b"POST /v1/session HTTP/1.1\r\nHost: x\r\nA: b\r\n"])
+@pytest.mark.parametrize(
+    "sent", [b"GET /v1/que", b"POST /v1/session HTTP/1.1\r\nHost: x\r\nA: b\r\n"]
+)
 def test_half_a_request_is_not_waited_for(fleet, monkeypatch, caplog, sent):
     monkeypatch.setattr(door, "HEAD_SECONDS", 0.3)
     with fleet.server(insecure=True) as server, connected(server) as half:
@@ -229,10 +259,18 @@ def session(server, fleet):
     """A connection without TLS that has signed in, and its token."""
     key = load_device_key(fleet.folder / "device")
     public, nonce, now = key.public_key().public_bytes_raw(), bytes(16), int(time.time())
-    fields = {"key": public, "nonce": nonce, "signature": key.sign(sign_in_statement(public, now, nonce))}
-    body = json.dumps({"time": now, **{name: b64encode(value).decode() for name, value in fields.items()}}).encode()
+    fields = {
+        "key": public,
+        "nonce": nonce,
+        "signature": key.sign(sign_in_statement(public, now, nonce)),
+    }
+    body = json.dumps(
+        {"time": now, **{name: b64encode(value).decode() for name, value in fields.items()}}
+    ).encode()
     connection = connected(server)
-    connection.sendall(b"POST /v1/session HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    connection.sendall(
+        b"POST /v1/session HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
     answer = http.client.HTTPResponse(connection)
     answer.begin()
     return connection, answer.read()
@@ -255,10 +293,16 @@ def test_who_asks_for_a_file_and_does_not_read_it_holds_little_and_not_for_long(
         server.enrol(device_key(fleet.folder / "device"))
         lazy, token = session(server, fleet)
         server.link._store.post("q", "k", {}, 30, ("model", bytes(50_000_000)))
-        lazy.sendall(b"GET /v1/files/model HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + token + b"\r\n\r\n")
+        lazy.sendall(
+            b"GET /v1/files/model HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
+            + token
+            + b"\r\n\r\n"
+        )
         time.sleep(0.2)
         (connection,) = server.front_end.door._state.connections
-        assert connection.transport.get_write_buffer_size() < 1_000_000  # the twin would hold all of it
+        assert (
+            connection.transport.get_write_buffer_size() < 1_000_000
+        )  # the twin would hold all of it
         until(lambda: not server.front_end.door._state.connections, 5)
 
 
@@ -318,7 +362,11 @@ class LyingServer:
     """Says what it is told to, whatever it is asked, and counts."""
 
     def __init__(self, *responses):
-        self.listener, self.asked, self._responses = socket.create_server(("127.0.0.1", 0)), [], list(responses)
+        self.listener, self.asked, self._responses = (
+            socket.create_server(("127.0.0.1", 0)),
+            [],
+            list(responses),
+        )
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -331,14 +379,20 @@ class LyingServer:
             with connection, suppress(ConnectionError):
                 while request := connection.recv(100_000):
                     self.asked.append(request.split(b" HTTP")[0].decode())
-                    response = self._responses.pop(0) if len(self._responses) > 1 else self._responses[0]
+                    response = (
+                        self._responses.pop(0) if len(self._responses) > 1 else self._responses[0]
+                    )
                     connection.sendall(response)
                     if b"Connection: close" in response:
                         break
 
 
 def response(status, body=b"", *headers, length=None):
-    lines = [f"HTTP/1.1 {status} x", f"Content-Length: {len(body) if length is None else length}", *headers]
+    lines = [
+        f"HTTP/1.1 {status} x",
+        f"Content-Length: {len(body) if length is None else length}",
+        *headers,
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -351,7 +405,9 @@ def against(tmp_path, *responses):
         handled.append(content)
         return content
 
-    thread = threading.Thread(target=run_device, args=(lying.address, tmp_path, remember, None, True, stop), daemon=True)
+    thread = threading.Thread(
+        target=run_device, args=(lying.address, tmp_path, remember, None, True, stop), daemon=True
+    )
     thread.start()
     try:
         yield lying, handled, thread
@@ -365,13 +421,21 @@ def test_half_a_question_is_not_taken_for_one(tmp_path):
     """A connection that broke in the middle of it; the twin is whole."""
     asked = ("question: q", "kind: k")
     cut_off = response(200, b"half", *asked, "Connection: close", length=1000)
-    with against(tmp_path, response(200, b"token"), cut_off, response(200, b"whole", *asked), response(204)) as (lying, handled, _):
+    with against(
+        tmp_path, response(200, b"token"), cut_off, response(200, b"whole", *asked), response(204)
+    ) as (lying, handled, _):
         until(lambda: "PUT /v1/answer/q" in lying.asked)
         assert handled == [b"whole"]
 
 
 @pytest.mark.parametrize(
-    "said", [response(401), response(404), response(204), response(200, b"x", "question: q", "kind: k", "shared: abc")]
+    "said",
+    [
+        response(401),
+        response(404),
+        response(204),
+        response(200, b"x", "question: q", "kind: k", "shared: abc"),
+    ],
 )
 def test_a_device_does_not_spin_whatever_a_server_says(tmp_path, said):
     with against(tmp_path, response(200, b"token"), said) as (lying, _, thread):
@@ -397,7 +461,10 @@ def test_a_device_that_is_stopped_at_work_still_sends_its_answer(fleet):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "fleet.example"])
 def test_without_tls_a_server_listens_on_this_machine_alone(tmp_path, host):
-    with pytest.raises(LinkError, match="this machine only"), wire_server(tmp_path, host, 0, insecure=True):
+    with (
+        pytest.raises(LinkError, match="this machine only"),
+        wire_server(tmp_path, host, 0, insecure=True),
+    ):
         pass
 
 
@@ -415,7 +482,10 @@ def test_a_port_in_use_or_out_of_range_is_refused(tmp_path, monkeypatch):
             wire_server(tmp_path, "127.0.0.1", port, insecure=True),
         ):
             pass
-    with pytest.raises(LinkError, match="out of range"), wire_server(tmp_path, "localhost", 2**17, insecure=True):
+    with (
+        pytest.raises(LinkError, match="out of range"),
+        wire_server(tmp_path, "localhost", 2**17, insecure=True),
+    ):
         pass
 
 
@@ -430,14 +500,19 @@ def test_of_two_servers_in_one_folder_the_second_is_refused(tmp_path):
         pass  # the first has ended
 
 
-@pytest.mark.parametrize("server", ["fleet.example:8443", "127.0.0.1.example:8443", "10.0.0.1:80", "nonsense"])
+@pytest.mark.parametrize(
+    "server", ["fleet.example:8443", "127.0.0.1.example:8443", "10.0.0.1:80", "nonsense"]
+)
 def test_without_tls_a_device_talks_to_this_machine_alone(tmp_path, server):
     device_key(tmp_path)
     with pytest.raises(LinkError, match="this machine only"):
         run_device(server, tmp_path, lambda kind, content: b"", None, insecure=True)
 
 
-@pytest.mark.parametrize(("certificate", "reason"), [(None, "needs the certificate"), (Path("/nowhere"), "cannot be read")])
+@pytest.mark.parametrize(
+    ("certificate", "reason"),
+    [(None, "needs the certificate"), (Path("/nowhere"), "cannot be read")],
+)
 def test_a_device_trusts_nobody_by_default(tmp_path, certificate, reason):
     device_key(tmp_path)
     with pytest.raises(LinkError, match=reason):
@@ -446,4 +521,9 @@ def test_a_device_trusts_nobody_by_default(tmp_path, certificate, reason):
 
 def test_a_device_needs_a_key(tmp_path):
     with pytest.raises(LinkError, match=r"device.key is missing"):
-        run_device("localhost:1", tmp_path, lambda kind, content: b"", make_authority(tmp_path / "authority"))
+        run_device(
+            "localhost:1",
+            tmp_path,
+            lambda kind, content: b"",
+            make_authority(tmp_path / "authority"),
+        )

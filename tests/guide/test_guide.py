@@ -38,7 +38,13 @@ QUICKER = {
     "keyboard evaluate": "--people 10",
 }
 ON_THEIR_OWN = ("walks/in_a_hurry.md", "walks/own_algorithm.md", "walks/word_list.md")
-AFTER_THE_TUTORIAL = ("guarantee.md", "how_to/choose_epsilon.md", "how_to/audit.md", "how_to/export.md", "how_to/fleet.md")
+AFTER_THE_TUTORIAL = (
+    "guarantee.md",
+    "how_to/choose_epsilon.md",
+    "how_to/audit.md",
+    "how_to/export.md",
+    "how_to/fleet.md",
+)
 
 
 def blocks(page):
@@ -65,14 +71,20 @@ def here(line):
     if not line.startswith("taciturn "):
         return in_a_shell(line)
     more = " ".join(more for part, more in QUICKER.items() if part in line)
-    done = CliRunner().invoke(app, shlex.split(f"{line} {more}", comments=True)[1:], catch_exceptions=False)
+    done = CliRunner().invoke(
+        app, shlex.split(f"{line} {more}", comments=True)[1:], catch_exceptions=False
+    )
     assert done.exit_code == 0, f"{line}: {done.output}"
     return done.output
 
 
 def in_a_shell(line):
     program = re.sub("^python ", f"{shlex.quote(sys.executable)} ", line)
-    program = re.sub("^taciturn ", f"{shlex.quote(sys.executable)} -c 'from taciturn.cli import main; main()' ", program)
+    program = re.sub(
+        "^taciturn ",
+        f"{shlex.quote(sys.executable)} -c 'from taciturn.cli import main; main()' ",
+        program,
+    )
     return subprocess.run(program, shell=True, check=True, capture_output=True, text=True).stdout
 
 
@@ -82,7 +94,13 @@ def small(tmp_path, monkeypatch):
     words = public_vocabulary(WORDS)
     text = Texts.of([np.arange(5, 105)] * 10, len(words))
     shape = ModelSection(kind="cifg", width=8, units=12)
-    pretrained(PublicCorpus(text, words, "made-up text"), shape, Schedule(epochs=1, batch_size=8), tmp_path / "start", lambda *_: None)
+    pretrained(
+        PublicCorpus(text, words, "made-up text"),
+        shape,
+        Schedule(epochs=1, batch_size=8),
+        tmp_path / "start",
+        lambda *_: None,
+    )
     (tmp_path / "start" / "model.safetensors").rename(tmp_path / "start" / "english.safetensors")
     monkeypatch.setattr(model_file, "_STARTS", tmp_path / "start")
     monkeypatch.setattr(chosen, "_timed", lambda *_: (2.0, 0.6, 0.0, 1.0))
@@ -117,7 +135,11 @@ def test_the_tutorial_and_what_continues_it(small):
 def test_a_walk_leads_where_it_says(page, small):
     messages(240)
     found = follow(page, here)
-    made = {"in_a_hurry": "runs/people-1/guarantee.txt", "word_list": "phone/main_en.combined", "own_algorithm": "ledger.jsonl"}
+    made = {
+        "in_a_hurry": "runs/people-1/guarantee.txt",
+        "word_list": "phone/main_en.combined",
+        "own_algorithm": "ledger.jsonl",
+    }
     assert Path(made[Path(page).stem]).exists()
     assert "guarantee" not in found or found["guarantee"].releases == 8
 
@@ -133,8 +155,17 @@ def test_the_tutorial_as_it_is_printed(tmp_path, monkeypatch):
 
 
 def test_every_page_with_commands_is_followed():
-    with_commands = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if re.search(r"^```sh", page.read_text(), re.MULTILINE)}
-    assert with_commands <= {"tutorial.md", "how_to/warehouse.md", *ON_THEIR_OWN, *AFTER_THE_TUTORIAL}  # the warehouse's: test_stores.py
+    with_commands = {
+        str(page.relative_to(DOCS))
+        for page in DOCS.rglob("*.md")
+        if re.search(r"^```sh", page.read_text(), re.MULTILINE)
+    }
+    assert with_commands <= {
+        "tutorial.md",
+        "how_to/warehouse.md",
+        *ON_THEIR_OWN,
+        *AFTER_THE_TUTORIAL,
+    }  # the warehouse's: test_stores.py
     assert len(with_commands) > 6
 
 
@@ -146,43 +177,86 @@ def test_a_command_that_fails_is_noticed(small):
         here("taciturn data show --nothing")
 
 
-PAGES = [*ROOT.glob("*.md"), *(page for room in ("benchmarks", "docs", "experiments", "src") for page in (ROOT / room).rglob("*.md"))]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(
+        page
+        for room in ("benchmarks", "docs", "experiments", "src")
+        for page in (ROOT / room).rglob("*.md")
+    ),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_pages_are_wrapped(page):
     """But for tables, which cannot be."""
-    wide = [line for line in page.read_text().splitlines() if len(line) > 120 and not line.startswith("|")]
+    wide = [
+        line
+        for line in page.read_text().splitlines()
+        if len(line) > 120 and not line.startswith("|")
+    ]
     assert wide == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files_of_the_repository(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if ":" not in target]
+    targets = [
+        target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if ":" not in target
+    ]
     assert [target for target in targets if target and not (page.parent / target).exists()] == []
 
 
 def test_the_guide_builds_strictly_and_asks_for_nothing_over_a_network(tmp_path):
     pytest.importorskip("mkdocs")
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    build = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
     built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    pages = {str(path.relative_to(tmp_path / "site")): path.read_text() for path in (tmp_path / "site").rglob("*.html")}
-    assert {"index.html", "tutorial.html", "api.html", "experiments/index.html", "walks/word_list.html"} <= set(pages)
-    fetched = re.compile(r'<(?:script|img|iframe|source)[^>]*src="?(?:https?:)?//|<link[^>]*rel="?stylesheet[^>]*href="?(?:https?:)?//')
-    assert [page for page, content in pages.items() if fetched.search(content) or "fonts.googleapis" in content] == []
+    pages = {
+        str(path.relative_to(tmp_path / "site")): path.read_text()
+        for path in (tmp_path / "site").rglob("*.html")
+    }
+    assert {
+        "index.html",
+        "tutorial.html",
+        "api.html",
+        "experiments/index.html",
+        "walks/word_list.html",
+    } <= set(pages)
+    fetched = re.compile(
+        r'<(?:script|img|iframe|source)[^>]*src="?(?:https?:)?//|<link[^>]*rel="?stylesheet[^>]*href="?(?:https?:)?//'
+    )
+    assert [
+        page
+        for page, content in pages.items()
+        if fetched.search(content) or "fonts.googleapis" in content
+    ] == []
     assert 'id="taciturn.runs.loop.train_run"' in pages["api.html"]
 
 
 def test_the_schema_of_a_statement_is_that_of_statements(finished_runs, tmp_path):
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((DOCS / "guarantee.schema.json").read_text())
-    trained(copied_population(finished_runs / "people", tmp_path / "people"), tmp_path / "seeded", run={"seed": 3})
+    trained(
+        copied_population(finished_runs / "people", tmp_path / "people"),
+        tmp_path / "seeded",
+        run={"seed": 3},
+    )
     for run in (finished_runs / "private", finished_runs / "plain", tmp_path / "seeded"):
         said = json.loads((run / "guarantee.json").read_text())
         jsonschema.validate(said, schema)
         assert set(said) == set(schema["properties"]) == set(schema["required"])
-        assert set(re.findall(r"^\| `(\w+)`", (DOCS / "guarantee.md").read_text(), re.MULTILINE)) == set(said)
+        assert set(
+            re.findall(r"^\| `(\w+)`", (DOCS / "guarantee.md").read_text(), re.MULTILINE)
+        ) == set(said)
     with pytest.raises(jsonschema.ValidationError, match="-1 is less than the minimum"):
         jsonschema.validate(said | {"releases": -1}, schema)

@@ -11,7 +11,11 @@ from taciturn.keyboard.predictor import Predictor, load_blocklist
 
 def test_the_first_word_of_a_blocklist_is_blocked_whatever_editor_wrote_it(tmp_path):
     (tmp_path / "blocked.txt").write_text("worda\nwordb\n", encoding="utf-8-sig")
-    predictor = Predictor(counted(lettered_words(), "worda wordb wordc ."), lettered_words(), load_blocklist(tmp_path / "blocked.txt"))
+    predictor = Predictor(
+        counted(lettered_words(), "worda wordb wordc ."),
+        lettered_words(),
+        load_blocklist(tmp_path / "blocked.txt"),
+    )
     assert "worda" not in predictor._alphabet._spellings
 
 
@@ -33,7 +37,9 @@ def test_what_is_blocked_does_not_make_what_is_left_more_likely_than_it_is():
     assert composed.probabilities[0] <= alone[0] / alone.sum()
 
 
-@pytest.mark.parametrize("spelling", ["CAFÉ", "cafe\u0301", " Café ", "caf\u00ade\u0301", "CAFE\u0301\u200b"])
+@pytest.mark.parametrize(
+    "spelling", ["CAFÉ", "cafe\u0301", " Café ", "caf\u00ade\u0301", "CAFE\u0301\u200b"]
+)
 def test_a_word_is_blocked_in_every_spelling_of_it(spelling):
     listed = Vocabulary((*SPECIAL, ".", "the", "café", "cafeteria"))
     model = counted(listed, *["the café ."] * 9, "the cafeteria .", order=3)

@@ -29,16 +29,36 @@ PLAIN = "We could walk slowly over there. Thank you all."
 
 def vocabulary_and_model(text: str = SENTENCES, times: int = 6) -> tuple[Vocabulary, NGram]:
     vocabulary = counted_vocabulary([SENTENCES, PLAIN], 200, "made up")
-    ids = [word for part in re.findall("[^.?]+[.?]", text) for word in [*vocabulary.encode(part), END]]
+    ids = [
+        word for part in re.findall("[^.?]+[.?]", text) for word in [*vocabulary.encode(part), END]
+    ]
     return vocabulary, kneser_ney([np.array(ids * times)], len(vocabulary), 3)
 
 
 @cache
 def script(name: str = "Private", text: str = SENTENCES, epsilon: float = 8.0) -> str:
     vocabulary, model = vocabulary_and_model(text)
-    guarantee = Guarantee("made up", 10, epsilon, 1e-10, 1.0, "pld", "zero out one user", "operating system", head="ab" * 32)
+    guarantee = Guarantee(
+        "made up",
+        10,
+        epsilon,
+        1e-10,
+        1.0,
+        "pld",
+        "zero out one user",
+        "operating system",
+        head="ab" * 32,
+    )
     return javascript_ngram(
-        model, Published(name, vocabulary.words, vocabulary.about, guarantee, f"The statement of {name}.", "the notes of 40 people")
+        model,
+        Published(
+            name,
+            vocabulary.words,
+            vocabulary.about,
+            guarantee,
+            f"The statement of {name}.",
+            "the notes of 40 people",
+        ),
     )
 
 
@@ -84,7 +104,9 @@ def page(window):
 
 @pytest.fixture(scope="module")
 def phone(browser):
-    context = browser.new_context(viewport={"width": 375, "height": 667}, has_touch=True, is_mobile=True)
+    context = browser.new_context(
+        viewport={"width": 375, "height": 667}, has_touch=True, is_mobile=True
+    )
     yield context.new_page()
     context.close()
 
@@ -131,7 +153,9 @@ def test_a_picked_word_is_followed_by_one_space_whatever_is_typed(page, one_mode
     assert written(page) == "We could me"
 
 
-def test_the_continuation_stands_behind_the_caret_and_is_taken_with_an_arrow_or_a_click(page, one_model):
+def test_the_continuation_stands_behind_the_caret_and_is_taken_with_an_arrow_or_a_click(
+    page, one_model
+):
     typing(page, one_model, "Thank you ve")
     ghost = page.inner_text("#ghost")
     assert ghost.startswith("ry much")
@@ -154,7 +178,9 @@ def test_the_continuation_wraps_where_the_text_does(page, one_model):
     assert page.inner_text("#ghost")
     same = "document.getElementById('mirror').clientHeight === document.getElementById('message').clientHeight"
     assert page.evaluate(same)
-    assert page.evaluate("document.getElementById('message').scrollHeight <= document.getElementById('message').clientHeight")
+    assert page.evaluate(
+        "document.getElementById('message').scrollHeight <= document.getElementById('message').clientHeight"
+    )
 
 
 def test_escape_hides_the_continuation_until_the_next_key(page, one_model):
@@ -265,7 +291,12 @@ def test_private_fields_are_recognised_and_open_ones_are_not(page, one_model):
         {"data-private": ""},
     ]
     assert all(page.evaluate(recognised, attributes) for attributes in private)
-    public = [{}, {"type": "text", "autocomplete": "off"}, {"inputmode": "none"}, {"autocomplete": "name"}]  # the twin
+    public = [
+        {},
+        {"type": "text", "autocomplete": "off"},
+        {"inputmode": "none"},
+        {"autocomplete": "name"},
+    ]  # the twin
     assert not any(page.evaluate(recognised, attributes) for attributes in public)
 
 
@@ -278,9 +309,16 @@ def test_everything_is_reached_with_the_keyboard_alone(page, one_model):
     offered, reached = [word for word in strip(page) if word], []
     for _ in range(8):
         page.keyboard.press("Tab")
-        reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+        reached.append(
+            page.evaluate("document.activeElement.id || document.activeElement.textContent")
+        )
     assert reached[:3] == offered
-    assert reached[3:7] == ["toggle", "clear", "send", "password"]  # and then out of the page: nothing holds the focus
+    assert reached[3:7] == [
+        "toggle",
+        "clear",
+        "send",
+        "password",
+    ]  # and then out of the page: nothing holds the focus
     page.focus("#message")
     page.focus(".strip button >> nth=0")
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -341,8 +379,12 @@ def test_the_page_opens_with_the_cursor_in_the_message(page, one_model):
     assert written(page) == "Thank "
 
 
-def test_two_models_leave_a_phone_room_to_type_with_their_figures_beside_their_names(browser, two_models):
-    context = browser.new_context(viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True)
+def test_two_models_leave_a_phone_room_to_type_with_their_figures_beside_their_names(
+    browser, two_models
+):
+    context = browser.new_context(
+        viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True
+    )
     phone = context.new_page()
     phone.goto(two_models)
     assert phone.evaluate("document.documentElement.scrollWidth") <= 360
@@ -350,10 +392,18 @@ def test_two_models_leave_a_phone_room_to_type_with_their_figures_beside_their_n
         phone.tap(f'[data-key="{key}"]')
     phone.tap(".model >> nth=1 >> .strip button >> nth=0")
     assert written(phone) == "We could "
-    boxes = {one: phone.query_selector(one).bounding_box() for one in ("#message", "#models", "#keys", "#guarantees")}
-    assert boxes["#keys"]["y"] + boxes["#keys"]["height"] <= 640  # in sight together with the message and both strips
+    boxes = {
+        one: phone.query_selector(one).bounding_box()
+        for one in ("#message", "#models", "#keys", "#guarantees")
+    }
+    assert (
+        boxes["#keys"]["y"] + boxes["#keys"]["height"] <= 640
+    )  # in sight together with the message and both strips
     assert boxes["#guarantees"]["y"] > boxes["#keys"]["y"]
-    assert [one.replace("\xa0", " ") for one in phone.locator(".badge").all_inner_texts()] == ["ε = 8.00", "⚠ ε = ∞"]
+    assert [one.replace("\xa0", " ") for one in phone.locator(".badge").all_inner_texts()] == [
+        "ε = 8.00",
+        "⚠ ε = ∞",
+    ]
     context.close()
 
 
@@ -386,10 +436,20 @@ def test_text_stands_out_from_its_ground(page, one_model, scheme):
     page.emulate_media(color_scheme=scheme)
     typing(page, one_model, "Thank you ve")
     colour = "(name) => getComputedStyle(document.documentElement).getPropertyValue(name)"
-    pairs = [("ink", "ground"), ("ink", "paper"), ("ink", "key"), ("quiet", "paper"), ("quiet", "ground"), ("quiet", "key")]
+    pairs = [
+        ("ink", "ground"),
+        ("ink", "paper"),
+        ("ink", "key"),
+        ("quiet", "paper"),
+        ("quiet", "ground"),
+        ("quiet", "key"),
+    ]
     pairs += [("accent", "paper"), ("on-accent", "accent"), ("warning", "warning-ground")]
     for text, ground in pairs:
-        assert contrast(*(page.evaluate(colour, f"--{name}") for name in (text, ground))) >= 4.5, (text, ground)
+        assert contrast(*(page.evaluate(colour, f"--{name}") for name in (text, ground))) >= 4.5, (
+            text,
+            ground,
+        )
     page.emulate_media(color_scheme="light")
 
 
@@ -398,7 +458,9 @@ def contrast(one: str, other: str) -> float:
 
     def luminance(colour: str) -> float:
         parts = [int(colour.strip()[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        linear = [
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
@@ -410,14 +472,22 @@ def watched(page) -> list[str]:
     seen: list[str] = []
     page.on("request", lambda request: seen.append(request.url))
     page.on("websocket", lambda socket: seen.append(socket.url))
-    page.on("console", lambda message: seen.append(message.text) if "Content Security Policy" in message.text else None)
+    page.on(
+        "console",
+        lambda message: (
+            seen.append(message.text) if "Content Security Policy" in message.text else None
+        ),
+    )
     return seen
 
 
 def test_nothing_leaves_the_page_while_a_person_types(page, two_models):
     seen = watched(page)
     typing(page, two_models, "Thank you very much. ")
-    own = {two_models + name for name in ("", "style.css", "keys.js", "page.js", "model-1.js", "model-2.js")}
+    own = {
+        two_models + name
+        for name in ("", "style.css", "keys.js", "page.js", "model-1.js", "model-2.js")
+    }
     assert {address for address in seen if not address.startswith("data:")} == own
     loaded = len(seen)
     page.keyboard.press("Alt+1")
@@ -426,8 +496,14 @@ def test_nothing_leaves_the_page_while_a_person_types(page, two_models):
     page.click("#send")
     page.wait_for_timeout(300)
     assert len(seen) == loaded
-    assert page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]") == ["", 0, 0]
-    assert page.evaluate("navigator.serviceWorker.getRegistrations().then((all) => all.length)") == 0
+    assert page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]") == [
+        "",
+        0,
+        0,
+    ]
+    assert (
+        page.evaluate("navigator.serviceWorker.getRegistrations().then((all) => all.length)") == 0
+    )
 
 
 @pytest.mark.parametrize(

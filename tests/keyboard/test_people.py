@@ -10,7 +10,13 @@ from typer.testing import CliRunner
 from harness import lettered_words, made_up_users, trained
 from pages import REFUSED
 from taciturn.cli import app
-from taciturn.data.population import Population, hashed_id, remembered_opt_outs, trained_on, write_population
+from taciturn.data.population import (
+    Population,
+    hashed_id,
+    remembered_opt_outs,
+    trained_on,
+    write_population,
+)
 from taciturn.data.sources import Source
 from taciturn.data.vocabulary import DataError
 from taciturn.export.word_model import COUNTED_ON
@@ -21,13 +27,19 @@ from taciturn.runs.typing import read_people, simulate_typing
 
 def texts_of(path: Path, *users: str) -> Source:
     with open(path, "w", newline="") as file:
-        csv.writer(file).writerows([("user", "text"), *((user, "worda wordb wordc wordd.") for user in users)])
+        csv.writer(file).writerows(
+            [("user", "text"), *((user, "worda wordb wordc wordd.") for user in users)]
+        )
     return Source([path])
 
 
 def test_people_who_were_trained_on_are_known_in_any_spelling(finished_runs, tmp_path):
     spellings = ("USER 0 1", "ｕｓｅｒ 0 2", " user\u200b 0 \u00a0 3 ", "user 0 4\u00ad")
-    found = read_people(texts_of(tmp_path / "chats.csv", *spellings, "a stranger"), trained_on(finished_runs / "people"), 100)
+    found = read_people(
+        texts_of(tmp_path / "chats.csv", *spellings, "a stranger"),
+        trained_on(finished_runs / "people"),
+        100,
+    )
     assert (len(found.messages), found.trained_on) == (1, 4)
 
 
@@ -52,16 +64,24 @@ def test_people_who_were_trained_on_do_not_type_after_the_population_is_built_ag
     run = trained(write_population(tmp_path / "people", made_up_users(50), *rest), tmp_path / "run")
     write_population(tmp_path / "people", made_up_users(50, seed=2), *rest)
     with pytest.raises(REFUSED, match="so its users are no longer known"):
-        simulate_typing([run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
+        simulate_typing(
+            [run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50
+        )
 
 
-def test_people_whom_the_first_of_two_runs_was_trained_on_do_not_type_with_the_second(finished_runs, tmp_path):
+def test_people_whom_the_first_of_two_runs_was_trained_on_do_not_type_with_the_second(
+    finished_runs, tmp_path
+):
     people = made_up_users(50, seed=3), made_up_users(12, seed=4)
-    others = write_population(tmp_path / "others", *people, lettered_words(), {}, same_people_as=finished_runs / "people")
+    others = write_population(
+        tmp_path / "others", *people, lettered_words(), {}, same_people_as=finished_runs / "people"
+    )
     run = trained(others, tmp_path / "second", model={"warm_start": str(finished_runs / "private")})
     assert Ledger(finished_runs / "people" / FILE_NAME).guarantee("second").continued
     with pytest.raises(REFUSED, match="so its users are no longer known"):
-        simulate_typing([run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
+        simulate_typing(
+            [run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50
+        )
 
 
 def test_people_who_opted_out_do_not_type(tmp_path):
@@ -75,25 +95,56 @@ def test_people_who_opted_out_do_not_type(tmp_path):
 
 def test_people_are_left_out_by_the_population_whose_ledger_knows_the_model(copied_runs, tmp_path):
     """A recipe names its population by a path, which may lead elsewhere by now."""
-    others = write_population(tmp_path / "others", made_up_users(50, seed=3), made_up_users(12, seed=4), lettered_words(), {})
-    (copied_runs / "counted" / COUNTED_ON).write_text(json.dumps({"population": str(others.folder)}))
+    others = write_population(
+        tmp_path / "others",
+        made_up_users(50, seed=3),
+        made_up_users(12, seed=4),
+        lettered_words(),
+        {},
+    )
+    (copied_runs / "counted" / COUNTED_ON).write_text(
+        json.dumps({"population": str(others.folder)})
+    )
     with pytest.raises(REFUSED, match="does not know these parameters"):
-        simulate_typing([copied_runs / "counted"], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
+        simulate_typing(
+            [copied_runs / "counted"],
+            texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"),
+            False,
+            10,
+            50,
+        )
 
 
-def test_of_an_arpa_file_it_is_not_said_that_nobody_who_types_was_trained_on(finished_runs, tmp_path):
+def test_of_an_arpa_file_it_is_not_said_that_nobody_who_types_was_trained_on(
+    finished_runs, tmp_path
+):
     FinishedRun(finished_runs / "counted").export(tmp_path / "out", "arpa", non_private=True)
     texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2")
-    asked = ["keyboard", "evaluate", str(tmp_path / "out" / "model.arpa"), "--text", str(tmp_path / "chats.csv")]
+    asked = [
+        "keyboard",
+        "evaluate",
+        str(tmp_path / "out" / "model.arpa"),
+        "--text",
+        str(tmp_path / "chats.csv"),
+    ]
     said = " ".join(CliRunner().invoke(app, asked).output.split())
     assert "0 whom a model was trained on were left out" not in said
 
 
 def test_nothing_that_people_typed_is_in_what_is_printed(finished_runs, tmp_path):
     with open(tmp_path / "chats.csv", "w", newline="") as file:
-        csv.writer(file).writerows([("user", "text"), ("a stranger", "worda xylophonic wordb"), ("user 0 1", "quixotry")])
+        csv.writer(file).writerows(
+            [("user", "text"), ("a stranger", "worda xylophonic wordb"), ("user 0 1", "quixotry")]
+        )
     for more in ([], ["--json"], ["--history"]):
-        asked = ["keyboard", "evaluate", str(finished_runs / "private"), "--text", str(tmp_path / "chats.csv"), *more]
+        asked = [
+            "keyboard",
+            "evaluate",
+            str(finished_runs / "private"),
+            "--text",
+            str(tmp_path / "chats.csv"),
+            *more,
+        ]
         said = CliRunner().invoke(app, asked).output
         assert "keystroke" in said
         assert not any(text in said for text in ("xylophonic", "quixotry", "stranger", "user 0 1"))

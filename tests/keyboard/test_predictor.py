@@ -8,7 +8,14 @@ import pytest
 
 from taciturn.core import END, UNKNOWN
 from taciturn.data.vocabulary import SPECIAL, DataError, Vocabulary, public_vocabulary
-from taciturn.keyboard.predictor import FAR_BACK, KEPT, NOTHING, Predictor, _wants_space, load_blocklist
+from taciturn.keyboard.predictor import (
+    FAR_BACK,
+    KEPT,
+    NOTHING,
+    Predictor,
+    _wants_space,
+    load_blocklist,
+)
 from taciturn.models.cells import cifg
 from taciturn.models.ngram import kneser_ney
 from taciturn.models.registry import model_kind
@@ -17,13 +24,26 @@ SENTENCES = (
     "see you tomorrow morning . see you tomorrow evening . i am going to the station . i am going to the office . "
     "i'm sorry . the station is closed . see you at the station . are you going to the office tomorrow morning ?"
 )
-WORDS = ("<pad>", "<unk>", "<bos>", "<eos>", ".", "?", "...", *dict.fromkeys(SENTENCES.replace(".", "").replace("?", "").split()))
+WORDS = (
+    "<pad>",
+    "<unk>",
+    "<bos>",
+    "<eos>",
+    ".",
+    "?",
+    "...",
+    *dict.fromkeys(SENTENCES.replace(".", "").replace("?", "").split()),
+)
 VOCABULARY = Vocabulary(WORDS)
 
 
 @pytest.fixture(scope="module")
 def model():
-    text = [place for sentence in SENTENCES.split(" . ") for place in (*VOCABULARY.encode(sentence), END)]
+    text = [
+        place
+        for sentence in SENTENCES.split(" . ")
+        for place in (*VOCABULARY.encode(sentence), END)
+    ]
     return kneser_ney([np.array(text * 20)], len(VOCABULARY), 4)
 
 
@@ -59,13 +79,22 @@ def test_special_tokens_and_punctuation_are_never_suggested(predictor, model):
     texts = ["", "see", "see you tomorrow morning ", "zzz ", "i'm sorry", "? ", "<eos> ", "<unk"]
     for text in texts:
         assert not {".", "?", "...", *SPECIAL} & set(predictor.suggest(text).words)
-    assert np.argmax(model.scores(model.read(model.start(), VOCABULARY.ids["sorry"]))) == END  # which it would say
+    assert (
+        np.argmax(model.scores(model.read(model.start(), VOCABULARY.ids["sorry"]))) == END
+    )  # which it would say
 
 
 def test_a_blocked_word_is_never_suggested_nor_composed(model, tmp_path):
     (tmp_path / "blocked.txt").write_text("# not these\nStation  # in any case\n\nmorning\n")
-    predictor = Predictor(model, VOCABULARY, load_blocklist(tmp_path / "blocked.txt"), threshold=0.05)
-    for text in ("see you at the ", "see you at the st", "see you tomorrow ", "the station is closed see"):
+    predictor = Predictor(
+        model, VOCABULARY, load_blocklist(tmp_path / "blocked.txt"), threshold=0.05
+    )
+    for text in (
+        "see you at the ",
+        "see you at the st",
+        "see you tomorrow ",
+        "the station is closed see",
+    ):
         suggested = predictor.suggest(text)
         assert not {"station", "morning"} & set(suggested.words)
         assert "station" not in suggested.continuation
@@ -74,7 +103,10 @@ def test_a_blocked_word_is_never_suggested_nor_composed(model, tmp_path):
 
 
 def test_a_continuation_is_shown_when_it_is_likely_enough(model):
-    sure, careful = Predictor(model, VOCABULARY, threshold=0.3), Predictor(model, VOCABULARY, threshold=0.999)
+    sure, careful = (
+        Predictor(model, VOCABULARY, threshold=0.3),
+        Predictor(model, VOCABULARY, threshold=0.999),
+    )
     assert sure.suggest("i am g").continuation.startswith("oing to the")
     assert sure.suggest("i am ").continuation.startswith("going to")
     assert careful.suggest("i am ").continuation == ""
@@ -116,7 +148,9 @@ def test_a_rank_is_the_place_among_the_candidates(predictor, model):
     scores = model.scores(model.start())
     for prefix in ("", "s", "t", "mo"):
         candidates = predictor.candidates(scores, prefix, len(VOCABULARY))
-        assert [predictor.rank(scores, place, prefix) for place in candidates] == list(range(len(candidates)))
+        assert [predictor.rank(scores, place, prefix) for place in candidates] == list(
+            range(len(candidates))
+        )
     assert predictor.rank(scores, UNKNOWN) is None
 
 
@@ -181,7 +215,10 @@ def test_a_keystroke_takes_less_than_a_millisecond():
     """At the size of Gboard's model; the median by the clock, the mean in processor time, which other processes do not lengthen."""
     vocabulary, network = public_vocabulary(10_000), cifg(10_000)
     model = model_kind("cifg").stepper(network, network.init(jax.random.key(0)), ())
-    predictor, text = (Predictor(model, vocabulary), "I am going to the park. Don't wait for me, I'll be there in the morning!")
+    predictor, text = (
+        Predictor(model, vocabulary),
+        "I am going to the park. Don't wait for me, I'll be there in the morning!",
+    )
     predictor.suggest(text[:5])
     took, computed = [], []
     for end in range(len(text)):
@@ -194,7 +231,15 @@ def test_a_keystroke_takes_less_than_a_millisecond():
 
 
 @pytest.mark.parametrize(
-    ("done", "space"), [("see you", " "), ("see you ", ""), ("(", ""), ('he said "', ""), ('"see you"', " "), ("¿", "")]
+    ("done", "space"),
+    [
+        ("see you", " "),
+        ("see you ", ""),
+        ("(", ""),
+        ('he said "', ""),
+        ('"see you"', " "),
+        ("¿", ""),
+    ],
 )
 def test_a_continuation_is_parted_from_the_text_as_a_person_would(done, space):
     assert _wants_space(done) == bool(space)

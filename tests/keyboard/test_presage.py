@@ -12,7 +12,10 @@ from taciturn.data.vocabulary import SPECIAL, Vocabulary
 from taciturn.export.arpa import arpa_words, write_arpa
 from taciturn.models.ngram import NGram, kneser_ney
 
-pytestmark = pytest.mark.skipif(shutil.which("presage_simulator") is None, reason="presage is not installed (Debian: apt install presage)")
+pytestmark = pytest.mark.skipif(
+    shutil.which("presage_simulator") is None,
+    reason="presage is not installed (Debian: apt install presage)",
+)
 OFFERED = 6
 WORDS = """
     a about after all and as at be been but by can come could day do even first for from get give go good had
@@ -72,10 +75,15 @@ def presage_counts(folder: Path, model: NGram, vocabulary: Vocabulary, text: str
         check=True,
         env={"HOME": str(folder)},
     )
-    return {name: int(value) for name, value in re.findall(r"^(k[isn]) : (\d+)$", ran.stdout, re.MULTILINE)}
+    return {
+        name: int(value)
+        for name, value in re.findall(r"^(k[isn]) : (\d+)$", ran.stdout, re.MULTILINE)
+    }
 
 
-def our_counts(model: NGram, vocabulary: Vocabulary, text: str, offered: int = OFFERED) -> dict[str, int]:
+def our_counts(
+    model: NGram, vocabulary: Vocabulary, text: str, offered: int = OFFERED
+) -> dict[str, int]:
     """Presage's rules: no beginning of a sentence; special signs may be offered; what was offered for a word is not offered again
     for it; of equally likely words the last in the list comes first."""
     state, counts = (), {"ki": 0, "ks": 1, "kn": 0}  # one keystroke to get at the list
@@ -84,7 +92,11 @@ def our_counts(model: NGram, vocabulary: Vocabulary, text: str, offered: int = O
         counts["kn"] += len(word) + 1
         refused: set[int] = set()
         for typed in range(len(word) + 1):
-            fitting = [one for one in range(1, len(vocabulary)) if vocabulary.words[one].startswith(word[:typed])]
+            fitting = [
+                one
+                for one in range(1, len(vocabulary))
+                if vocabulary.words[one].startswith(word[:typed])
+            ]
             ranked = sorted(fitting, key=lambda one: (-scores[one], -one))
             strip = [one for one in ranked if one not in refused][:offered]
             if place in strip:

@@ -31,14 +31,22 @@ def test_the_number_of_people_is_that_of_the_recipe_in_the_ledger(copied_runs):
 
 def test_the_page_promises_nothing_to_persons_where_pieces_of_text_played_the_users(tmp_path):
     users = made_up_users(50), made_up_users(12, seed=1), lettered_words()
-    population = write_population(tmp_path / "people", *users, {"simulated": "pieces of a text play the users"})
+    population = write_population(
+        tmp_path / "people", *users, {"simulated": "pieces of a text play the users"}
+    )
     trained(population, tmp_path / "run", privacy={"noise_multiplier": 5.0})
-    assert "each person, with everything they wrote" not in script_on_page(tmp_path / "run").replace("\n * ", " ")
+    assert "each person, with everything they wrote" not in script_on_page(
+        tmp_path / "run"
+    ).replace("\n * ", " ")
 
 
 def test_another_website_cannot_load_the_model_as_a_script_of_its_own(finished_runs):
     """Scripts are not held by the same-origin policy: a page of anyone's, open in the same browser, reads `taciturn.models`."""
-    asked_by_another = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}
+    asked_by_another = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "no-cors",
+        "Sec-Fetch-Dest": "script",
+    }
     with served(finished_runs / "counted") as connection:
         connection.request("GET", "/model-1.js", headers=asked_by_another)
         answer = connection.getresponse()
@@ -47,13 +55,24 @@ def test_another_website_cannot_load_the_model_as_a_script_of_its_own(finished_r
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "localhost.", "", "[::ffff:127.0.0.1]", "0"]
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "127.0.0.1@evil.example",
+        "localhost.",
+        "",
+        "[::ffff:127.0.0.1]",
+        "0",
+    ],
 )
 def test_a_name_that_was_pointed_at_this_machine_gets_nothing(host):
     server = KeyboardServer(page_files(["/* a model */"]))
     Thread(target=server.serve_forever, daemon=True).start()
     try:
-        connection = HTTPConnection("127.0.0.1", int(server.url.rsplit(":", 1)[1].strip("/")), timeout=10)
+        connection = HTTPConnection(
+            "127.0.0.1", int(server.url.rsplit(":", 1)[1].strip("/")), timeout=10
+        )
         connection.putrequest("GET", "/", skip_host=True)
         connection.putheader("Host", host)
         connection.endheaders()
@@ -62,7 +81,10 @@ def test_a_name_that_was_pointed_at_this_machine_gets_nothing(host):
         server.close()
 
 
-@pytest.mark.parametrize("path", ["/../server.py", "/%2e%2e/server.py", "//etc/passwd", "/model-1.js/../../x", "/./index.html"])
+@pytest.mark.parametrize(
+    "path",
+    ["/../server.py", "/%2e%2e/server.py", "//etc/passwd", "/model-1.js/../../x", "/./index.html"],
+)
 def test_no_path_leads_out_of_the_page(finished_runs, path):
     with served(finished_runs / "private") as connection:
         connection.request("GET", path)

@@ -9,14 +9,30 @@ from taciturn.core import END
 from taciturn.data.vocabulary import SPECIAL, Vocabulary, is_word
 from taciturn.keyboard.predictor import Predictor
 from taciturn.keyboard.taps import SPREAD, TapDecoder, keys_of, tapped
-from taciturn.keyboard.typing_simulation import PICKED_RATE, THRESHOLDS, Typing, enough_words, simulate
+from taciturn.keyboard.typing_simulation import (
+    PICKED_RATE,
+    THRESHOLDS,
+    Typing,
+    enough_words,
+    simulate,
+)
 from taciturn.keyboard.user_history import WithHistory
 from taciturn.models.ngram import kneser_ney
 
 WORDS = "the station is closed see you at tomorrow morning and then we go to a i am there".split()  # noqa: SIM905
 VOCABULARY = Vocabulary((*SPECIAL, ".", ",", *WORDS))
-MESSAGES = ["see you at the station.", "the station is closed tomorrow morning, and then we go to a zoo", "i am there. see you"]
-TRAINED = ["see you at the station", "the station is closed", "see you tomorrow morning", "and then we go to the station", "i am there"]
+MESSAGES = [
+    "see you at the station.",
+    "the station is closed tomorrow morning, and then we go to a zoo",
+    "i am there. see you",
+]
+TRAINED = [
+    "see you at the station",
+    "the station is closed",
+    "see you tomorrow morning",
+    "and then we go to the station",
+    "i am there",
+]
 
 
 def model(texts=TRAINED, order=3):
@@ -25,11 +41,17 @@ def model(texts=TRAINED, order=3):
 
 
 def figures(sums: Typing) -> dict[str, float]:
-    return {name: float(getattr(sums, name).sum()) for name in ("letters", "typed", "words", "first", "offered", "tokens")}
+    return {
+        name: float(getattr(sums, name).sum())
+        for name in ("letters", "typed", "words", "first", "offered", "tokens")
+    }
 
 
 def test_the_simulation_types_what_a_person_would_with_the_predictor_in_front_of_them():
-    predictor, by_hand = (Predictor(model(), VOCABULARY), dict.fromkeys(("letters", "typed", "words", "first", "offered"), 0))
+    predictor, by_hand = (
+        Predictor(model(), VOCABULARY),
+        dict.fromkeys(("letters", "typed", "words", "first", "offered"), 0),
+    )
     for message in MESSAGES:
         predictor.forget()
         text = ""
@@ -40,7 +62,10 @@ def test_the_simulation_types_what_a_person_would_with_the_predictor_in_front_of
                 by_hand["typed"] += len(word)
                 continue
             by_hand["words"] += 1
-            strips = [[one.lower() for one in predictor.suggest(text + word[:n]).words] for n in range(len(word))]
+            strips = [
+                [one.lower() for one in predictor.suggest(text + word[:n]).words]
+                for n in range(len(word))
+            ]
             typed = next((n for n, strip in enumerate(strips) if word in strip), len(word))
             by_hand["typed"] += typed
             by_hand["offered"] += typed == 0
@@ -67,8 +92,12 @@ def test_unknown_words_and_punctuation_are_typed_by_hand():
 
 
 def test_a_continuation_counts_as_taken_only_where_it_says_what_comes():
-    right = simulate(model(["see you tomorrow morning"] * 5, 4), VOCABULARY, [["see you tomorrow morning"]])
-    wrong = simulate(model(["see you tomorrow morning"] * 5, 4), VOCABULARY, [["see you tomorrow station"]])
+    right = simulate(
+        model(["see you tomorrow morning"] * 5, 4), VOCABULARY, [["see you tomorrow morning"]]
+    )
+    wrong = simulate(
+        model(["see you tomorrow morning"] * 5, 4), VOCABULARY, [["see you tomorrow station"]]
+    )
     assert right.composed.sum() > 0
     low = 0  # the lowest threshold: what comes after «tomorrow» is then shown too
     assert right.composed[low].sum() == right.triggered[low].sum()
@@ -81,8 +110,12 @@ def test_the_trigger_rate_is_that_of_the_threshold_with_the_fixed_picked_rate():
     others = {field.name for field in fields(Typing)} - {"tokens", "words", "triggered", "composed"}
     zeros = {name: np.zeros(1) for name in others}
     triggered = np.linspace(60, 8, len(THRESHOLDS))
-    rates = np.linspace(PICKED_RATE - 0.13, PICKED_RATE + 0.13, len(THRESHOLDS))  # passes the rate halfway
-    sums = Typing(**counts, **zeros, triggered=triggered[:, None], composed=(triggered * rates)[:, None])
+    rates = np.linspace(
+        PICKED_RATE - 0.13, PICKED_RATE + 0.13, len(THRESHOLDS)
+    )  # passes the rate halfway
+    sums = Typing(
+        **counts, **zeros, triggered=triggered[:, None], composed=(triggered * rates)[:, None]
+    )
     assert sums["trigger_rate"].value == pytest.approx(0.34)
 
 
@@ -96,7 +129,10 @@ def test_history_helps_a_person_who_repeats_themselves_and_starts_empty_for_the_
 
 def test_people_are_compared_in_pairs_on_the_same_text_only():
     people = [[message] for message in MESSAGES]
-    one, other = simulate(model(), VOCABULARY, people), simulate(model(MESSAGES, 4), VOCABULARY, people)
+    one, other = (
+        simulate(model(), VOCABULARY, people),
+        simulate(model(MESSAGES, 4), VOCABULARY, people),
+    )
     change = other.change_from(one, "keystroke_saving")
     assert change.value > 0
     with pytest.raises(ValueError, match="same text"):
@@ -116,7 +152,9 @@ def test_taps_land_where_the_noise_says_and_the_decoder_reads_them():
     decoder = TapDecoder(VOCABULARY)
     read = [decoder.readings(tapped(keys, generator))[0][0] for _ in range(50)]
     assert read.count("station") == 50  # nothing else in this list is near
-    assert decoder.readings(tapped(keys_of("zoo"), _Still()))[-1][0] == "zoo"  # what was spelled is among the readings
+    assert (
+        decoder.readings(tapped(keys_of("zoo"), _Still()))[-1][0] == "zoo"
+    )  # what was spelled is among the readings
     assert keys_of("вокзал") is None
 
 
@@ -134,7 +172,11 @@ class _Still:
         (np.full(14, 10.0), np.full(14, 10.0), 0.1),  # always taken
         (np.full(14, 10.0), np.full(14, 6.0), 0.1),  # exactly as often as wanted, everywhere
         (np.full(14, 10.0), np.full(14, 5.0), 0.0),  # never often enough
-        (np.array([20.0, 10.0] + [0.0] * 12), np.array([8.0, 8.0] + [0.0] * 12), 0.15),  # half-way between 0.4 and 0.8
+        (
+            np.array([20.0, 10.0] + [0.0] * 12),
+            np.array([8.0, 8.0] + [0.0] * 12),
+            0.15,
+        ),  # half-way between 0.4 and 0.8
     ],
 )
 def test_the_trigger_rate_at_its_edges(triggered, composed, rate):

@@ -12,7 +12,9 @@ from taciturn.models.ngram import kneser_ney
 VOCABULARY = 9
 BASE = kneser_ney([np.array([4, 5, 6, END, 5, 4, UNKNOWN, 7, END, 4, 5])], VOCABULARY, 3)
 STRENGTHS = (7.0, 3.0, 0.5)
-TEXT = st.lists(st.sampled_from([UNKNOWN, END, 4, 5, 5, 6, 8]), max_size=40).map(lambda words: np.array(words, np.uint16))
+TEXT = st.lists(st.sampled_from([UNKNOWN, END, 4, 5, 5, 6, 8]), max_size=40).map(
+    lambda words: np.array(words, np.uint16)
+)
 
 
 def typing(model: WithHistory, words: np.ndarray) -> list[np.ndarray]:
@@ -50,7 +52,11 @@ def slow_probability(typed: list[int], word: int, strengths=STRENGTHS) -> float:
         if length > len(message):
             break
         context = message[len(message) - length :]
-        following = [one for words, one in events if words[len(words) - length :] == context and len(words) >= length]
+        following = [
+            one
+            for words, one in events
+            if words[len(words) - length :] == context and len(words) >= length
+        ]
         probability = (following.count(word) + strength * probability) / (len(following) + strength)
     return probability
 
@@ -60,7 +66,10 @@ def slow_probability(typed: list[int], word: int, strengths=STRENGTHS) -> float:
 def test_scores_are_those_of_the_formula_and_sum_to_one(words, order):
     model = WithHistory(BASE, STRENGTHS[:order])
     for position, scores in enumerate(typing(model, words)):
-        expected = [slow_probability(words[:position].tolist(), word, STRENGTHS[:order]) for word in range(VOCABULARY)]
+        expected = [
+            slow_probability(words[:position].tolist(), word, STRENGTHS[:order])
+            for word in range(VOCABULARY)
+        ]
         np.testing.assert_allclose(np.exp(scores), expected, rtol=2e-4, atol=1e-7)
         assert np.exp(scores.astype(np.float64)).sum() == pytest.approx(1, abs=1e-5)
         assert np.isneginf(scores[[PADDING, BEGIN]]).all()
@@ -92,14 +101,19 @@ def test_reading_alone_changes_nothing():
 def test_without_a_history_the_model_below_speaks_alone():
     model = WithHistory(BASE)
     state = model.read(model.start(), 4)
-    np.testing.assert_allclose(model.scores(state)[3:], BASE.scores(BASE.read(BASE.start(), 4))[3:], atol=1e-6)
+    np.testing.assert_allclose(
+        model.scores(state)[3:], BASE.scores(BASE.read(BASE.start(), 4))[3:], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("word", [PADDING, UNKNOWN, BEGIN, END])
 def test_punctuation_is_not_learned(word):
     model = WithHistory(BASE)
     model.learn(after(model, [4, 5]), word)
-    assert all(np.array_equal(*pair) for pair in zip(typing(model, TYPED), typing(WithHistory(BASE), TYPED), strict=True))
+    assert all(
+        np.array_equal(*pair)
+        for pair in zip(typing(model, TYPED), typing(WithHistory(BASE), TYPED), strict=True)
+    )
 
 
 TYPED = np.array([4, 5, 6, 4, 5, END, 8, 8])
@@ -107,7 +121,16 @@ TYPED = np.array([4, 5, 6, 4, 5, END, 8, 8])
 
 @pytest.mark.parametrize("remembered", [0, 1, 5])
 def test_the_oldest_words_are_forgotten(remembered):
-    typed = [([], 6), ([6], 8), ([6, 8], 8), ([], 5), ([5], 8), ([5, 8], 4), ([5, 8, 4], 6), ([], 8)]
+    typed = [
+        ([], 6),
+        ([6], 8),
+        ([6, 8], 8),
+        ([], 5),
+        ([5], 8),
+        ([5, 8], 4),
+        ([5, 8, 4], 6),
+        ([], 8),
+    ]
     model, short = WithHistory(BASE, STRENGTHS, remembered), WithHistory(BASE, STRENGTHS)
     for before, word in typed:
         model.learn(after(model, before), word)
@@ -125,5 +148,7 @@ def test_the_next_user_starts_with_nothing():
     (typing(model, TYPED))
     other = model.fresh()
     assert (other.strengths, other.remembered) == (STRENGTHS, 100)
-    assert np.array_equal(other.scores(other.start()), WithHistory(BASE, STRENGTHS).scores(other.start()))
+    assert np.array_equal(
+        other.scores(other.start()), WithHistory(BASE, STRENGTHS).scores(other.start())
+    )
     assert not np.array_equal(other.scores(other.start()), model.scores(model.start()))

@@ -64,7 +64,9 @@ save_every = {save_every}
 class Command:
     """One that goes on until it ends or is killed. Started again, it writes on in the same log."""
 
-    def __init__(self, folder: Path, log: str, *arguments: object, program: Sequence[str] = TACITURN) -> None:
+    def __init__(
+        self, folder: Path, log: str, *arguments: object, program: Sequence[str] = TACITURN
+    ) -> None:
         self._program = program
         self._environment = {
             **os.environ,
@@ -79,7 +81,11 @@ class Command:
     def start(self, *more: object) -> None:
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(
-                [*self._program, *self._arguments, *map(str, more)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+                [*self._program, *self._arguments, *map(str, more)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
             )
 
     def run(self) -> str:
@@ -114,10 +120,17 @@ class CommandFleet:
         self.address = f"127.0.0.1:{_free_port()}"
         self._started: list[Command] = []
         fixed = SPECIAL + PUNCTUATION
-        counting = {str(user): [len(fixed) + (user + step) % len(WORDS) for step in range(30)] for user in range(12)}
+        counting = {
+            str(user): [len(fixed) + (user + step) % len(WORDS) for step in range(30)]
+            for user in range(12)
+        }
         about = {"source": "made up", "on_devices": True}
-        population = write_population(folder / "words", {}, counting, Vocabulary(fixed + WORDS), about)
-        (folder / "recipe.toml").write_text(RECIPE.format(population=population.folder, rounds=rounds, save_every=save_every))
+        population = write_population(
+            folder / "words", {}, counting, Vocabulary(fixed + WORDS), about
+        )
+        (folder / "recipe.toml").write_text(
+            RECIPE.format(population=population.folder, rounds=rounds, save_every=save_every)
+        )
         self.command("new", "fleet", "new", self.fleet, folder / "recipe.toml").run()
         self.folders = [folder / f"device-{number}" for number in range(devices)]
         asking = [*self.folders, folder / "sceptic"]
@@ -131,11 +144,17 @@ class CommandFleet:
 
     def server(self, run: Path) -> Command:
         port = self.address.rpartition(":")[2]
-        return self._known(Command(self.folder, run.name, "fleet", "serve", self.fleet, "--run", run, "--port", port))
+        return self._known(
+            Command(
+                self.folder, run.name, "fleet", "serve", self.fleet, "--run", run, "--port", port
+            )
+        )
 
     def front_end(self, address: str, store: str) -> Command:
         port = address.rpartition(":")[2]
-        return self.command(f"front end {port}", "fleet", "front-end", self.fleet, "--store", store, "--port", port)
+        return self.command(
+            f"front end {port}", "fleet", "front-end", self.fleet, "--store", store, "--port", port
+        )
 
     def other_address(self) -> str:
         return f"127.0.0.1:{_free_port()}"
@@ -143,8 +162,12 @@ class CommandFleet:
     def device(self, folder: Path, first: int = 0) -> Command:
         """Its user counts from a word of their own on."""
         messages = folder.with_suffix(".txt")
-        messages.write_text("\n".join(" ".join(WORDS[(first + step) % len(WORDS) :][:6]) for step in range(9)))
-        return self.command(folder.name, "fleet", "device", folder, "--server", self.address, "--data", messages)
+        messages.write_text(
+            "\n".join(" ".join(WORDS[(first + step) % len(WORDS) :][:6]) for step in range(9))
+        )
+        return self.command(
+            folder.name, "fleet", "device", folder, "--server", self.address, "--data", messages
+        )
 
     def start_devices(self) -> None:
         for device in self.devices:

@@ -22,7 +22,9 @@ def check_starts(rows: Sequence[Row]) -> None:
     starts = [row for row in rows if row["kind"] in ("open", "resume")]
     kinds = [row["kind"] for row in starts]
     assert starts[:1] == list(rows[:1]), "a run begins before it is opened"
-    assert kinds == ["open", *["resume"] * (len(kinds) - 1)], "a run is opened once, and then taken up again"
+    assert kinds == ["open", *["resume"] * (len(kinds) - 1)], (
+        "a run is opened once, and then taken up again"
+    )
     fresh = [row["fresh"] for row in starts]
     assert all(fresh), "a start has no fresh bytes"
     assert len(set(fresh)) == len(fresh), "two starts have the same fresh bytes"
@@ -35,7 +37,9 @@ def check_model(rows: Sequence[Row], rounds: int, digest: str) -> None:
     assert models[-1]["params"] == digest, "the model is not the one that the ledger has"
 
 
-def check_diaries(diaries: Sequence[Sequence[Row]], charges: int, least: int, separation: int, most: int) -> None:
+def check_diaries(
+    diaries: Sequence[Sequence[Row]], charges: int, least: int, separation: int, most: int
+) -> None:
     """Of all devices, in one run. A round to which a device reported is over for it, also where it failed."""
     for diary in diaries:
         apart = [later["round"] - before["round"] for before, later in pairwise(diary)]
@@ -46,7 +50,9 @@ def check_diaries(diaries: Sequence[Sequence[Row]], charges: int, least: int, se
         assert times == sorted(set(times)), "an upload is twice in a diary"
     for row in range(charges):
         reported = sum(any(upload["row"] == row for upload in diary) for diary in diaries)
-        assert reported >= least, f"row {row} is a sum of at least {least} reports, and {reported} devices know of it"
+        assert reported >= least, (
+            f"row {row} is a sum of at least {least} reports, and {reported} devices know of it"
+        )
 
 
 def check_traces(files: Mapping[str, bytes], devices: Sequence[Sequence[bytes]]) -> None:

@@ -26,19 +26,34 @@ from taciturn.fleets.devices.participation_record import ParticipationLimits, Pa
 from taciturn.fleets.enrolment import DAY
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer
-from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, Terms, UnmaskRequest
+from taciturn.fleets.secure_aggregation.messages import (
+    Roster,
+    SealedShares,
+    Survivors,
+    Terms,
+    UnmaskRequest,
+)
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.wire.authority import requested_key
 from taciturn.fleets.wire.device import run_device
 from taciturn.fleets.wire.server import wire_server
 from taciturn.privacy.secagg_encoding import Rotation
 
-NODE, SCRIPT, PAGE = shutil.which("node"), HERE / "device.mjs", HERE.parents[1] / "docs" / "protocol.md"
+NODE, SCRIPT, PAGE = (
+    shutil.which("node"),
+    HERE / "device.mjs",
+    HERE.parents[1] / "docs" / "protocol.md",
+)
 pytestmark = pytest.mark.skipif(NODE is None, reason="there is no Node.js")
 RECIPE, WORDS = "0123456789abcdef", ("<pad>", "<unk>", "<bos>", "<eos>", "señor")
 LENGTH, CLIP_NORM = 50, np.float32(0.1)
-LIKE = Message({"matrix": jnp.zeros((3, 4)), "row": jnp.zeros(5)}, Rotation(jnp.float32(0), jnp.int32(0)))
-MODEL = Message({"matrix": np.arange(12, dtype=np.float32).reshape(3, 4), "row": np.ones(5, np.float32)}, Rotation(CLIP_NORM, np.int32(0)))
+LIKE = Message(
+    {"matrix": jnp.zeros((3, 4)), "row": jnp.zeros(5)}, Rotation(jnp.float32(0), jnp.int32(0))
+)
+MODEL = Message(
+    {"matrix": np.arange(12, dtype=np.float32).reshape(3, 4), "row": np.ones(5, np.float32)},
+    Rotation(CLIP_NORM, np.int32(0)),
+)
 LIMITS = ParticipationLimits(1e-9, 0, 1000)
 
 
@@ -49,8 +64,21 @@ def terms(bits=20):
 
 def agreement(bits):
     leaves = [[str(leaf.dtype), leaf.shape] for leaf in jax.tree.leaves(LIKE.params)]
-    of_terms = {"bits": bits, "length": LENGTH, "dropouts": 0.3, "corrupt": 0.05, "least": 3, "most": 6}
-    return {"recipe": RECIPE, **of_terms, **LIMITS._asdict(), "leaves": leaves, "clip_norm": CLIP_NORM.tobytes().hex()}
+    of_terms = {
+        "bits": bits,
+        "length": LENGTH,
+        "dropouts": 0.3,
+        "corrupt": 0.05,
+        "least": 3,
+        "most": 6,
+    }
+    return {
+        "recipe": RECIPE,
+        **of_terms,
+        **LIMITS._asdict(),
+        "leaves": leaves,
+        "clip_norm": CLIP_NORM.tobytes().hex(),
+    }
 
 
 class NodeDevice:
@@ -58,7 +86,9 @@ class NodeDevice:
 
     def __init__(self, folder):
         self.folder, self._log, self.process = folder, folder.with_suffix(".log"), None
-        line = subprocess.run([NODE, SCRIPT, folder, "--new"], capture_output=True, text=True, check=True).stdout
+        line = subprocess.run(
+            [NODE, SCRIPT, folder, "--new"], capture_output=True, text=True, check=True
+        ).stdout
         self.key = requested_key(line)  # which checks it
 
     def given(self, fleet, bits=20):
@@ -76,7 +106,9 @@ class NodeDevice:
             options += ["--values", str(self.folder / "values")]
         with open(self._log, "ab") as log:
             arguments = [NODE, str(SCRIPT), str(self.folder), "--server", address, *options]
-            self.process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def end(self):
         if self.process is not None:
@@ -100,31 +132,53 @@ class MixedFleet:
 
     def __init__(self, fleet, bits, spoil):
         self.fleet, self.bits, self.spoil = fleet, bits, spoil
-        self.values = np.random.default_rng(bits).integers(0, 2**bits, (6, LENGTH)).astype(np.uint32)
+        self.values = (
+            np.random.default_rng(bits).integers(0, 2**bits, (6, LENGTH)).astype(np.uint32)
+        )
         self.nodes = [NodeDevice(fleet.folder / f"node-{number}") for number in range(2)]
         self.folders = [fleet.folder / f"device-{number}" for number in range(4)]
         keys = [*map(device_key, self.folders), *(one.key for one in self.nodes)]
         now = int(time.time())
-        self.certificates = [ISSUER.certify(number, key, now - DAY, now + DAY, 0) for number, key in enumerate(keys)]
+        self.certificates = [
+            ISSUER.certify(number, key, now - DAY, now + DAY, 0) for number, key in enumerate(keys)
+        ]
 
     @contextmanager
     def started(self):
         numbers, stop = {one.key: one.device for one in self.certificates}, threading.Event()
-        with wire_server(self.fleet.folder / "server", "127.0.0.1", 0, known(numbers)) as server, ExitStack() as ending:
+        with (
+            wire_server(self.fleet.folder / "server", "127.0.0.1", 0, known(numbers)) as server,
+            ExitStack() as ending,
+        ):
             ending.callback(stop.set)
             for folder, values in zip(self.folders, self.values, strict=False):
                 record = ParticipationRecord(folder, LIMITS)
                 own = load_device_key(folder), ISSUER.authority, terms(self.bits)
-                device = Device(*own, given_to(values), LIKE, lambda row: Rotation(CLIP_NORM, np.int32(row)), None, record)
-                threading.Thread(target=run_device, args=(server.address, folder, device, self.fleet.certificate, False, stop)).start()
+                device = Device(
+                    *own,
+                    given_to(values),
+                    LIKE,
+                    lambda row: Rotation(CLIP_NORM, np.int32(row)),
+                    None,
+                    record,
+                )
+                threading.Thread(
+                    target=run_device,
+                    args=(server.address, folder, device, self.fleet.certificate, False, stop),
+                ).start()
             for number, (node, values) in enumerate(zip(self.nodes, self.values[4:], strict=True)):
                 ending.callback(node.end)
                 node.given(self.fleet, self.bits)
                 node.start(server.address, values, self.spoil if number else None)
             until(lambda: len(server.link.devices()) == 6, "that all devices connect")
-            connected = Connected(server.link, lambda: Enrolled(self.certificates, TRUST.dismissed), ISSUER.authority)
+            connected = Connected(
+                server.link, lambda: Enrolled(self.certificates, TRUST.dismissed), ISSUER.authority
+            )
             private = self.fleet.folder / "private"
-            yield DeviceFleet(connected, terms(self.bits), 5, 20.0, 10.0, private, lambda: "run 1"), server.link
+            yield (
+                DeviceFleet(connected, terms(self.bits), 5, 20.0, 10.0, private, lambda: "run 1"),
+                server.link,
+            )
 
     def plain(self, devices):
         return self.values[list(devices)].astype(np.uint64).sum(axis=0) % 2**self.bits
@@ -132,7 +186,9 @@ class MixedFleet:
 
 def summed(rounds, row=0):
     message = MODEL._replace(public=Rotation(CLIP_NORM, np.int32(row)))
-    return np.asarray(rounds.sum_reports(None, message, np.arange(6), jax.random.key(3)).update).view(np.uint32)
+    return np.asarray(
+        rounds.sum_reports(None, message, np.arange(6), jax.random.key(3)).update
+    ).view(np.uint32)
 
 
 @pytest.mark.parametrize("bits", [20, 16, 9, 32])
@@ -152,7 +208,11 @@ def test_a_sum_with_devices_in_another_language_is_right_to_the_bit(fleet, bits)
     ("spoil", "in_the_sum", "why"),
     [
         ("advert", range(5), "advertise: device 5: these keys are not signed by device 5"),
-        ("cell", range(5), "report: device 5: this belongs to another round"),  # so that its mask key is put together
+        (
+            "cell",
+            range(5),
+            "report: device 5: this belongs to another round",
+        ),  # so that its mask key is put together
         ("survivors", range(6), "sign: device 5: it has not signed who reported"),
         ("seed", None, "unmask: device 5: "),
     ],
@@ -187,23 +247,42 @@ class Asked:
     def ask(self, kind, content):
         return self.link.ask(kind, {0: content}, 20).get(0)
 
-    def advertise(self, lie=lambda name, run, number, about, own, listed: (name, run, number, about, own, listed)):
+    def advertise(
+        self,
+        lie=lambda name, run, number, about, own, listed: (name, run, number, about, own, listed),
+    ):
         """Its advert, or None."""
         self.row += 1
-        self.name, run, number, self.key = fields.new_name(), b"run", str(self.row).encode(), b"12345678"
+        self.name, run, number, self.key = (
+            fields.new_name(),
+            b"run",
+            str(self.row).encode(),
+            b"12345678",
+        )
         self.model = fields.arrays_to_bytes(MODEL)
         self.about = fields.message_hash(run, number, self.model, self.key)
         own, listed = self.own.to_bytes(), TRUST.dismissed.to_bytes()
         self.run, self.number = run, number
-        return self.ask(fields.ADVERTISE, fields.pack_fields(*lie(self.name, run, number, self.about, own, listed)))
+        return self.ask(
+            fields.ADVERTISE,
+            fields.pack_fields(*lie(self.name, run, number, self.about, own, listed)),
+        )
 
     def round(self, lies):
         """What it answered to each stage. A lie of a stage gets the honest message, and this, and says what it is told instead."""
         said = {fields.ADVERTISE: self.advertise()}
-        agreed = terms()._replace(round=self.name, message=self.about, dismissed=TRUST.dismissed.digest())
-        others = {one: DeviceRound(agreed, key, certificate(one, key), TRUST) for one, key in self.keys.items()}
+        agreed = terms()._replace(
+            round=self.name, message=self.about, dismissed=TRUST.dismissed.digest()
+        )
+        others = {
+            one: DeviceRound(agreed, key, certificate(one, key), TRUST)
+            for one, key in self.keys.items()
+        }
         server = ServerRound(agreed, TRUST)
-        server.take({0: said[fields.ADVERTISE]} | {one: device.advertise().to_bytes() for one, device in others.items()})
+        server.take(
+            {0: said[fields.ADVERTISE]}
+            | {one: device.advertise().to_bytes() for one, device in others.items()}
+        )
         values = np.ones(LENGTH, np.uint32)
         stages = {
             fields.SHARE: (Roster, DeviceRound.share),
@@ -221,8 +300,14 @@ class Asked:
             said[stage] = self.ask(stage, content)
             if said[stage] is None:
                 return said
-            answers = {one: answer(device, form.from_bytes(questions[one] + server.shared)) for one, device in others.items()}
-            written = {one: said if isinstance(said, bytes) else said.to_bytes() for one, said in answers.items()}
+            answers = {
+                one: answer(device, form.from_bytes(questions[one] + server.shared))
+                for one, device in others.items()
+            }
+            written = {
+                one: said if isinstance(said, bytes) else said.to_bytes()
+                for one, said in answers.items()
+            }
             assert not server.take({0: said[stage]} | written)
         assert np.array_equal(server.total().values, 3 * values)  # its own are zeros
         return said
@@ -253,19 +338,43 @@ ELSEWHERE = Issuer(b"elsewhere" + bytes(7), ISSUER.key)
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        (lambda key, own, old: {"own": STRANGER.certify(0, key, now(-1), now(1), 0)}, "not signed by the authority"),
-        (lambda key, own, old: {"own": ELSEWHERE.certify(0, key, now(-1), now(1), 0)}, "of another fleet"),
-        (lambda key, own, old: {"own": ISSUER.certify(0, key, now(-2), now(-1), 0)}, "has not begun, or has run out"),
-        (lambda key, own, old: {"own": ISSUER.certify(0, key, now(1), now(2), 0)}, "has not begun, or has run out"),
-        (lambda key, own, old: {"own": ISSUER.certify(0, key, now(-1), now(1), 1)}, "is older than a certificate"),
-        (lambda key, own, old: {"own": certificate(0, Ed25519PrivateKey.generate())}, "of another device"),
+        (
+            lambda key, own, old: {"own": STRANGER.certify(0, key, now(-1), now(1), 0)},
+            "not signed by the authority",
+        ),
+        (
+            lambda key, own, old: {"own": ELSEWHERE.certify(0, key, now(-1), now(1), 0)},
+            "of another fleet",
+        ),
+        (
+            lambda key, own, old: {"own": ISSUER.certify(0, key, now(-2), now(-1), 0)},
+            "has not begun, or has run out",
+        ),
+        (
+            lambda key, own, old: {"own": ISSUER.certify(0, key, now(1), now(2), 0)},
+            "has not begun, or has run out",
+        ),
+        (
+            lambda key, own, old: {"own": ISSUER.certify(0, key, now(-1), now(1), 1)},
+            "is older than a certificate",
+        ),
+        (
+            lambda key, own, old: {"own": certificate(0, Ed25519PrivateKey.generate())},
+            "of another device",
+        ),
         (lambda key, own, old: {"own": own.to_bytes()[:-1]}, "144 bytes"),
         (lambda key, own, old: {"listed": STRANGER.dismiss(0, ())}, "not signed by the authority"),
         (lambda key, own, old: {"listed": ISSUER.dismiss(1, (0, 5))}, "was dismissed"),
         (lambda key, own, old: {"listed": ISSUER.dismiss(0, (5,))}, "or another"),
         (lambda key, own, old: {"name": old}, "or a later one, before"),
-        (lambda key, own, old: {"name": (now(2) * 10**6).to_bytes(8, "big") + bytes(8)}, "dated in the future"),
-        (lambda key, own, old: {"number": str(now(2) * 10**6 << 16).encode()}, "dated in the future"),
+        (
+            lambda key, own, old: {"name": (now(2) * 10**6).to_bytes(8, "big") + bytes(8)},
+            "dated in the future",
+        ),
+        (
+            lambda key, own, old: {"number": str(now(2) * 10**6 << 16).encode()},
+            "dated in the future",
+        ),
         (lambda key, own, old: {"number": b"1"}, "this round or a later one"),
         (lambda key, own, old: {"number": b"-1"}, "a round has a number"),
     ],
@@ -274,9 +383,19 @@ def test_it_refuses_to_advertise(asked, changed, why):
     asked.round({})  # so that there is a list, a name and a round that it knows
 
     def lie(name, run, number, about, own, listed):
-        honest = {"name": name, "run": run, "number": number, "about": about, "own": own, "listed": listed}
+        honest = {
+            "name": name,
+            "run": run,
+            "number": number,
+            "about": about,
+            "own": own,
+            "listed": listed,
+        }
         lies = changed(asked.node.key, asked.own, asked.before)
-        return [value if isinstance(value, bytes) else value.to_bytes() for value in (honest | lies).values()]
+        return [
+            value if isinstance(value, bytes) else value.to_bytes()
+            for value in (honest | lies).values()
+        ]
 
     asked.before = asked.name
     assert asked.advertise(lie) is None
@@ -297,24 +416,64 @@ def without_last(table):
     ("stage", "lie", "why"),
     [
         (fields.SHARE, lambda one, asked: forged(one, signature=bytes(64)), "devices of its cell"),
-        (fields.SHARE, lambda one, asked: one._replace(adverts=one.adverts[1:]), "devices of its cell"),
-        (fields.SHARE, lambda one, asked: one._replace(digests=one.digests | {0: bytes(32)}), "advert of this device"),
-        (fields.SHARE, lambda one, asked: one._replace(digests=one.digests | {9: one.digests[1]}), "twice"),
-        (fields.SHARE, lambda one, asked: with_advert(one, signature=bytes(64)), "not signed by their device"),
-        (fields.SHARE, lambda one, asked: with_advert(one, certificate=ISSUER.certify(1, bytes(32), 1, 2, 0)), "has run out"),
+        (
+            fields.SHARE,
+            lambda one, asked: one._replace(adverts=one.adverts[1:]),
+            "devices of its cell",
+        ),
+        (
+            fields.SHARE,
+            lambda one, asked: one._replace(digests=one.digests | {0: bytes(32)}),
+            "advert of this device",
+        ),
+        (
+            fields.SHARE,
+            lambda one, asked: one._replace(digests=one.digests | {9: one.digests[1]}),
+            "twice",
+        ),
+        (
+            fields.SHARE,
+            lambda one, asked: with_advert(one, signature=bytes(64)),
+            "not signed by their device",
+        ),
+        (
+            fields.SHARE,
+            lambda one, asked: with_advert(one, certificate=ISSUER.certify(1, bytes(32), 1, 2, 0)),
+            "has run out",
+        ),
         (fields.SHARE, lambda one, asked: in_another_row(one), "another advert in the list"),
         (fields.SHARE, lambda one, asked: few(one), "so many devices"),
         (fields.SHARE, lambda one, asked: one.to_bytes() + b"x", "after its end"),
         (fields.REPORT, lambda one, asked: one._replace(cell=bytes(32)), "another cell"),
-        (fields.REPORT, lambda one, asked: one._replace(shares=one.shares | {9: bytes(94)}), "not in this cell"),
-        (fields.REPORT, lambda one, asked: one._replace(shares=dict.fromkeys(one.shares, bytes(94))), "too few"),
+        (
+            fields.REPORT,
+            lambda one, asked: one._replace(shares=one.shares | {9: bytes(94)}),
+            "not in this cell",
+        ),
+        (
+            fields.REPORT,
+            lambda one, asked: one._replace(shares=dict.fromkeys(one.shares, bytes(94))),
+            "too few",
+        ),
         (fields.REPORT, lambda one, asked: other_message(one, asked), "not the one that"),
         (fields.SIGN, lambda one, asked: one._replace(devices=one.devices - {0}), "not listed so"),
-        (fields.SIGN, lambda one, asked: one._replace(devices=one.devices | {9}), "shared no secret"),
+        (
+            fields.SIGN,
+            lambda one, asked: one._replace(devices=one.devices | {9}),
+            "shared no secret",
+        ),
         (fields.SIGN, lambda one, asked: one._replace(devices=frozenset({0, 1})), "too few"),
         (fields.SIGN, lambda one, asked: one._replace(cell=bytes(32)), "another cell"),
-        (fields.UNMASK, lambda one, asked: one._replace(signatures=dict(list(one.signatures.items())[:2])), "too few"),
-        (fields.UNMASK, lambda one, asked: one._replace(signatures=dict.fromkeys(one.signatures, bytes(64))), "too few"),
+        (
+            fields.UNMASK,
+            lambda one, asked: one._replace(signatures=dict(list(one.signatures.items())[:2])),
+            "too few",
+        ),
+        (
+            fields.UNMASK,
+            lambda one, asked: one._replace(signatures=dict.fromkeys(one.signatures, bytes(64))),
+            "too few",
+        ),
         (fields.UNMASK, lambda one, asked: one._replace(cell=bytes(32)), "another cell"),
     ],
 )
@@ -329,7 +488,9 @@ def test_it_refuses_what_a_server_may_not_say(asked, stage, lie, why):
 def with_advert(roster, **changes):
     """One that stands in the list."""
     first, *_ = (forged(roster, **changes)).adverts
-    return forged(roster, **changes)._replace(digests=roster.digests | {first.device: first.digest()})
+    return forged(roster, **changes)._replace(
+        digests=roster.digests | {first.device: first.digest()}
+    )
 
 
 def in_another_row(roster):
@@ -341,11 +502,17 @@ def few(roster):
 
 
 def other_message(delivery, asked):
-    return fields.pack_fields(delivery.to_bytes(), asked.key, asked.model[:-5] + b"\xff" + asked.model[-4:])
+    return fields.pack_fields(
+        delivery.to_bytes(), asked.key, asked.model[:-5] + b"\xff" + asked.model[-4:]
+    )
 
 
-@pytest.mark.parametrize(("place", "number"), [(0, np.float32(np.nan)), (17, np.float32(0.2)), (16, np.float32(-np.inf))])
-def test_it_trains_on_no_model_that_is_not_finite_or_has_another_clip_norm(asked, monkeypatch, place, number):
+@pytest.mark.parametrize(
+    ("place", "number"), [(0, np.float32(np.nan)), (17, np.float32(0.2)), (16, np.float32(-np.inf))]
+)
+def test_it_trains_on_no_model_that_is_not_finite_or_has_another_clip_norm(
+    asked, monkeypatch, place, number
+):
     """All devices would have agreed on it."""
     spoilt = np.frombuffer(fields.arrays_to_bytes(MODEL), "<f4").copy()
     spoilt[place] = number
@@ -356,7 +523,9 @@ def test_it_trains_on_no_model_that_is_not_finite_or_has_another_clip_norm(asked
 
 
 def test_it_answers_once_and_a_list_it_was_shown_stays_with_it(asked):
-    asked.round({fields.SIGN: lambda one, asked: asked.__setattr__("survivors", one.to_bytes()) or one})
+    asked.round(
+        {fields.SIGN: lambda one, asked: asked.__setattr__("survivors", one.to_bytes()) or one}
+    )
     assert asked.ask(fields.SIGN, asked.survivors) is None
     newer = ISSUER.dismiss(3, (77,))
     assert asked.advertise(lambda *parts: (*parts[:-1], newer.to_bytes())) is not None
@@ -376,10 +545,18 @@ def test_its_cells_thresholds_and_packing_are_the_pages():
         const packed = pack(Uint32Array.from([1, 2, 7]), 3);
         console.log([packed.toString("hex"), cell.toString("hex"), ...thresholds].join("\\n"));
     """.replace("DEVICE", json.dumps(SCRIPT.as_uri()))
-    found = subprocess.run([NODE, "--input-type=module", "-e", script], capture_output=True, text=True, check=True).stdout.split()
-    page = dict(re.findall(r"^\| (.+) \| (.+) \|$", PAGE.read_text().partition("## Test vectors")[2], re.MULTILINE))
+    found = subprocess.run(
+        [NODE, "--input-type=module", "-e", script], capture_output=True, text=True, check=True
+    ).stdout.split()
+    page = dict(
+        re.findall(
+            r"^\| (.+) \| (.+) \|$", PAGE.read_text().partition("## Test vectors")[2], re.MULTILINE
+        )
+    )
     wanted = ("numbers 1, 2, 7", "H of the digests", "t: N = n = 20", "t: N = 1000", "t: N = 401")
-    assert found == [value for start in wanted for what, value in page.items() if what.startswith(start)]
+    assert found == [
+        value for start in wanted for what, value in page.items() if what.startswith(start)
+    ]
 
 
 # As people run it
@@ -389,7 +566,9 @@ def test_a_training_whose_devices_are_partly_in_another_language(tmp_path):
     """Three are asked in each of two rounds, and rest for one: all six take part in one."""
     fleet = CommandFleet(tmp_path, devices=4, rounds=2, save_every=1)
     nodes = [NodeDevice(tmp_path / f"node-{number}") for number in range(2)]
-    fleet.command("enrol more", "fleet", "enrol", fleet.fleet, *(one.folder / "request.txt" for one in nodes)).run()
+    fleet.command(
+        "enrol more", "fleet", "enrol", fleet.fleet, *(one.folder / "request.txt" for one in nodes)
+    ).run()
     for node in nodes:
         shutil.copytree(fleet.fleet / "for-devices", node.folder / "fleet")
     server = fleet.server(tmp_path / "run")
@@ -404,8 +583,13 @@ def test_a_training_whose_devices_are_partly_in_another_language(tmp_path):
         for node in nodes:
             node.end()
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    theirs, others = ([len(uploads) for uploads in diaries] for diaries in ([one.record()["uploads"] for one in nodes], fleet.diaries))
-    late = sum(map(int, re.findall(r"“report”: no answer from (\d+)", server.log())))  # of those that compile first
+    theirs, others = (
+        [len(uploads) for uploads in diaries]
+        for diaries in ([one.record()["uploads"] for one in nodes], fleet.diaries)
+    )
+    late = sum(
+        map(int, re.findall(r"“report”: no answer from (\d+)", server.log()))
+    )  # of those that compile first
     assert all(theirs), [one.log() for one in nodes]
     assert not any("too late" in one.log() or "no answer to" in one.log() for one in nodes)
     assert sum(theirs) <= last["uploads"] <= sum(theirs) + sum(others) <= last["uploads"] + late

@@ -49,7 +49,11 @@ def test_a_device_is_killed_and_is_back_before_anybody_noticed(fleet):
         devices[0].process.kill()
         devices[0].process.wait()
         devices[0].start()
-        until(lambda: devices[0].log().count("connected to the server") == 2, "that it connects again", 10)
+        until(
+            lambda: devices[0].log().count("connected to the server") == 2,
+            "that it connects again",
+            10,
+        )
         assert server.link.devices() == numbers
         assert len(server.link.ask("reverse", dict.fromkeys(numbers, b"second"), ALL)) == 2
 
@@ -82,7 +86,13 @@ def test_a_server_that_cannot_listen_says_so(fleet):
     with fleet.server() as (server, _):
         port = int(server.address.rpartition(":")[2])
         certify_server(fleet.folder / "authority", fleet.folder / "another", ["127.0.0.1"])
-        with pytest.raises(LinkError, match="cannot listen"), wire_server(fleet.folder / "another", "127.0.0.1", port):
+        with (
+            pytest.raises(LinkError, match="cannot listen"),
+            wire_server(fleet.folder / "another", "127.0.0.1", port),
+        ):
             pass
-        with pytest.raises(LinkError, match="another server is using"), wire_server(fleet.folder / "server", "127.0.0.1", 0):
+        with (
+            pytest.raises(LinkError, match="another server is using"),
+            wire_server(fleet.folder / "server", "127.0.0.1", 0),
+        ):
             pass

@@ -11,7 +11,10 @@ from redis_server import needs_redis, redis_server
 from taciturn.privacy.ledger import Ledger
 
 pytestmark = needs_redis
-DEVICES, ROUNDS = 12, 5  # so many that those who rest, and those who uploaded in vain, are not missed
+DEVICES, ROUNDS = (
+    12,
+    5,
+)  # so many that those who rest, and those who uploaded in vain, are not missed
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,16 @@ def test_a_training_survives_the_end_of_a_front_end_and_of_redis(fleet, redis):
     for end in ends:
         end.start()
         until(lambda end=end: "this front end listens on" in end.log(), "an open door")
-    server = fleet.command("shared", "fleet", "serve", fleet.fleet, "--run", fleet.fleet / "shared", "--store", redis.url)
+    server = fleet.command(
+        "shared",
+        "fleet",
+        "serve",
+        fleet.fleet,
+        "--run",
+        fleet.fleet / "shared",
+        "--store",
+        redis.url,
+    )
     server.start()
     until(lambda: "the server listens on the Redis" in server.log(), "a server")
     for number, device in enumerate(fleet.devices):

@@ -16,11 +16,17 @@ from taciturn.fleets.wire.authority import device_request, make_authority
 from taciturn.privacy.ledger import Ledger
 from taciturn.release.model_file import load_model, params_digest
 
-DEVICES, ROUNDS = 10, 26  # so many devices that those who rest, and those who uploaded in vain, are not missed; rounds for all kills
+DEVICES, ROUNDS = (
+    10,
+    26,
+)  # so many devices that those who rest, and those who uploaded in vain, are not missed; rounds for all kills
 SAVE_EVERY = 2  # rounds
 # After what, and how often. “Door”: the server listens. “Sum”: all reports are in, and become a sum,
 # a record and a charge.
-KILLS = {"server": {"start": 4, "door": 5, "report": 4, "sum": 3, "charge": 2, "save": 2}, "device": {"door": 3, "report": 3}}
+KILLS = {
+    "server": {"start": 4, "door": 5, "report": 4, "sum": 3, "charge": 2, "save": 2},
+    "device": {"door": 3, "report": 3},
+}
 assert sum(KILLS["server"].values()) == 20
 # Seconds from there to the kill, at most.
 PAUSE = {"start": 3.0, "door": 3.0, "report": 0.6, "sum": 0.2, "charge": 0.3, "save": 0.3}
@@ -57,7 +63,10 @@ class Run:
         return [row for row in rows if row["run"] == self.name]
 
     def diaries(self):
-        return [[upload for upload in diary if upload["run"].split()[0] == self.name] for diary in self.fleet.diaries]
+        return [
+            [upload for upload in diary if upload["run"].split()[0] == self.name]
+            for diary in self.fleet.diaries
+        ]
 
     def last_to_report(self):
         times = [max((upload["at"] for upload in diary), default=0.0) for diary in self.diaries()]
@@ -94,12 +103,18 @@ class Run:
         given_up = time.monotonic() + LONGEST
         while not condition():
             assert self.server.runs, f"the server ended before {what}:\n{self.server.log()[-2000:]}"
-            assert time.monotonic() < given_up, f"{what} did not happen:\n{self.server.log()[-2000:]}"
+            assert time.monotonic() < given_up, (
+                f"{what} did not happen:\n{self.server.log()[-2000:]}"
+            )
             time.sleep(LOOK)
 
 
 def test_strangers_are_refused_with_a_reason_and_the_training_continues(fleet):
-    run, trusting, sceptic = Run(fleet, "quiet"), fleet.folder / "trusting", fleet.folder / "sceptic"
+    run, trusting, sceptic = (
+        Run(fleet, "quiet"),
+        fleet.folder / "trusting",
+        fleet.folder / "sceptic",
+    )
     shutil.copytree(fleet.fleet / "for-devices", trusting / "fleet")
     unknown = fleet.device(trusting)
     unknown.start()
@@ -110,7 +125,10 @@ def test_strangers_are_refused_with_a_reason_and_the_training_continues(fleet):
     enrolled = fleet.device(sceptic)
     run.start()
     run.until(run.listens, "an open door")
-    not_enrolled, no_trust = "a device that is not enrolled", "a device that does not trust this server's certificate"
+    not_enrolled, no_trust = (
+        "a device that is not enrolled",
+        "a device that does not trust this server's certificate",
+    )
     for stranger, told, said in (
         (unknown, not_enrolled, f"the server refused this device (403): Refused: {not_enrolled}"),
         (enrolled, no_trust, "the server's certificate is not of the authority this device trusts"),
@@ -133,7 +151,12 @@ def test_strangers_are_refused_with_a_reason_and_the_training_continues(fleet):
 
 def test_a_training_in_which_everything_is_killed_comes_to_its_end_and_paid_for_all_of_it(fleet):
     run, chance = Run(fleet, "killed"), random.Random(12)
-    plan = [(whom, when) for whom, kills in KILLS.items() for when, times in kills.items() for _ in range(times)]
+    plan = [
+        (whom, when)
+        for whom, kills in KILLS.items()
+        for when, times in kills.items()
+        for _ in range(times)
+    ]
     chance.shuffle(plan)
     fleet.start_devices()
     run.start()
@@ -142,7 +165,10 @@ def test_a_training_in_which_everything_is_killed_comes_to_its_end_and_paid_for_
         if len(run.charges()) > ROUNDS - 3:  # from where it might end too soon
             when = "door"
         run.wait(when, chance.uniform(0, PAUSE.get(when, 0)))
-        print(f"{time.monotonic() - began:5.0f} s, {len(run.charges()):2} charges: {whom} after “{when}”", flush=True)
+        print(
+            f"{time.monotonic() - began:5.0f} s, {len(run.charges()):2} charges: {whom} after “{when}”",
+            flush=True,
+        )
         if whom == "device":
             device = run.last_to_report() if when == "report" else chance.choice(fleet.devices)
             device.kill()
@@ -163,12 +189,19 @@ def check_end(run):
     check_charges(rows, ROUNDS)
     check_starts(rows)
     check_model(rows, ROUNDS, params_digest(load_model(run.folder)[0]))
-    said, all_of_it = json.loads((run.folder / "guarantee.json").read_text()), ledger.guarantee(run.name)
+    said, all_of_it = (
+        json.loads((run.folder / "guarantee.json").read_text()),
+        ledger.guarantee(run.name),
+    )
     assert (said["releases"], said["epsilon"]) == (len(charges), all_of_it.epsilon)
-    printed = fleet.command(f"ledger of {run.name}", "ledger", "show", fleet.fleet / "population").run()
+    printed = fleet.command(
+        f"ledger of {run.name}", "ledger", "show", fleet.fleet / "population"
+    ).run()
     assert re.search(rf"│ {run.name} +│ +{len(charges)} │", printed)
     least, separation = int(recipe.participation.cohort), recipe.participation.min_separation or 0
-    check_diaries(run.diaries(), len(charges), least, separation, recipe.fleet.lifetime_participations)
+    check_diaries(
+        run.diaries(), len(charges), least, separation, recipe.fleet.lifetime_participations
+    )
     files = {str(path): path.read_bytes() for path in fleet.fleet.rglob("*") if path.is_file()}
     files["the server's log"] = run.server.log().encode()
     check_traces(files, [written(key) for key in fleet.public_keys()])
@@ -220,7 +253,11 @@ def test_a_start_that_could_draw_again_what_another_drew_is_noticed(wrong, said)
 
 @pytest.mark.parametrize(
     ("rows", "rounds", "digest", "said"),
-    [(ROWS[:6], 3, "e", "no model"), (ROWS, 4, "e", "last round"), ([*ROWS, ROWS[6] | {"params": "f"}], 3, "e", "not the one")],
+    [
+        (ROWS[:6], 3, "e", "no model"),
+        (ROWS, 4, "e", "last round"),
+        ([*ROWS, ROWS[6] | {"params": "f"}], 3, "e", "not the one"),
+    ],
 )
 def test_a_model_that_is_another_is_noticed(rows, rounds, digest, said):
     check_model(ROWS, 3, "e")
@@ -229,7 +266,9 @@ def test_a_model_that_is_another_is_noticed(rows, rounds, digest, said):
 
 
 def diary(*rounds):
-    return [{"round": 700 + round, "row": round, "at": float(time)} for time, round in enumerate(rounds)]
+    return [
+        {"round": 700 + round, "row": round, "at": float(time)} for time, round in enumerate(rounds)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -256,6 +295,8 @@ KEYS = [b64encode(bytes([number]) * 51) for number in (1, 2)]
 @pytest.mark.parametrize("trace", written(KEYS[0]))
 def test_a_file_that_tells_who_took_part_is_noticed(trace):
     devices = [written(key) for key in KEYS]
-    check_traces({"the list of all": b"".join(one for device in devices for one in device)}, devices)
+    check_traces(
+        {"the list of all": b"".join(one for device in devices for one in device)}, devices
+    )
     with pytest.raises(AssertionError, match="some log tells some devices from others"):
         check_traces({"some log": b"took part: " + trace}, devices)

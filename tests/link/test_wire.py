@@ -19,7 +19,9 @@ def test_three_devices_answer_ten_megabytes_three_times(fleet):
             assert list(answers) == devices
             assert all(answers[number] == content[::-1] for number, content in contents.items())
         model, shown = os.urandom(10_000_000), []
-        answers = server.link.ask("reverse", to_all(server, model), ALL, progress=lambda *seen: shown.append(seen))
+        answers = server.link.ask(
+            "reverse", to_all(server, model), ALL, progress=lambda *seen: shown.append(seen)
+        )
         assert list(answers.values()) == [model[::-1]] * 3
         assert shown[-1] == (3, 3)
 

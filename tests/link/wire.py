@@ -31,7 +31,11 @@ class Device:
 
     def start(self):
         with open(self._log, "ab") as log:
-            self.process = subprocess.Popen([sys.executable, str(HERE / "device_process.py"), *self._arguments], stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "device_process.py"), *self._arguments],
+                stdout=log,
+                stderr=log,
+            )
 
     def log(self):
         return self._log.read_text()

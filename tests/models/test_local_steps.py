@@ -28,7 +28,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, *(set(MODELS) - {"lstm with dropout", "cifg tied", "deep lstm"})))
+@pytest.mark.parametrize(
+    "name", mostly_slow(MODELS, *(set(MODELS) - {"lstm with dropout", "cifg tied", "deep lstm"}))
+)
 def test_a_step_is_that_of_automatic_differentiation(name):
     model = MODELS[name]
     params, batch = model.init(KEY), jax.random.randint(KEY, (3, 7), 0, 30)
@@ -45,10 +47,18 @@ def test_a_step_is_that_of_automatic_differentiation(name):
 def test_a_step_of_a_bounded_loss_is_that_of_automatic_differentiation(power):
     model, key = MODELS["cifg"], jax.random.key(3)
     params, batch = model.init(KEY), jax.random.randint(KEY, (3, 7), 0, 30)
-    gradient = jax.jit(jax.grad(lambda p: losses.cross_entropy(model, p, batch, key, power)))(params)
-    steps = [jax.jit(lambda p, b, q=q: sgd_step(model, power=q)(p, b, key, 0.5))(params, batch) for q in (power, 0.0)]
+    gradient = jax.jit(jax.grad(lambda p: losses.cross_entropy(model, p, batch, key, power)))(
+        params
+    )
+    steps = [
+        jax.jit(lambda p, b, q=q: sgd_step(model, power=q)(p, b, key, 0.5))(params, batch)
+        for q in (power, 0.0)
+    ]
     off = [
-        max(float(jnp.max(jnp.abs(a - (p - 0.5 * g)))) for a, p, g in zip(*map(jax.tree.leaves, (one, params, gradient)), strict=True))
+        max(
+            float(jnp.max(jnp.abs(a - (p - 0.5 * g))))
+            for a, p, g in zip(*map(jax.tree.leaves, (one, params, gradient)), strict=True)
+        )
         for one in steps
     ]
     assert off[0] < 1e-6
@@ -70,13 +80,21 @@ def test_a_batch_of_padding_changes_nothing():
     model = MODELS["lstm"]
     params = model.init(KEY)
     stepped = jax.jit(lambda p, b: sgd_step(model)(p, b, None, 0.5))(params, jnp.zeros((2, 5), int))
-    assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (stepped, params)), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (stepped, params)), strict=True)
+    )
 
 
 def output_layer(tokens, vocabulary, width):
     keys = jax.random.split(KEY, 5)
-    contexts, matrix = (jax.random.normal(keys[0], (tokens, width)), 0.3 * jax.random.normal(keys[1], (vocabulary, width)))
-    bias, targets = jax.random.normal(keys[2], (vocabulary,)), jax.random.randint(keys[3], (tokens,), 0, vocabulary)
+    contexts, matrix = (
+        jax.random.normal(keys[0], (tokens, width)),
+        0.3 * jax.random.normal(keys[1], (vocabulary, width)),
+    )
+    bias, targets = (
+        jax.random.normal(keys[2], (vocabulary,)),
+        jax.random.randint(keys[3], (tokens,), 0, vocabulary),
+    )
     weights = jnp.where(jax.random.uniform(keys[4], (tokens,)) < 0.8, 1 / tokens, 0.0)
     return contexts, matrix, bias, targets, weights
 
@@ -89,7 +107,9 @@ def distance(one, other, start):
 @functools.cache
 def stepped(step, tokens, vocabulary, width, rate, unit_norm, power=0.0):
     """What is one case's step is another's twin."""
-    return jax.jit(lambda *given: step(*given, rate, unit_norm, power=power))(*output_layer(tokens, vocabulary, width))
+    return jax.jit(lambda *given: step(*given, rate, unit_norm, power=power))(
+        *output_layer(tokens, vocabulary, width)
+    )
 
 
 SHAPES = [(80, 1000, 96), (37, 620, 48), (130, 70, 32), (16, 64, 16), (5, 20, 32)]
@@ -112,22 +132,34 @@ def test_the_kernels_do_what_their_definition_says(tokens, vocabulary, width, un
     for one, other, start in zip(fused, plain, starts, strict=True):
         assert distance(one, other, start) < 5e-6
     # The twin that must fail: another rate, or rows that are not scaled.
-    assert distance(stepped(interpreted, *shape, 0.4, unit_norm).matrix, plain.matrix, given[1]) > 0.1
-    assert distance(stepped(interpreted, *shape, 0.5, not unit_norm).matrix, plain.matrix, given[1]) > 0.1
+    assert (
+        distance(stepped(interpreted, *shape, 0.4, unit_norm).matrix, plain.matrix, given[1]) > 0.1
+    )
+    assert (
+        distance(stepped(interpreted, *shape, 0.5, not unit_norm).matrix, plain.matrix, given[1])
+        > 0.1
+    )
 
 
 def test_the_kernels_know_bounded_losses():
     shape, given = SHAPES[1], output_layer(*SHAPES[1])
-    plain, fused = (stepped(step, *shape, 0.5, False, 0.25) for step in (softmax_step.plain, interpreted))
-    for one, other, start in zip(fused, plain, (given[1], given[2], jnp.zeros_like(given[0])), strict=True):
+    plain, fused = (
+        stepped(step, *shape, 0.5, False, 0.25) for step in (softmax_step.plain, interpreted)
+    )
+    for one, other, start in zip(
+        fused, plain, (given[1], given[2], jnp.zeros_like(given[0])), strict=True
+    ):
         assert distance(one, other, start) < 5e-6
     assert distance(stepped(interpreted, *shape, 0.5, False).matrix, plain.matrix, given[1]) > 0.1
 
 
 def test_the_kernels_run_for_many_users_at_once():
-    given = [jnp.stack([one, one[::-1] if one.ndim == 2 else one]) for one in output_layer(16, 100, 32)]
+    given = [
+        jnp.stack([one, one[::-1] if one.ndim == 2 else one]) for one in output_layer(16, 100, 32)
+    ]
     plain, fused = (
-        jax.jit(jax.vmap(functools.partial(step, rate=0.5, unit_norm=True)))(*given) for step in (softmax_step.plain, interpreted)
+        jax.jit(jax.vmap(functools.partial(step, rate=0.5, unit_norm=True)))(*given)
+        for step in (softmax_step.plain, interpreted)
     )
     for one, other in zip(fused, plain, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
@@ -141,13 +173,22 @@ def test_scores_beyond_what_exponentials_hold_do_no_harm():
         assert all(bool(jnp.all(jnp.isfinite(part))) for part in parts)
 
 
-@pytest.mark.parametrize(("louder", "lower"), [(100.0, 0.0), (1.0, 5000.0)], ids=["scores of hundreds", "scores of minus thousands"])
+@pytest.mark.parametrize(
+    ("louder", "lower"),
+    [(100.0, 0.0), (1.0, 5000.0)],
+    ids=["scores of hundreds", "scores of minus thousands"],
+)
 def test_scores_far_from_zero_are_compared_with_each_other(louder, lower):
     """Over several blocks of a split: the largest so far is kept, and words that do not exist are below all that do."""
     contexts, matrix, bias, targets, weights = output_layer(20, 700, 32)
     given = (louder * contexts, matrix, bias - lower, targets, weights)
-    plain, fused = (jax.jit(functools.partial(step, rate=0.5, unit_norm=False))(*given) for step in (softmax_step.plain, interpreted))
-    for one, other, start in zip(fused, plain, (matrix, bias - lower, jnp.zeros_like(contexts)), strict=True):
+    plain, fused = (
+        jax.jit(functools.partial(step, rate=0.5, unit_norm=False))(*given)
+        for step in (softmax_step.plain, interpreted)
+    )
+    for one, other, start in zip(
+        fused, plain, (matrix, bias - lower, jnp.zeros_like(contexts)), strict=True
+    ):
         assert distance(one, other, start) < 2e-3  # a bias of thousands has few digits left
 
 
@@ -160,7 +201,9 @@ def test_a_step_of_more_contexts_than_a_gpu_holds_takes_the_plain_way():
 
 def test_products_in_bfloat16_come_close():
     given = output_layer(80, 500, 96)
-    exact, mixed = (softmax_step.plain(*given, 0.5, True, product) for product in (jnp.float32, jnp.bfloat16))
+    exact, mixed = (
+        softmax_step.plain(*given, 0.5, True, product) for product in (jnp.float32, jnp.bfloat16)
+    )
     assert 1e-6 < distance(mixed.matrix, exact.matrix, given[1]) < 1e-2
     assert mixed.matrix.dtype == jnp.float32
 
@@ -168,7 +211,11 @@ def test_products_in_bfloat16_come_close():
 @lowers_for_gpus
 def test_the_kernels_are_accepted_by_the_gpu_compiler():
     """Lowered to Triton's language here, where no GPU is."""
-    step = jax.jit(jax.vmap(functools.partial(softmax_step.fused, rate=0.5, unit_norm=True, product=jnp.bfloat16)))
+    step = jax.jit(
+        jax.vmap(
+            functools.partial(softmax_step.fused, rate=0.5, unit_norm=True, product=jnp.bfloat16)
+        )
+    )
     given = output_layer(80, 1000, 96)
     shapes = [jax.ShapeDtypeStruct((4, *one.shape), one.dtype) for one in given]
     traced = step.trace(*shapes)
@@ -193,10 +240,18 @@ def test_no_row_is_stored_without_a_mask(monkeypatch):
 
     def masks():
         step = jax.vmap(functools.partial(softmax_step.fused, rate=0.5, unit_norm=True))
-        return list(stores(jax.make_jaxpr(step)(*(jnp.stack([one, one]) for one in output_layer(16, 100, 48))).jaxpr))
+        return list(
+            stores(
+                jax.make_jaxpr(step)(
+                    *(jnp.stack([one, one]) for one in output_layer(16, 100, 48))
+                ).jaxpr
+            )
+        )
 
     assert len(masks()) == 3  # two tiles of a row, and the bias
     assert all(mask is not None for mask in masks())
     store = softmax_step.triton.store
-    monkeypatch.setattr(softmax_step.triton, "store", lambda place, values, mask: store(place, values))
+    monkeypatch.setattr(
+        softmax_step.triton, "store", lambda place, values, mask: store(place, values)
+    )
     assert all(mask is None for mask in masks())

@@ -66,7 +66,9 @@ def test_training_on_a_pattern_learns_it(name):
     batch = jnp.tile(jnp.array([[3, 9, 4, 8, 5, 7, 6, 3, 9, 4]]), (4, 1))
     step = jax.jit(
         lambda params, key: jax.tree.map(
-            lambda p, g: p - 0.5 * g, params, jax.grad(lambda p: losses.cross_entropy(model, p, batch, key))(params)
+            lambda p, g: p - 0.5 * g,
+            params,
+            jax.grad(lambda p: losses.cross_entropy(model, p, batch, key))(params),
         )
     )
     loss = jax.jit(lambda params: losses.cross_entropy(model, params, batch))
@@ -77,7 +79,8 @@ def test_training_on_a_pattern_learns_it(name):
 
 
 @pytest.mark.parametrize(
-    ("cell", "gates", "projected"), [(lstm_cell, 4, False), (gru_cell, 3, False), (cifg_cell, 3, True), (lstm_cell, 4, True)]
+    ("cell", "gates", "projected"),
+    [(lstm_cell, 4, False), (gru_cell, 3, False), (cifg_cell, 3, True), (lstm_cell, 4, True)],
 )
 def test_the_hand_written_backward_pass_equals_automatic_differentiation(cell, gates, projected):
     units, width, length, batch = 6, (4 if projected else 6), 5, 3
@@ -102,7 +105,9 @@ def test_the_hand_written_backward_pass_equals_automatic_differentiation(cell, g
         return jax.jit(jax.value_and_grad(objective, tuple(range(len(arguments)))))(*arguments)
 
     arguments = (x, recurrent, projection) if projected else (x, recurrent)
-    ours, gradients = compiled(objective(lambda x, r, p=None: recurrence(cell, jnp.float32, x, r, p)))
+    ours, gradients = compiled(
+        objective(lambda x, r, p=None: recurrence(cell, jnp.float32, x, r, p))
+    )
     reference, wanted = compiled(objective(lambda x, r, p=None: plain(x, r, p)))
     np.testing.assert_allclose(ours, reference, rtol=1e-5)
     for left, right in zip(gradients, wanted, strict=True):
@@ -116,14 +121,21 @@ def test_the_hand_written_softmax_gradient_equals_automatic_differentiation():
 
     def plain(contexts, matrix, bias):
         scores = contexts @ matrix.T + bias
-        return jnp.sum(jnp.arange(7) * -jnp.take_along_axis(jax.nn.log_softmax(scores), targets[:, None], 1)[:, 0])
+        return jnp.sum(
+            jnp.arange(7)
+            * -jnp.take_along_axis(jax.nn.log_softmax(scores), targets[:, None], 1)[:, 0]
+        )
 
     def ours(contexts, matrix, bias):
         return jnp.sum(jnp.arange(7) * losses.softmax_loss(contexts, matrix, bias, targets))
 
-    np.testing.assert_allclose(ours(contexts, matrix, bias), plain(contexts, matrix, bias), rtol=1e-5)
+    np.testing.assert_allclose(
+        ours(contexts, matrix, bias), plain(contexts, matrix, bias), rtol=1e-5
+    )
     for left, right in zip(
-        jax.grad(ours, (0, 1, 2))(contexts, matrix, bias), jax.grad(plain, (0, 1, 2))(contexts, matrix, bias), strict=True
+        jax.grad(ours, (0, 1, 2))(contexts, matrix, bias),
+        jax.grad(plain, (0, 1, 2))(contexts, matrix, bias),
+        strict=True,
     ):
         np.testing.assert_allclose(left, right, atol=2e-5)
 
@@ -132,7 +144,9 @@ def test_padding_is_not_a_target_and_all_padding_gives_no_gradient():
     model = SMALL["lstm"]
     params = model.init(KEY)
     text = jnp.array([[2, 5, 6, 0, 0]])
-    loss = jax.jit(jax.value_and_grad(lambda params, text: losses.cross_entropy(model, params, text)))
+    loss = jax.jit(
+        jax.value_and_grad(lambda params, text: losses.cross_entropy(model, params, text))
+    )
     np.testing.assert_allclose(loss(params, text)[0], loss(params, text[:, :3])[0], rtol=1e-5)
     nothing = loss(params, jnp.zeros((1, 5), int))[1]
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(nothing))

@@ -18,7 +18,9 @@ PREDICTED = np.setdiff1d(np.arange(VOCABULARY), [PADDING, BEGIN])
 PREDICTED_OF_LARGE = np.setdiff1d(np.arange(LARGE), [PADDING, BEGIN])
 # The words 6 and 7 are rare or never seen; the others are frequent enough for all kinds of counts.
 WORD = st.sampled_from([UNKNOWN, END, 4, 4, 4, 4, 5, 5, 6])
-TEXTS = st.lists(st.lists(WORD, max_size=60).map(lambda words: np.array(words, np.uint16)), max_size=4)
+TEXTS = st.lists(
+    st.lists(WORD, max_size=60).map(lambda words: np.array(words, np.uint16)), max_size=4
+)
 ESTIMATORS = {"katz": katz, "kneser-ney": kneser_ney}
 
 
@@ -52,7 +54,12 @@ def counts_by_context(texts, order: int) -> dict[tuple[int, ...], Counter]:
 
 
 def of_length(counts, length: int) -> Counter:
-    return Counter(count for context, words in counts.items() if len(context) == length for count in words.values())
+    return Counter(
+        count
+        for context, words in counts.items()
+        if len(context) == length
+        for count in words.values()
+    )
 
 
 class SlowKatz:
@@ -61,7 +68,9 @@ class SlowKatz:
     def __init__(self, texts, vocabulary: int, order: int) -> None:
         self.words = vocabulary - 2
         self.counts = counts_by_context(texts, order)
-        self.discounts = [self._discounts(of_length(self.counts, length)) for length in range(order)]
+        self.discounts = [
+            self._discounts(of_length(self.counts, length)) for length in range(order)
+        ]
 
     def _discounts(self, n):
         for k in (5, 4, 3, 2):
@@ -76,7 +85,11 @@ class SlowKatz:
         return lambda r: (r - 0.5) / r
 
     def probability(self, context, word):
-        below = (lambda w: 1 / self.words) if not context else (lambda w: self.probability(context[1:], w))
+        below = (
+            (lambda w: 1 / self.words)
+            if not context
+            else (lambda w: self.probability(context[1:], w))
+        )
         counts = self.counts.get(context)
         if not counts:
             return below(word)
@@ -99,8 +112,12 @@ class SlowKneserNey:
         for context, words in raw.items():
             if len(context) < order - 1 and context[:1] != (BEGIN,):
                 for word in words:
-                    self.counts[context][word] = sum(word in raw[c] for c in raw if c[1:] == context and c)
-        self.discounts = [self._discounts(of_length(self.counts, length)) for length in range(order)]
+                    self.counts[context][word] = sum(
+                        word in raw[c] for c in raw if c[1:] == context and c
+                    )
+        self.discounts = [
+            self._discounts(of_length(self.counts, length)) for length in range(order)
+        ]
 
     def _discounts(self, n):
         d = [0, 0.5, 1, 1.5]
@@ -161,15 +178,21 @@ def test_probabilities_are_those_of_the_paper_where_text_is_enough_for_its_disco
     for words in messages(texts)[:50]:
         for end in range(1, len(words)):
             expected = math.log(slow.probability(tuple(words[max(0, end - 2) : end]), words[end]))
-            assert scores_after(model, words[1:end])[words[end]] == pytest.approx(expected, abs=1e-5)
+            assert scores_after(model, words[1:end])[words[end]] == pytest.approx(
+                expected, abs=1e-5
+            )
 
 
 def test_counts_of_occurrences_instead_of_contexts_are_not_kneser_ney(monkeypatch):
     """The twin that must fail."""
     texts = long_text()
     right = kneser_ney(texts, LARGE, 3)
-    monkeypatch.setitem(vars(ngram), "continuations", lambda levels: levels)  # counts are not traced: programs can stay
-    assert not np.allclose(scores_after(kneser_ney(texts, LARGE, 3), [5])[4:], scores_after(right, [5])[4:], atol=0.01)
+    monkeypatch.setitem(
+        vars(ngram), "continuations", lambda levels: levels
+    )  # counts are not traced: programs can stay
+    assert not np.allclose(
+        scores_after(kneser_ney(texts, LARGE, 3), [5])[4:], scores_after(right, [5])[4:], atol=0.01
+    )
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
@@ -198,7 +221,9 @@ def test_words_before_the_end_of_a_message_do_not_matter(kind):
 @pytest.mark.parametrize("kind", ESTIMATORS)
 def test_messages_of_one_text_count_like_texts_of_their_own(kind):
     together = ESTIMATORS[kind]([np.array([4, 5, END, 6, 4, END, END])], VOCABULARY)
-    apart = ESTIMATORS[kind]([np.array([4, 5, END]), np.array([6, 4, END]), np.array([END])], VOCABULARY)
+    apart = ESTIMATORS[kind](
+        [np.array([4, 5, END]), np.array([6, 4, END]), np.array([END])], VOCABULARY
+    )
     assert_same(together, apart)
 
 
@@ -236,7 +261,12 @@ def test_parameters_are_plain_arrays_that_make_the_model_again(kind):
 
 @pytest.mark.parametrize(
     ("words", "order", "reason"),
-    [([4, 8], 4, "another vocabulary"), ([4, -1], 4, "another vocabulary"), ([4, PADDING], 4, "padding"), ([4], 6, "from 1 to 5")],
+    [
+        ([4, 8], 4, "another vocabulary"),
+        ([4, -1], 4, "another vocabulary"),
+        ([4, PADDING], 4, "padding"),
+        ([4], 6, "from 1 to 5"),
+    ],
 )
 def test_what_cannot_be_counted_is_refused_with_the_reason(words, order, reason):
     with pytest.raises(ValueError, match=reason):
@@ -271,13 +301,20 @@ def test_weights_are_right_where_the_end_of_an_n_gram_is_not_in_the_model():
     unigrams = np.full(VOCABULARY, np.log(1 / 6), np.float32)
     unigrams[[PADDING, BEGIN]] = -np.inf
     params = {
-        "1": {"keys": np.arange(8, dtype=np.uint64), "probability": unigrams, "backoff": np.zeros(8, np.float32)},
+        "1": {
+            "keys": np.arange(8, dtype=np.uint64),
+            "probability": unigrams,
+            "backoff": np.zeros(8, np.float32),
+        },
         "2": {
             "keys": np.array([BEGIN * 8 + 4, 4 * 8 + 6, 5 * 8 + 6], np.uint64),
             "probability": np.log(np.array([0.5, 0.7, 0.2], np.float32)),
             "backoff": np.zeros(3, np.float32),
         },
-        "3": {"keys": np.array([0 * 8 + 5], np.uint64), "probability": np.log(np.array([0.9], np.float32))},
+        "3": {
+            "keys": np.array([0 * 8 + 5], np.uint64),
+            "probability": np.log(np.array([0.9], np.float32)),
+        },
     }
     model = pruned(NGram.of(params, VOCABULARY), 3)
     assert [len(level.keys) for level in model.levels] == [8, 2, 1]
@@ -298,21 +335,37 @@ def test_what_is_pruned_first_is_missed_least():
     often[BEGIN] = often[END]
 
     def entropy(smaller: NGram, context: int) -> float:
-        before, after = (one.scores((context,)).astype(np.float64)[PREDICTED_OF_LARGE] for one in (model, smaller))
+        before, after = (
+            one.scores((context,)).astype(np.float64)[PREDICTED_OF_LARGE]
+            for one in (model, smaller)
+        )
         return float(often[context] * np.sum(np.exp(before) * (before - after)))
 
     def without(place: int) -> NGram:
         context, word = divmod(int(bigrams.keys[place]), LARGE)
-        following = {int(key) % LARGE: p for key, p in zip(*bigrams[:2], strict=True) if key // LARGE == context}
+        following = {
+            int(key) % LARGE: p
+            for key, p in zip(*bigrams[:2], strict=True)
+            if key // LARGE == context
+        }
         del following[word]
         left = 1 - sum(math.exp(p) for p in following.values())
         unseen = 1 - sum(math.exp(unigrams.probability[one]) for one in following)
         backoff = unigrams.backoff.copy()
         backoff[context] = math.log(left / unseen)
         kept = np.arange(len(bigrams.keys)) != place
-        return NGram((unigrams._replace(backoff=backoff), bigrams._replace(keys=bigrams[0][kept], probability=bigrams[1][kept])), LARGE)
+        return NGram(
+            (
+                unigrams._replace(backoff=backoff),
+                bigrams._replace(keys=bigrams[0][kept], probability=bigrams[1][kept]),
+            ),
+            LARGE,
+        )
 
-    costs = [entropy(without(place), int(bigrams.keys[place]) // LARGE) for place in range(len(bigrams.keys))]
+    costs = [
+        entropy(without(place), int(bigrams.keys[place]) // LARGE)
+        for place in range(len(bigrams.keys))
+    ]
     for entries in (len(costs) - 1, len(costs) - 20):
         kept = pruned(model, entries).levels[1].keys
         missing = np.flatnonzero(~np.isin(bigrams.keys, kept))

@@ -43,7 +43,9 @@ def test_the_kernels_compute_what_the_scans_do(shape):
     cell = shape[0]
     x, recurrent, projection, gradient = layer(*shape[1:])
     wanted = of_users(scan_forwards, cell, x, recurrent, projection)
-    found = of_users(partial(recurrence_kernels.forwards, interpret=True), cell, x, recurrent, projection)
+    found = of_users(
+        partial(recurrence_kernels.forwards, interpret=True), cell, x, recurrent, projection
+    )
     fed_back, r, carries, outputs = wanted
     assert distance(fed_back, found[0]) < 1e-6
     assert distance(r, found[1]) < 1e-6
@@ -53,7 +55,9 @@ def test_the_kernels_compute_what_the_scans_do(shape):
     wanted = of_users(scan_backwards, cell, *given)
     found = of_users(partial(recurrence_kernels.backwards, interpret=True), cell, *given)
     assert [part.dtype for part in found] == [part.dtype for part in wanted]
-    assert max(map(distance, wanted, found)) < 1e-3  # a sum in another order may round a product the other way
+    assert (
+        max(map(distance, wanted, found)) < 1e-3
+    )  # a sum in another order may round a product the other way
 
 
 def test_a_kernel_that_forgets_the_time_step_before_is_noticed(monkeypatch):
@@ -66,7 +70,9 @@ def test_a_kernel_that_forgets_the_time_step_before_is_noticed(monkeypatch):
 
     monkeypatch.setattr(recurrence_kernels, "_read", forgetful)
     wanted = of_users(scan_forwards, cell, x, recurrent, projection)
-    found = of_users(partial(recurrence_kernels.forwards, interpret=True), cell, x, recurrent, projection)
+    found = of_users(
+        partial(recurrence_kernels.forwards, interpret=True), cell, x, recurrent, projection
+    )
     assert distance(wanted[0], found[0]) > 1e-2
 
 
@@ -98,7 +104,8 @@ class Memory:
 
     def __getitem__(self, slices):
         starts = [
-            (0, size) if one == slice(None) else (int(one.start), one.size) for one, size in zip(slices, self.values.shape, strict=True)
+            (0, size) if one == slice(None) else (int(one.start), one.size)
+            for one, size in zip(slices, self.values.shape, strict=True)
         ]
         rows, columns = (first + np.arange(size) for first, size in starts)
         if self.values.dtype == jnp.bfloat16:  # matrices, which are read without a mask
@@ -116,7 +123,11 @@ class Machine:
         monkeypatch.setattr(triton, "store", self.store)
         monkeypatch.setattr(triton, "debug_barrier", self.wait)
         monkeypatch.setattr(
-            triton, "dot", lambda a, b, trans_b=False: jnp.dot(a, b.T if trans_b else b, preferred_element_type=jnp.float32)
+            triton,
+            "dot",
+            lambda a, b, trans_b=False: jnp.dot(
+                a, b.T if trans_b else b, preferred_element_type=jnp.float32
+            ),
         )
         monkeypatch.setattr(jax.lax, "fori_loop", self.loop)
 
@@ -150,7 +161,9 @@ class Machine:
     def store(self, place, values, mask):
         memory, rows, columns = place
         where, mask = self.inside(rows, columns, mask)
-        if ((memory.read_at[where] == self.barriers) | (memory.written_at[where] == self.barriers)).any():
+        if (
+            (memory.read_at[where] == self.barriers) | (memory.written_at[where] == self.barriers)
+        ).any():
             raise Unordered("what is written was read or written since the last barrier")
         memory.written_at[where], memory.written[where] = self.barriers, True
         memory.values[where] = np.asarray(values)[mask]
@@ -169,25 +182,39 @@ def by_hand(monkeypatch, shape):
             with jax.disable_jit():
                 kernel(cell, shape._replace(interpret=False), *ins, *outs)
             for one in outs:
-                first = shape.batch if one is outs[2] and kernel is recurrence_kernels._forwards else 0  # of the carries
-                last = 2 * shape.batch if kernel is recurrence_kernels._backwards and one is outs[3] else len(one.values)
+                first = (
+                    shape.batch if one is outs[2] and kernel is recurrence_kernels._forwards else 0
+                )  # of the carries
+                last = (
+                    2 * shape.batch
+                    if kernel is recurrence_kernels._backwards and one is outs[3]
+                    else len(one.values)
+                )
                 assert one.written[first:last].all()
                 assert not one.written[last:].any()
-            return [jnp.asarray(one.values, like.dtype) for one, like in zip(outs, out, strict=True)]
+            return [
+                jnp.asarray(one.values, like.dtype) for one, like in zip(outs, out, strict=True)
+            ]
 
         return run
 
     monkeypatch.setattr(recurrence_kernels, "_call", called)
-    x, recurrent, projection, gradient = (None if one is None else one[0] for one in layer(*shape[1:]))
+    x, recurrent, projection, gradient = (
+        None if one is None else one[0] for one in layer(*shape[1:])
+    )
     forwards = recurrence_kernels.forwards(cell, jnp.bfloat16, x, recurrent, projection)
-    backwards = recurrence_kernels.backwards(cell, jnp.bfloat16, gradient, x, *forwards[1:3], recurrent, projection)
+    backwards = recurrence_kernels.backwards(
+        cell, jnp.bfloat16, gradient, x, *forwards[1:3], recurrent, projection
+    )
     return forwards, backwards
 
 
 @pytest.mark.parametrize("shape", LAYERS)
 def test_no_thread_reads_what_another_may_be_writing_nor_what_nobody_wrote(monkeypatch, shape):
     cell = shape[0]
-    x, recurrent, projection, gradient = (None if one is None else one[0] for one in layer(*shape[1:]))
+    x, recurrent, projection, gradient = (
+        None if one is None else one[0] for one in layer(*shape[1:])
+    )
     wanted = scan_forwards(cell, jnp.bfloat16, x, recurrent, projection)
     back = scan_backwards(cell, jnp.bfloat16, gradient, x, *wanted[1:3], recurrent, projection)
     forwards, backwards = by_hand(monkeypatch, shape)
@@ -197,7 +224,9 @@ def test_no_thread_reads_what_another_may_be_writing_nor_what_nobody_wrote(monke
 
 @pytest.mark.parametrize("shape", LAYERS[:2])  # one that is projected, and one that is not
 @pytest.mark.parametrize("lacking", ["barriers", "turns", "zeros"])
-def test_a_kernel_without_barriers_turns_or_zeros_at_the_start_is_noticed(monkeypatch, shape, lacking):
+def test_a_kernel_without_barriers_turns_or_zeros_at_the_start_is_noticed(
+    monkeypatch, shape, lacking
+):
     read = recurrence_kernels._read
     if lacking == "barriers":
         monkeypatch.setattr(recurrence_kernels, "_wait", lambda shape: None)
@@ -205,7 +234,11 @@ def test_a_kernel_without_barriers_turns_or_zeros_at_the_start_is_noticed(monkey
         monkeypatch.setattr(jax.lax, "rem", lambda t, n: 0)
     else:
         monkeypatch.setattr(
-            recurrence_kernels, "_read", lambda shape, ref, t, start, m, inside=True, when=True: read(shape, ref, t, start, m, inside)
+            recurrence_kernels,
+            "_read",
+            lambda shape, ref, t, start, m, inside=True, when=True: read(
+                shape, ref, t, start, m, inside
+            ),
         )
     with pytest.raises(Unordered, match=r"what is (read|written) was"):
         by_hand(monkeypatch, shape)
@@ -214,7 +247,9 @@ def test_a_kernel_without_barriers_turns_or_zeros_at_the_start_is_noticed(monkey
 def test_a_mask_that_is_too_wide_is_noticed(monkeypatch):
     place = recurrence_kernels._place
     monkeypatch.setattr(
-        recurrence_kernels, "_place", lambda shape, ref, t, start, m, inside, when: place(shape, ref, t, start, m, True, when)
+        recurrence_kernels,
+        "_place",
+        lambda shape, ref, t, start, m, inside, when: place(shape, ref, t, start, m, True, when),
     )
     with pytest.raises((Unordered, IndexError), match=r"what is|out of bounds"):
         by_hand(monkeypatch, LAYERS[0])

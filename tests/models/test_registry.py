@@ -48,7 +48,10 @@ def own_kind(monkeypatch):
 
 def test_a_recipe_takes_your_own_kind_of_model_once_it_is_registered(own_kind):
     assert model_settings([f"kind={own_kind}"]).kind == own_kind
-    with pytest.raises(RecipeError, match=r"kind: there is no model kind 'lats-word'; known are lstm, .*, last-word"):
+    with pytest.raises(
+        RecipeError,
+        match=r"kind: there is no model kind 'lats-word'; known are lstm, .*, last-word",
+    ):
         model_settings(["kind=lats-word"])
 
 

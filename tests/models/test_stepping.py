@@ -55,7 +55,9 @@ SIBLINGS = {"lstm of free length", "cifg tied", "deep lstm"}
 @pytest.mark.parametrize("name", mostly_slow(MODELS, *(set(MODELS) - SIBLINGS)))
 def test_word_by_word_a_model_says_what_it_says_over_a_whole_text(name):
     model, params, stepping = made(name)
-    whole = jax.jit(lambda text: jax.nn.log_softmax(losses.logits(model, params, text)))(np.array([[BEGIN, *TEXT[:-1]]]))[0]
+    whole = jax.jit(lambda text: jax.nn.log_softmax(losses.logits(model, params, text)))(
+        np.array([[BEGIN, *TEXT[:-1]]])
+    )[0]
     np.testing.assert_allclose(scores_along(stepping, TEXT), whole, rtol=1e-5, atol=2e-5)
 
 
@@ -91,7 +93,9 @@ def test_a_word_is_chosen_as_often_as_it_is_likely():
     uniform = jax.random.uniform(jax.random.key(0), (50_000,))
     words = chosen(jnp.tile(jnp.log(probabilities), (50_000, 1)), uniform)
     expected = np.where(np.isin(np.arange(8), [PADDING, BEGIN]), 0.0, probabilities)
-    np.testing.assert_allclose(np.bincount(words, minlength=8) / 50_000, expected / expected.sum(), atol=0.01)
+    np.testing.assert_allclose(
+        np.bincount(words, minlength=8) / 50_000, expected / expected.sum(), atol=0.01
+    )
 
 
 @pytest.mark.parametrize("name", mostly_slow(["cifg", "transformer"], "cifg"))

@@ -37,7 +37,9 @@ class Mutation(NamedTuple):
     harm: str  # what that would cost people
     edits: tuple[Edit, ...]
     caught_by: tuple[str, ...]  # tests, the fastest there are
-    statistical: bool = False  # whether they measure a distribution, rather than compare with what must come out
+    statistical: bool = (
+        False  # whether they measure a distribution, rather than compare with what must come out
+    )
 
 
 def mutations(file: Path) -> tuple[Mutation, ...]:

@@ -52,7 +52,9 @@ def outcome(edits: Sequence[Edit], tests: Sequence[str], limit: float = SECONDS)
     with tempfile.TemporaryDirectory(prefix="taciturn-mutation-") as name:
         folder = Path(name)
         package = folder / "src" / "taciturn"
-        shutil.copytree(REPOSITORY / "src" / "taciturn", package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / "src" / "taciturn", package, ignore=shutil.ignore_patterns("__pycache__")
+        )
         try:
             for edit in edits:
                 path = package / edit.file
@@ -69,7 +71,9 @@ def _tested(folder: Path, package: Path, tests: Sequence[str], limit: float) -> 
     environment = {
         **os.environ,
         "PYTHONPATH": str(package.parent),  # comes before the editable installation
-        "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),  # counterexamples to broken code are not kept
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(
+            folder / "hypothesis"
+        ),  # counterexamples to broken code are not kept
     }
     began = time.perf_counter()
     try:
@@ -87,7 +91,11 @@ def _tested(folder: Path, package: Path, tests: Sequence[str], limit: float) -> 
     if not process.stdout.startswith(str(package)):
         return Outcome(None, "the tests did not import the copy", seconds)
     if process.returncode not in (0, 1):
-        return Outcome(None, f"the tests did not run: {(process.stdout + process.stderr).strip()[-500:]}", seconds)
+        return Outcome(
+            None,
+            f"the tests did not run: {(process.stdout + process.stderr).strip()[-500:]}",
+            seconds,
+        )
     return Outcome(*_first_failure(results), seconds)
 
 
@@ -106,7 +114,9 @@ def _first_failure(results: Path) -> tuple[str | None, str]:
 def chosen(names: Sequence[str]) -> list[Mutation]:
     unknown = set(names) - {one.name for one in MUTATIONS}
     if unknown:
-        raise SystemExit(f"there is no mutation {', '.join(sorted(unknown))}; the files beside run.py have them all")
+        raise SystemExit(
+            f"there is no mutation {', '.join(sorted(unknown))}; the files beside run.py have them all"
+        )
     return [one for one in MUTATIONS if not names or one.name in names]
 
 
@@ -114,12 +124,18 @@ def check_unbroken(mutations: Sequence[Mutation]) -> None:
     tests = sorted({test for mutation in mutations for test in mutation.caught_by})
     whole = outcome((), tests, limit=10 * SECONDS)
     if whole.test or whole.why != SURVIVES:
-        raise SystemExit(f"the tests fail on the unbroken source, so they would notice nothing: {whole.test} {whole.why}")
+        raise SystemExit(
+            f"the tests fail on the unbroken source, so they would notice nothing: {whole.test} {whole.why}"
+        )
     print(f"{len(tests)} tests pass on the unbroken source, in {whole.seconds:.0f} s\n", flush=True)
 
 
 def line(mutation: Mutation, found: Outcome) -> str:
-    by = found.test.split("::")[1] if found.caught else f"NOT CAUGHT ({found.test or ''} {found.why})"
+    by = (
+        found.test.split("::")[1]
+        if found.caught
+        else f"NOT CAUGHT ({found.test or ''} {found.why})"
+    )
     return f"{mutation.name:<64} {found.seconds:5.1f} s   {by}"
 
 
@@ -148,14 +164,18 @@ def page(found: list[tuple[Mutation, Outcome]]) -> str:
     rows = []
     for mutation, one in found:
         file, _, test = (one.test or "").partition("::")
-        shown = f"[`{test.split('[')[0]}`](../{file})" + (" (measures)" if mutation.statistical else "")
+        shown = f"[`{test.split('[')[0]}`](../{file})" + (
+            " (measures)" if mutation.statistical else ""
+        )
         rows.append(f"| {mutation.name} | {mutation.harm} | {shown} | {one.seconds:.0f} |")
     minutes = sum(one.seconds for _, one in found) / 60
     return PAGE.format(rows="\n".join(rows), count=len(found), minutes=minutes)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Break the mechanism on purpose, and see which test notices.")
+    parser = argparse.ArgumentParser(
+        description="Break the mechanism on purpose, and see which test notices."
+    )
     parser.add_argument("names", nargs="*", help="of mutations; all if none is given")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
     parser.add_argument("--json", type=Path, help="a file for the results")
@@ -175,7 +195,10 @@ def main() -> int:
     survivors = [mutation.name for mutation, one in found if not one.caught]
     print(f"\n{len(found) - len(survivors)} of {len(found)} caught")
     if options.json:
-        rows = [{"mutation": mutation.name, **one._asdict(), "caught": one.caught} for mutation, one in found]
+        rows = [
+            {"mutation": mutation.name, **one._asdict(), "caught": one.caught}
+            for mutation, one in found
+        ]
         options.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     if options.markdown and not survivors:
         options.markdown.write_text(page(found))

@@ -21,7 +21,9 @@ def source(file: str) -> str:
 def functions(file: str) -> dict[str, bool]:
     """The tests of a file, and whether they may have parameters."""
     nodes = ast.parse((REPOSITORY / file).read_text()).body
-    return {node.name: bool(node.decorator_list) for node in nodes if isinstance(node, ast.FunctionDef)}
+    return {
+        node.name: bool(node.decorator_list) for node in nodes if isinstance(node, ast.FunctionDef)
+    }
 
 
 @each_mutation
@@ -45,10 +47,16 @@ def test_every_test_that_is_named_exists(mutation):
 
 
 def test_the_page_is_about_these_mutations():
-    rows = [line for line in (REPOSITORY / "docs" / "mutations.md").read_text().splitlines() if line.startswith("| ")]
+    rows = [
+        line
+        for line in (REPOSITORY / "docs" / "mutations.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
     said = [tuple(row.removeprefix("| ").split(" | ")[:2]) for row in rows[1:]]
     assert said == [(one.name, one.harm) for one in MUTATIONS]
-    named = [found for row in rows for found in re.findall(r"`(test_\w+)[^`]*`\]\(\.\./([^)]+)\)", row)]
+    named = [
+        found for row in rows for found in re.findall(r"`(test_\w+)[^`]*`\]\(\.\./([^)]+)\)", row)
+    ]
     assert len(named) >= len(MUTATIONS)
     assert [(test, file) for test, file in named if test not in functions(file)] == []
 
@@ -71,7 +79,12 @@ def test_every_file_of_mutations_is_read():
 
 @pytest.mark.parametrize(
     "changed",
-    [("harm = ", "damage = "), ("[[mutation]]", "[[mutations]]"), ('caught_by = ["a"]', "caught_by = 1"), ("old = ", "before = ")],
+    [
+        ("harm = ", "damage = "),
+        ("[[mutation]]", "[[mutations]]"),
+        ('caught_by = ["a"]', "caught_by = 1"),
+        ("old = ", "before = "),
+    ],
 )
 def test_an_incomplete_mutation_is_refused(tmp_path, changed):
     """The twin that must fail."""

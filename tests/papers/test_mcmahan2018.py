@@ -9,7 +9,9 @@ from taciturn.privacy.accounting import classic_epsilon, epsilon
 from taciturn.privacy.participation import PoissonSampling
 
 
-def training(users: float, cohort: float, rounds: int, noise_multiplier: float = 1.0) -> SelfComposedDpEvent:
+def training(
+    users: float, cohort: float, rounds: int, noise_multiplier: float = 1.0
+) -> SelfComposedDpEvent:
     return SelfComposedDpEvent(PoissonSampling(cohort / users).event(noise_multiplier), rounds)
 
 
@@ -18,10 +20,15 @@ def test_table_1_is_reproduced_by_the_moments_accountant(setting):
     users, cohort, noise_multiplier = setting
     for power, printed in enumerate(MCMAHAN_TABLE_1[setting]):
         ours = epsilon(training(users, cohort, 10**power, noise_multiplier), users**-1.1, "moments")
-        assert ours == pytest.approx(printed, abs=0.0101)  # the last printed digit, or one unit of it
+        assert ours == pytest.approx(
+            printed, abs=0.0101
+        )  # the last printed digit, or one unit of it
 
 
-PRINTED = {(users, cohort, 5000, 1e-9): found for (_, _, users, cohort), (found, _) in MCMAHAN_TABLE_2.items()} | MCMAHAN_TEXT
+PRINTED = {
+    (users, cohort, 5000, 1e-9): found
+    for (_, _, users, cohort), (found, _) in MCMAHAN_TABLE_2.items()
+} | MCMAHAN_TEXT
 # (users, cohort, rounds, δ), then moments, RDP and PLD.
 FIGURES = [
     (763_430, 5000, 5000, 1e-9, 4.634, 4.183, 3.899),
@@ -38,7 +45,9 @@ FIGURES = [
 ]
 
 
-@pytest.mark.parametrize("row", mostly_slow(FIGURES, FIGURES[0], FIGURES[3], FIGURES[7], FIGURES[9]))
+@pytest.mark.parametrize(
+    "row", mostly_slow(FIGURES, FIGURES[0], FIGURES[3], FIGURES[7], FIGURES[9])
+)
 def test_table_2_and_the_text_are_reproduced_and_the_default_accountant_is_tighter(row):
     users, cohort, rounds, delta, moments, rdp, pld = row
     printed = PRINTED[users, cohort, rounds, delta]

@@ -12,11 +12,77 @@ from taciturn.release.model_file import ModelCard, save_model
 from tails import Tail, critical_value, largest_epsilon, lilliefors, log_ratios, main, tail
 
 CRITICAL = 1.08  # of the Lilliefors test at 5 %
-SHAPES = (15.8, 20.9, 15.1, 16.6, 16.5, 17.6, 14.9, 19.2, 15.6, 15.2, 16.5, 14.4, 19.5, 18.2, 16.2, 17.2, 17.3, 14.8, 17.1, 20.5)
-SCALES = (3.25, 5.64, 2.02, 2.48, 2.70, 4.19, 1.47, 3.31, 1.65, 1.83, 3.00, 1.53, 3.67, 2.20, 3.42, 2.66, 1.68, 2.18, 2.87, 4.60)
-STATISTICS = (0.49, 0.91, 0.48, 0.62, 0.83, 0.59, 1.39, 0.41, 0.93, 0.51, 0.76, 0.89, 0.66, 0.94, 0.67, 0.85, 0.73, 0.97, 0.65, 0.94)
+SHAPES = (
+    15.8,
+    20.9,
+    15.1,
+    16.6,
+    16.5,
+    17.6,
+    14.9,
+    19.2,
+    15.6,
+    15.2,
+    16.5,
+    14.4,
+    19.5,
+    18.2,
+    16.2,
+    17.2,
+    17.3,
+    14.8,
+    17.1,
+    20.5,
+)
+SCALES = (
+    3.25,
+    5.64,
+    2.02,
+    2.48,
+    2.70,
+    4.19,
+    1.47,
+    3.31,
+    1.65,
+    1.83,
+    3.00,
+    1.53,
+    3.67,
+    2.20,
+    3.42,
+    2.66,
+    1.68,
+    2.18,
+    2.87,
+    4.60,
+)
+STATISTICS = (
+    0.49,
+    0.91,
+    0.48,
+    0.62,
+    0.83,
+    0.59,
+    1.39,
+    0.41,
+    0.93,
+    0.51,
+    0.76,
+    0.89,
+    0.66,
+    0.94,
+    0.67,
+    0.85,
+    0.73,
+    0.97,
+    0.65,
+    0.94,
+)
 USED = 2 * math.isqrt(30_000)  # k, of 3 · 10⁴ samples
-PAIRS = [Tail(shape, scale, 1.4, statistic, USED) for shape, scale, statistic in zip(SHAPES, SCALES, STATISTICS, strict=True)]
+PAIRS = [
+    Tail(shape, scale, 1.4, statistic, USED)
+    for shape, scale, statistic in zip(SHAPES, SCALES, STATISTICS, strict=True)
+]
 
 
 @pytest.mark.parametrize(("delta", "epsilon"), [(1e-4, 0.67), (1e-5, 0.83), (1e-6, 0.99)])
@@ -65,7 +131,13 @@ def test_models_that_are_the_same_have_ratios_of_one_and_others_have_not():
 
 @pytest.mark.parametrize(
     ("general", "user", "average"),
-    [(100.1, 336.0, 192.6), (121.3, 127.9, 124.8), (131.1, 109.7, 119.1), (149.0, 99.7, 119.9), (265.1, 93.4, 150.8)],
+    [
+        (100.1, 336.0, 192.6),
+        (121.3, 127.9, 124.8),
+        (131.1, 109.7, 119.1),
+        (149.0, 99.7, 119.9),
+        (265.1, 93.4, 150.8),
+    ],
 )
 def test_average_perplexity_is_the_geometric_mean_by_tokens(general, user, average):
     tokens = 170_000, 200_000
@@ -78,13 +150,26 @@ def models(tmp_path):
     """Two models of one kind, and one of another."""
     for name, units, seed in (("one", 12, 1), ("two", 12, 2), ("other", 13, 1)):
         words = (*SPECIAL, *(f"w{place}" for place in range(30 - len(SPECIAL))))
-        card = ModelCard({"kind": "cifg", "width": 8, "units": units}, words, {"language": "en", "unit": "word"})
-        save_model(tmp_path / f"{name}.safetensors", cifg(30, 8, units).init(jax.random.key(seed)), card)
+        card = ModelCard(
+            {"kind": "cifg", "width": 8, "units": units}, words, {"language": "en", "unit": "word"}
+        )
+        save_model(
+            tmp_path / f"{name}.safetensors", cifg(30, 8, units).init(jax.random.key(seed)), card
+        )
     return tmp_path
 
 
 def test_the_script_shows_an_estimate_says_so_and_draws_it(models, capsys):
-    main([str(models / "one.safetensors"), str(models / "two.safetensors"), "--samples", "600", "--figure", str(models / "tail.png")])
+    main(
+        [
+            str(models / "one.safetensors"),
+            str(models / "two.safetensors"),
+            "--samples",
+            "600",
+            "--figure",
+            str(models / "tail.png"),
+        ]
+    )
     assert "An estimate, not a guarantee" in capsys.readouterr().out
     assert (models / "tail.png").stat().st_size > 10_000
     assert len(list(models.iterdir())) == 4  # nothing else is written beside a model

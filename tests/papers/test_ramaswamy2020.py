@@ -19,7 +19,9 @@ AT_LEAST = {2_000_000: 46.7, 3_000_000: 34.7, 4_000_000: 28.8, 5_000_000: 25.1, 
 
 @pytest.mark.parametrize("users", RAMASWAMY_TABLE_5)
 def test_table_5_as_printed_uses_sensitivity_s(users):
-    as_printed = SelfComposedDpEvent(SampledWithoutReplacementDpEvent(users, COHORT, GaussianDpEvent(NOISE_MULTIPLIER)), ROUNDS)
+    as_printed = SelfComposedDpEvent(
+        SampledWithoutReplacementDpEvent(users, COHORT, GaussianDpEvent(NOISE_MULTIPLIER)), ROUNDS
+    )
     assert classic_epsilon(as_printed, users**-1.1, range(2, 64)) == pytest.approx(
         RAMASWAMY_TABLE_5[users], abs=0.0101
     )  # the last printed digit, or one unit of it

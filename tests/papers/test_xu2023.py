@@ -37,12 +37,17 @@ SQUARED = {
 
 @pytest.mark.parametrize("model", XU_MODELS)
 def test_zcdp_of_every_model_as_printed(model):
-    (rounds, min_separation, max_participations, *_, printed), squared = XU_MODELS[model], SQUARED[model]
+    (rounds, min_separation, max_participations, *_, printed), squared = (
+        XU_MODELS[model],
+        SQUARED[model],
+    )
     assert tree_sensitivity_squared(rounds, min_separation, max_participations) == squared
     claim = MinSeparation(6500, min_separation, max_participations, rounds)
     cost = repeated(claim.event(XU_NOISE_MULTIPLIER, tree(rounds, honaker=True)), rounds)
     assert rho(cost) == pytest.approx(squared / (2 * XU_NOISE_MULTIPLIER**2))
-    assert rho(cost) == pytest.approx(printed, abs=0.0052)  # one unit of the last digit: secure aggregation adds 0.1 %
+    assert rho(cost) == pytest.approx(
+        printed, abs=0.0052
+    )  # one unit of the last digit: secure aggregation adds 0.1 %
 
 
 @pytest.mark.parametrize(("printed_rho", "printed_epsilon"), XU_EPSILON.items())
@@ -50,7 +55,9 @@ def test_epsilon_of_a_rho_as_printed(printed_rho, printed_epsilon):
     """Table 2's last column, at δ = 1e-10: the exact Gaussian."""
     from dp_accounting import GaussianDpEvent
 
-    assert epsilon(GaussianDpEvent(1 / math.sqrt(2 * printed_rho)), 1e-10) == pytest.approx(printed_epsilon, abs=0.006)
+    assert epsilon(GaussianDpEvent(1 / math.sqrt(2 * printed_rho)), 1e-10) == pytest.approx(
+        printed_epsilon, abs=0.006
+    )
 
 
 def test_the_sensitivity_of_a_tree_takes_no_time():

@@ -24,7 +24,9 @@ def test_a_cheap_row_appended_later_does_not_lower_epsilon(tmp_path):
     book = begun(tmp_path / FILE_NAME, releases=3)
     before = book.guarantee().epsilon
     cheap = {"kind": "charge", "run": "run", "round": 9, "record": ""}
-    Ledger(tmp_path / FILE_NAME).append({**cheap, "cost": {"event": "gaussian", "noise_multiplier": 1e6}})
+    Ledger(tmp_path / FILE_NAME).append(
+        {**cheap, "cost": {"event": "gaussian", "noise_multiplier": 1e6}}
+    )
     try:
         after = Ledger(tmp_path / FILE_NAME).guarantee("run").epsilon
     except LedgerError:
@@ -35,7 +37,9 @@ def test_a_cheap_row_appended_later_does_not_lower_epsilon(tmp_path):
 def test_a_run_is_not_resumed_from_another_warm_start(tmp_path):
     begun(tmp_path / FILE_NAME)
     elsewhere = account_of(averaging(), tmp_path / FILE_NAME, lineage=(NonPrivateDpEvent(),))
-    with pytest.raises(LedgerError, match="the cost of a release of run 'run' is not the one it was opened with"):
+    with pytest.raises(
+        LedgerError, match="the cost of a release of run 'run' is not the one it was opened with"
+    ):
         elsewhere.reopen(None)
     account_of(averaging(), tmp_path / FILE_NAME).reopen(None)  # the twin: as it was opened
 
@@ -47,7 +51,12 @@ def test_a_run_cannot_be_opened_twice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("harm", "why"), [("cheaper", "row 2, does not fit"), ("removed", "row 3, does not fit"), ("shorter", "rows were removed")]
+    ("harm", "why"),
+    [
+        ("cheaper", "row 2, does not fit"),
+        ("removed", "row 3, does not fit"),
+        ("shorter", "rows were removed"),
+    ],
 )
 def test_a_ledger_changed_by_hand_releases_nothing(tmp_path, harm, why):
     path = tmp_path / FILE_NAME

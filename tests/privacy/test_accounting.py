@@ -48,7 +48,9 @@ def sampled(q: float, noise: float, rounds: int) -> SelfComposedDpEvent:
 
 
 def composed_by_library(q: float, noise: float, rounds: int, grid: float = FINE):
-    return from_gaussian_mechanism(noise, sampling_prob=q, value_discretization_interval=grid).self_compose(rounds)
+    return from_gaussian_mechanism(
+        noise, sampling_prob=q, value_discretization_interval=grid
+    ).self_compose(rounds)
 
 
 def before(event: SelfComposedDpEvent, delta: float) -> float:
@@ -65,7 +67,9 @@ def delta_of_gaussian(mu, at):
 @functools.cache
 def composed_by_hand(q: float, noise: float, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (losses, probabilities), by sums of products, none of them negative, so that every entry is accurate to a part in 10¹²."""
-    one = from_gaussian_mechanism(noise, sampling_prob=q, value_discretization_interval=COARSE)._pmf_remove.to_dense_pmf()
+    one = from_gaussian_mechanism(
+        noise, sampling_prob=q, value_discretization_interval=COARSE
+    )._pmf_remove.to_dense_pmf()
     power, result = (one._lower_loss, one._probs), (0, np.ones(1))
     while rounds:
         if rounds & 1:
@@ -99,7 +103,10 @@ def test_composed_losses_are_accurate_far_out_in_the_tail(delta, rounds):
 
 def test_the_librarys_own_composition_promises_too_much_in_the_tail():
     """The twin that must fail: rounding is as large as δ, up or down."""
-    theirs = {rounds: composed_by_library(0.01, 5.0, rounds, COARSE).get_epsilon_for_delta(3e-13) for rounds in MANY}
+    theirs = {
+        rounds: composed_by_library(0.01, 5.0, rounds, COARSE).get_epsilon_for_delta(3e-13)
+        for rounds in MANY
+    }
     assert max(delta_by_hand(0.01, 5.0, rounds, at) for rounds, at in theirs.items()) > 1.02 * 3e-13
 
 
@@ -107,7 +114,9 @@ def test_the_librarys_own_composition_promises_too_much_in_the_tail():
 @pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-15])
 def test_without_sampling_composed_losses_are_those_of_the_exact_gaussian(rounds, delta):
     exact = gaussian_epsilon(0.1 * math.sqrt(rounds), delta)
-    ours = epsilon_by_loss_distributions(SelfComposedDpEvent(GaussianDpEvent(10.0), rounds), delta, 1e-4)
+    ours = epsilon_by_loss_distributions(
+        SelfComposedDpEvent(GaussianDpEvent(10.0), rounds), delta, 1e-4
+    )
     assert exact <= ours <= exact * 1.001
 
 
@@ -127,9 +136,14 @@ def test_a_tiny_sampling_probability_costs_hardly_anything(q, noise):
 @pytest.mark.parametrize(("noise", "rounds"), [(0.5, 1), (3.0, 10), (20.0, 400)])
 def test_users_who_are_always_drawn_cost_what_a_gaussian_does(noise, rounds):
     """The exact ε of a Gaussian is reached from above."""
-    exact, found = gaussian_epsilon(math.sqrt(rounds) / noise, 1e-6), epsilon_by_loss_distributions(sampled(1.0, noise, rounds), 1e-6, FINE)
+    exact, found = (
+        gaussian_epsilon(math.sqrt(rounds) / noise, 1e-6),
+        epsilon_by_loss_distributions(sampled(1.0, noise, rounds), 1e-6, FINE),
+    )
     assert exact <= found < exact * 1.001
-    assert epsilon_by_loss_distributions(sampled(0.9, noise, rounds), 1e-6, FINE) < exact  # the twin: some are left out
+    assert (
+        epsilon_by_loss_distributions(sampled(0.9, noise, rounds), 1e-6, FINE) < exact
+    )  # the twin: some are left out
 
 
 EVENTS: list[DpEvent] = [
@@ -145,10 +159,16 @@ EVENTS: list[DpEvent] = [
 
 @pytest.mark.parametrize("event", EVENTS, ids=range(len(EVENTS)))
 @settings(max_examples=25, deadline=None)
-@given(st.floats(2, 58), st.one_of(st.floats(1e-9, 1e-3), st.floats(1e-3, 20)), st.sampled_from([0.0, 2.0**-60, 1e-14, 1e-9]))
+@given(
+    st.floats(2, 58),
+    st.one_of(st.floats(1e-9, 1e-3), st.floats(1e-3, 20)),
+    st.sampled_from([0.0, 2.0**-60, 1e-14, 1e-9]),
+)
 def test_epsilon_never_falls_as_delta_shrinks(event, power, further, distance):
     larger, smaller = 2.0**-power, 2.0 ** -min(power + further, 59.0)
-    at_larger, at_smaller = (epsilon(event, delta, grid=1e-3, distance=distance) for delta in (larger, smaller))
+    at_larger, at_smaller = (
+        epsilon(event, delta, grid=1e-3, distance=distance) for delta in (larger, smaller)
+    )
     assert at_smaller >= at_larger
     assert epsilon(event, larger, grid=1e-3, distance=2 * distance) >= at_larger
 
@@ -179,7 +199,9 @@ def test_the_distance_of_noise_from_normal_is_subtracted_from_delta(mu, distance
 def test_noise_too_far_from_normal_promises_nothing_at_any_epsilon():
     event = sampled(0.01, 1.0, 100)
     assert epsilon(event, 1e-10, distance=1e-10) == math.inf
-    assert epsilon(event, 1e-10, distance=0.49e-10) == math.inf  # at ε = 0 there would be room for it
+    assert (
+        epsilon(event, 1e-10, distance=0.49e-10) == math.inf
+    )  # at ε = 0 there would be room for it
     assert epsilon(event, 1e-10, distance=1e-18) == pytest.approx(epsilon(event, 1e-10), rel=1e-4)
     for wrong in (-1e-9, math.nan, math.inf):
         with pytest.raises(ValueError, match="no such distance"):
@@ -196,7 +218,10 @@ def test_a_distance_just_small_enough_is_accepted_and_a_larger_one_ends_the_sear
 
 def test_a_budget_counts_the_distance():
     release, budget = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), Budget(1e-5, epsilon=3.0)
-    exact, off = (allowed_releases(lambda n: repeated(release, n), budget, "rdp", 1000, distance) for distance in (0.0, 1e-7))
+    exact, off = (
+        allowed_releases(lambda n: repeated(release, n), budget, "rdp", 1000, distance)
+        for distance in (0.0, 1e-7)
+    )
     assert 0 < off < exact
     assert epsilon(repeated(release, exact), 1e-5, "rdp", distance=1e-7) > 3.0
     more = noise_for_budget(lambda z: sampled(0.1, z, 50), budget, "rdp", 1e-7)
@@ -206,7 +231,10 @@ def test_a_budget_counts_the_distance():
 
 def test_costs_under_several_adjacencies_add_up_order_by_order():
     """One total over all runs, in which one user's reports become zero, needs this."""
-    poisson, fixed = sampled(0.1, 1.0, 20), SampledWithoutReplacementDpEvent(50, 5, GaussianDpEvent(1.0))
+    poisson, fixed = (
+        sampled(0.1, 1.0, 20),
+        SampledWithoutReplacementDpEvent(50, 5, GaussianDpEvent(1.0)),
+    )
     both = epsilon(ComposedDpEvent([poisson, SelfComposedDpEvent(fixed, 20)]), 1e-5)
     assert both > max(epsilon(poisson, 1e-5), epsilon(SelfComposedDpEvent(fixed, 20), 1e-5))
     twice, direct = ComposedDpEvent([poisson, poisson]), RdpAccountant()
@@ -230,21 +258,35 @@ def test_the_gaussian_epsilon_is_no_less_than_in_sixty_digits(mu, delta):
     found = gaussian_epsilon(mu, delta)
     with mpmath.workdps(60):
         mean, at = mpmath.mpf(mu), mpmath.mpf(found)
-        lost = mpmath.ncdf(mean / 2 - at / mean) - mpmath.exp(at) * mpmath.ncdf(-mean / 2 - at / mean)
+        lost = mpmath.ncdf(mean / 2 - at / mean) - mpmath.exp(at) * mpmath.ncdf(
+            -mean / 2 - at / mean
+        )
         assert lost <= delta
         if found:
             at *= 1 - mpmath.mpf(1e-7)
-            assert mpmath.ncdf(mean / 2 - at / mean) - mpmath.exp(at) * mpmath.ncdf(-mean / 2 - at / mean) > delta
+            assert (
+                mpmath.ncdf(mean / 2 - at / mean)
+                - mpmath.exp(at) * mpmath.ncdf(-mean / 2 - at / mean)
+                > delta
+            )
 
 
 def guarantee(**changes):
     from taciturn.privacy.ledger import Guarantee
 
     given = {
-        "run": "run", "releases": 3, "epsilon": 1.0, "delta": 1e-6, "rho": 0.5, "accountant": "pld",
-        "adjacency": "add or remove one user", "randomness": "operating system", "head": "0" * 64,
-        "claim": "sampled", "release": PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)),
-    }  # fmt: skip
+        "run": "run",
+        "releases": 3,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "rho": 0.5,
+        "accountant": "pld",
+        "adjacency": "add or remove one user",
+        "randomness": "operating system",
+        "head": "0" * 64,
+        "claim": "sampled",
+        "release": PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)),
+    }
     return Guarantee(**(given | changes))
 
 
@@ -268,9 +310,18 @@ def test_the_statement_distinguishes_noise_that_promises_nothing_from_no_noise()
     "row",
     [
         {"event": "repeated", "count": -1000, "of": {"event": "gaussian", "noise_multiplier": 1.0}},
-        {"event": "poisson", "probability": -0.5, "of": {"event": "gaussian", "noise_multiplier": 1.0}},
+        {
+            "event": "poisson",
+            "probability": -0.5,
+            "of": {"event": "gaussian", "noise_multiplier": 1.0},
+        },
         {"event": "gaussian", "noise_multiplier": -1.0},
-        {"event": "fixed size", "users": 10, "size": -1, "of": {"event": "gaussian", "noise_multiplier": 1.0}},
+        {
+            "event": "fixed size",
+            "users": 10,
+            "size": -1,
+            "of": {"event": "gaussian", "noise_multiplier": 1.0},
+        },
     ],
     ids=["count", "probability", "multiplier", "size"],
 )
@@ -289,7 +340,11 @@ def test_fixed_size_rounds_cost_at_least_what_replacing_one_user_reveals():
         share = size / users
         return (1 - share) * np.exp(-(x**2) / 2) + share * np.exp(-((x - shift) ** 2) / 2)
 
-    beyond = np.maximum(density(1.0) - np.exp(stated) * density(-1.0), 0.0).sum() * (x[1] - x[0]) / np.sqrt(2 * np.pi)
+    beyond = (
+        np.maximum(density(1.0) - np.exp(stated) * density(-1.0), 0.0).sum()
+        * (x[1] - x[0])
+        / np.sqrt(2 * np.pi)
+    )
     assert beyond <= DELTA
 
 
@@ -297,7 +352,12 @@ def test_one_release_without_privacy_makes_a_composition_cost_infinity():
     from taciturn.privacy.accounting import epsilon, rho
 
     mixture = ComposedDpEvent([NonPrivateDpEvent(), SelfComposedDpEvent(GaussianDpEvent(9.0), 1)])
-    assert epsilon(mixture, 1e-5, "rdp") == epsilon(mixture, 1e-5, "pld") == rho(mixture) == float("inf")
+    assert (
+        epsilon(mixture, 1e-5, "rdp")
+        == epsilon(mixture, 1e-5, "pld")
+        == rho(mixture)
+        == float("inf")
+    )
 
 
 @pytest.mark.parametrize("claim", [MinSeparation(10, 3, 2, 20), CyclicPoisson(0.5, 4, 20)])
@@ -316,6 +376,11 @@ def test_the_fine_grid_decides_how_many_releases_are_allowed(fine, coarse, monke
         return releases <= (fine if grid == accounting.FINE else coarse)
 
     monkeypatch.setattr(Budget, "allows", allows)
-    assert accounting.allowed_releases(lambda releases: releases, Budget(1e-6, 1.0), "pld", 100) == fine
+    assert (
+        accounting.allowed_releases(lambda releases: releases, Budget(1e-6, 1.0), "pld", 100)
+        == fine
+    )
     by_the_coarse_one_alone = accounting._last_allowed(lambda releases: releases <= coarse, 0, 101)
-    assert (by_the_coarse_one_alone > fine) == (coarse > fine)  # it would release more than the budget allows
+    assert (by_the_coarse_one_alone > fine) == (
+        coarse > fine
+    )  # it would release more than the budget allows

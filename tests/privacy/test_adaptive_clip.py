@@ -62,7 +62,9 @@ def test_a_count_that_would_cost_more_than_the_round_is_refused(count_stddev):
 
 def effect(update, bit, clip=CLIP):
     """Return how far a report moves the noised sums of updates and bits together, in standard deviations of their noise."""
-    return float(np.hypot(update / (clip.update_multiplier(MULTIPLIER) * 1.0), bit / clip.count_stddev))
+    return float(
+        np.hypot(update / (clip.update_multiplier(MULTIPLIER) * 1.0), bit / clip.count_stddev)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,7 +78,9 @@ def test_update_and_bit_together_move_sums_no_further_than_an_update_at_z(norm, 
     update = {"x": np.full(SIZE, np.float32(norm / np.sqrt(SIZE)))}
     report = bounding()(mechanism.public(state), update, np.float32(weight), jax.random.key(0))
     packed, halves = report.update
-    length = np.linalg.norm((np.asarray(packed["x"].high, float) * 2**15 + np.asarray(packed["x"].low)) * 2.0**-30)
+    length = np.linalg.norm(
+        (np.asarray(packed["x"].high, float) * 2**15 + np.asarray(packed["x"].low)) * 2.0**-30
+    )
     assert int(halves) in (-1, 0, 1)
     assert effect(length, int(halves) / 2) <= 1 / MULTIPLIER * (1 + 1e-9)
 
@@ -103,7 +107,9 @@ def test_the_papers_closed_form_is_one_gamma_short():
         norms = adaptive.followed(norms, jnp.float32(share))
     last = len(shares) - 1  # t, from 0
     as_printed = start * np.exp(-adaptive.learning_rate * (sum(shares) - last * gamma))
-    assert float(norms.estimate) == pytest.approx(as_printed * np.exp(adaptive.learning_rate * gamma))
+    assert float(norms.estimate) == pytest.approx(
+        as_printed * np.exp(adaptive.learning_rate * gamma)
+    )
 
 
 def test_the_clip_norm_changes_at_restarts_only_and_becomes_the_estimate():
@@ -127,11 +133,17 @@ def test_the_estimate_finds_the_quantile_from_below_and_from_above():
 
     @jax.jit
     def after(state, key):
-        parts = jax.vmap(lambda size: reports(mechanism, state, size, users=10))(jnp.linspace(0.1, 2 * norm, 10))
-        return mechanism.release(state, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts), key)[1]
+        parts = jax.vmap(lambda size: reports(mechanism, state, size, users=10))(
+            jnp.linspace(0.1, 2 * norm, 10)
+        )
+        return mechanism.release(
+            state, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts), key
+        )[1]
 
     for start in (0.1, 30.0):
-        state = mechanism.init(ZERO)._replace(norms=AdaptiveClip(start, 5.0).init())  # so that both share a program
+        state = mechanism.init(ZERO)._replace(
+            norms=AdaptiveClip(start, 5.0).init()
+        )  # so that both share a program
         for round in range(200):
             state = after(state, noise_key(round))
         assert float(mechanism.public(state).estimate) == pytest.approx(norm, rel=0.25)
@@ -169,7 +181,9 @@ def test_updates_and_counts_are_noised_independently_and_each_as_strongly_as_cha
         released, after = release(state, nothing, noise_key(0, seed))
         estimates.append(float(jnp.std(released.estimate["x"])))
         firsts.append(float(released.estimate["x"][0]))
-        shares.append(-np.log(float(mechanism.public(after).estimate)) / 0.2)  # b̃ − γ, where b̃ = ½ + noise/m
+        shares.append(
+            -np.log(float(mechanism.public(after).estimate)) / 0.2
+        )  # b̃ − γ, where b̃ = ½ + noise/m
         assert shares[-1] == pytest.approx(float(released.share) - 0.5, abs=1e-5)
     wanted = CLIP.update_multiplier(MULTIPLIER) / GOAL
     assert np.mean(estimates) == pytest.approx(wanted, rel=0.01)
@@ -189,7 +203,10 @@ def test_a_recorded_release_leads_to_the_same_state():
         assert same_bits(went, followed)
         # The twins that must fail: another key, and another share of users within the clip norm.
         assert not same_bits(went.noise, follow(before, released, noise_key(round, seed=1)).noise)
-        assert not same_bits(went.norms, follow(before, released._replace(share=jnp.float32(0)), noise_key(round)).norms)
+        assert not same_bits(
+            went.norms,
+            follow(before, released._replace(share=jnp.float32(0)), noise_key(round)).norms,
+        )
     assert int(followed.round) == 6
     assert float(followed.norms.clip_norm) != 1.0  # it was restarted after four rows
 
@@ -200,7 +217,10 @@ def same_bits(left, right) -> bool:
 
 def test_the_cost_is_that_of_z_and_its_claim_mentions_the_count():
     claim = MinSeparation(100, 3, 4, 15)
-    event, plain = private().event(claim), claim.event(MULTIPLIER, tree(MULTIPLIER, 4, 4, 8).strategy)
+    event, plain = (
+        private().event(claim),
+        claim.event(MULTIPLIER, tree(MULTIPLIER, 4, 4, 8).strategy),
+    )
     assert "how many updates were within the clip norm" in event.claim
     assert dataclasses.replace(event, claim=plain.claim) == plain
 
@@ -208,7 +228,12 @@ def test_the_cost_is_that_of_z_and_its_claim_mentions_the_count():
 def test_unsuitable_parts_of_adaptive_clipping_are_refused():
     with pytest.raises(ValueError, match="needs such noise"):
         private(noise=gaussian(2.0))
-    for wrong in ({"start": 0.0}, {"target_quantile": 1.0}, {"learning_rate": 0.0}, {"count_stddev": 0.0}):
+    for wrong in (
+        {"start": 0.0},
+        {"target_quantile": 1.0},
+        {"learning_rate": 0.0},
+        {"count_stddev": 0.0},
+    ):
         with pytest.raises(ValueError, match=r"adaptive clipping needs|clip norm lies"):
             dataclasses.replace(CLIP, **wrong)
     with pytest.raises(ValueError, match="hold 65535"):
@@ -229,8 +254,13 @@ def test_one_user_moves_an_adaptive_round_by_the_clip_norm_in_force_and_by_half_
     crowd = reports(made, state, 100.0, users=100)  # all longer than the estimate, which rises
     _, state = release(state, crowd, noise_key(0))
     before = made.public(state)
-    assert float(before.estimate) > 1.01 * float(before.clip_norm)  # the twin: confusing the two would show
-    without, with_one = (release(state, reports(made, state, 100.0, weight=weight), noise_key(1)) for weight in (0.0, 1.0))
+    assert float(before.estimate) > 1.01 * float(
+        before.clip_norm
+    )  # the twin: confusing the two would show
+    without, with_one = (
+        release(state, reports(made, state, 100.0, weight=weight), noise_key(1))
+        for weight in (0.0, 1.0)
+    )
     moved = jnp.linalg.norm(with_one[0].estimate["x"] - without[0].estimate["x"])
     assert float(moved) == pytest.approx(float(before.clip_norm) / 100.0, rel=1e-3)
     estimates = [float(made.public(after).estimate) for _, after in (without, with_one)]

@@ -48,7 +48,16 @@ def path(tmp_path, anchor):
 
 
 def run(path, name="run", reopen=False) -> Account:
-    terms = RunTerms(name, "recipe", "text", "add or remove one user", "operating system", "pld", Budget(1e-6), 50)
+    terms = RunTerms(
+        name,
+        "recipe",
+        "text",
+        "add or remove one user",
+        "operating system",
+        "pld",
+        Budget(1e-6),
+        50,
+    )
     account = Account(Ledger(path), terms, RELEASE)
     account.reopen(None) if reopen else account.open()
     return account

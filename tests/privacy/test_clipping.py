@@ -20,7 +20,16 @@ from taciturn.data.population import write_population
 from taciturn.data.users import position
 from taciturn.fleets.simulation.in_process import CPU_CHUNK, SimulatedFleet
 from taciturn.privacy import wide
-from taciturn.privacy.clipping import MOST_REPORTS, Whole, clip_schedule, decode, encode, flat_clip, per_layer_clip, unbounded
+from taciturn.privacy.clipping import (
+    MOST_REPORTS,
+    Whole,
+    clip_schedule,
+    decode,
+    encode,
+    flat_clip,
+    per_layer_clip,
+    unbounded,
+)
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
@@ -32,7 +41,9 @@ ROUND = jnp.int32(0)
 any_float32 = st.floats(width=32, allow_nan=True, allow_infinity=True)
 SHAPES = [((1,), (2, 3)), ((2, 3), (7,)), ((7,), (1,))]  # few, for few compilations
 two_layers = st.sampled_from(SHAPES).flatmap(
-    lambda shapes: st.tuples(*(hnp.arrays(np.float32, shape, elements=any_float32) for shape in shapes))
+    lambda shapes: st.tuples(
+        *(hnp.arrays(np.float32, shape, elements=any_float32) for shape in shapes)
+    )
 )
 clip_norms = st.floats(1e-5, 1e5)
 bounds = {"flat": flat_clip, "per-layer": per_layer_clip}
@@ -60,25 +71,33 @@ def side_by_side(clip):
 @given(layers=two_layers, clip_norm=clip_norms, weight=st.floats(width=32))
 def test_any_update_and_any_weight_leave_with_a_bounded_norm(kind, layers, clip_norm, weight):
     bound = bounds[kind](clip_norm)
-    report = compiled(kind)(bound.public(ROUND), dict(zip("ab", layers, strict=True)), np.float32(weight))
+    report = compiled(kind)(
+        bound.public(ROUND), dict(zip("ab", layers, strict=True)), np.float32(weight)
+    )
     update, sent_weight = exact(report, clip_norm)
     assert 0 <= sent_weight <= 1
     assert true_norm(update) <= sent_weight * float(bound.public(ROUND))
-    assert bound.reach * float(bound.step(jnp.float32(1))) == 1.0  # the largest norm, for a clip norm of 1
+    assert (
+        bound.reach * float(bound.step(jnp.float32(1))) == 1.0
+    )  # the largest norm, for a clip norm of 1
 
 
 def test_a_million_adversarial_values_leave_with_a_bounded_norm():
     """Use values that a plain float32 sum of squares loses: one large, then a million just too small to count."""
     update = {"a": jnp.concatenate([jnp.ones(1), jnp.full(3_000_000, 2.4e-4)])}
     report = encoded(flat_clip(0.1), flat_clip(0.1).public(ROUND), update, jnp.float32(1), KEY)
-    assert 0.0999 < true_norm(exact(report, 0.1)[0]) <= np.float32(0.1)  # and hardly anything is lost to safety
+    assert (
+        0.0999 < true_norm(exact(report, 0.1)[0]) <= np.float32(0.1)
+    )  # and hardly anything is lost to safety
 
 
 def test_an_update_inside_the_ball_is_unchanged():
     bound = flat_clip(1.0)
     update = {"a": jnp.array([0.3, -0.4, 1e-7])}
     report = encoded(bound, bound.public(ROUND), update, jnp.float32(1), KEY)
-    np.testing.assert_allclose(decode(bound, bound.public(ROUND), report).update["a"], update["a"], atol=1e-9)
+    np.testing.assert_allclose(
+        decode(bound, bound.public(ROUND), report).update["a"], update["a"], atol=1e-9
+    )
 
 
 def test_a_sum_of_the_largest_number_of_reports_is_exact():
@@ -101,12 +120,16 @@ def test_a_poisoned_update_leaves_as_zero_in_every_layer(bound, poison):
 
 def test_without_the_finite_check_nan_passes_a_clip():
     """The twin that must fail: min(1, S/NaN) lets NaN through."""
-    assert np.isnan(flat_clip(1.0).project(jnp.float32(1.0), {"a": jnp.array([np.nan, 1.0])})["a"]).any()
+    assert np.isnan(
+        flat_clip(1.0).project(jnp.float32(1.0), {"a": jnp.array([np.nan, 1.0])})["a"]
+    ).any()
 
 
 def test_a_clip_that_forgets_its_bound_is_noticed():
     """The twin that must fail: `unbounded` breaks the property that the clips above keep."""
-    report = encoded(unbounded(), unbounded().public(ROUND), {"a": jnp.full(4, 10.0)}, jnp.float32(1), KEY)
+    report = encoded(
+        unbounded(), unbounded().public(ROUND), {"a": jnp.full(4, 10.0)}, jnp.float32(1), KEY
+    )
     assert true_norm(exact(report, 1.0)[0]) > 1.0
 
 
@@ -114,7 +137,11 @@ def test_layers_are_clipped_to_equal_shares_or_to_the_given_norms():
     update = {"a": jnp.full(4, 10.0), "b": {"c": jnp.full(9, 10.0)}}
     assert trees.layer_names(update) == ["a", "b/c"]
     equal = per_layer_clip(2.0).project(jnp.float32(2.0), update)
-    assert true_norm(equal["a"]) == pytest.approx(2**0.5, rel=1e-4) == pytest.approx(true_norm(equal["b"]), rel=1e-4)
+    assert (
+        true_norm(equal["a"])
+        == pytest.approx(2**0.5, rel=1e-4)
+        == pytest.approx(true_norm(equal["b"]), rel=1e-4)
+    )
     given_norms = per_layer_clip(layers={"a": 3.0, "b/c": 4.0})
     assert float(given_norms.public(ROUND)) == pytest.approx(5.0)
     clipped = given_norms.project(given_norms.public(ROUND), update)
@@ -127,13 +154,22 @@ def test_clip_norms_for_other_layers_than_the_models_are_refused():
         per_layer_clip(layers={"a": 1.0}).check({"a": jnp.ones(1), "b": jnp.ones(1)})
 
 
-@pytest.mark.parametrize("steps", [[(0, 1.0), (5, 2.0)], [(1, 1.0)], [(0, 2.0), (0, 1.0)], [(0, 0.0)], [(0, float("inf"))], []])
+@pytest.mark.parametrize(
+    "steps",
+    [[(0, 1.0), (5, 2.0)], [(1, 1.0)], [(0, 2.0), (0, 1.0)], [(0, 0.0)], [(0, float("inf"))], []],
+)
 def test_a_schedule_that_rises_or_has_no_start_is_refused(steps):
     with pytest.raises(ValueError, match="clip"):
         clip_schedule(steps)
 
 
-@given(values=hnp.arrays(np.float32, st.sampled_from([1, 50, 200]), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
+@given(
+    values=hnp.arrays(
+        np.float32,
+        st.sampled_from([1, 50, 200]),
+        elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    )
+)
 @settings(max_examples=100, deadline=None)
 def test_the_norm_is_never_rounded_below_the_truth(values):
     exact = float(np.linalg.norm(values.astype(np.float64)))
@@ -143,7 +179,13 @@ def test_the_norm_is_never_rounded_below_the_truth(values):
 
 def test_an_update_so_large_that_padding_might_overflow_leaves_as_zero():
     for norm, leaves in ((0.9e6, True), (1.1e6, False), (1e30, False)):
-        report = encoded(flat_clip(1.0), jnp.float32(1.0), {"x": jnp.array([norm])}, jnp.float32(1), jax.random.key(0))
+        report = encoded(
+            flat_clip(1.0),
+            jnp.float32(1.0),
+            {"x": jnp.array([norm])},
+            jnp.float32(1),
+            jax.random.key(0),
+        )
         assert bool(jnp.any(report.update["x"].high != 0)) == leaves
 
 
@@ -156,7 +198,10 @@ def test_no_finite_update_exceeds_the_clip_norm(bound, side_by_side):
     private = mechanism(bound, fixed_denominator(1.0), gaussian(1.0))
     public = private.public(private.init({"a": jnp.zeros(5), "b": jnp.zeros(2)}))
     values = np.array(HARD, np.float32)
-    updates = {"a": np.repeat(values[:, None], 5, axis=1), "b": np.stack([values, np.ones_like(values)], axis=1)}
+    updates = {
+        "a": np.repeat(values[:, None], 5, axis=1),
+        "b": np.stack([values, np.ones_like(values)], axis=1),
+    }
 
     @jax.jit
     def report(update):
@@ -165,16 +210,24 @@ def test_no_finite_update_exceeds_the_clip_norm(bound, side_by_side):
     if side_by_side:
         reports = jax.vmap(report)(updates)
     else:
-        each = [report({name: leaf[user] for name, leaf in updates.items()}) for user in range(len(HARD))]
+        each = [
+            report({name: leaf[user] for name, leaf in updates.items()})
+            for user in range(len(HARD))
+        ]
         reports = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
-    norms = [true_norm(exact(jax.tree.map(lambda leaf: leaf[user], reports), 1.0)[0]) for user in range(len(HARD))]  # noqa: B023
+    norms = [
+        true_norm(exact(jax.tree.map(lambda leaf: leaf[user], reports), 1.0)[0])
+        for user in range(len(HARD))
+    ]  # noqa: B023
     assert all(one <= 1.0 for one in norms), norms  # NaN fails as well
 
 
 @pytest.mark.parametrize("weight", [7.0, -3.0, np.nan, np.inf, 1e-40])
 def test_a_weight_out_of_range_moves_sums_by_no_more_than_the_clip_norm(weight):
     private = mechanism(flat_clip(1.0), fixed_denominator(1.0), gaussian(1.0))
-    report = jax.jit(private.bound)(jnp.float32(1.0), {"a": jnp.full(9, 50.0)}, jnp.float32(weight), jax.random.key(0))
+    report = jax.jit(private.bound)(
+        jnp.float32(1.0), {"a": jnp.full(9, 50.0)}, jnp.float32(weight), jax.random.key(0)
+    )
     assert 0.0 <= exact(report, 1.0)[1] <= 1.0
     assert true_norm(exact(report, 1.0)[0]) <= 1.0
 
@@ -183,7 +236,9 @@ def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_
     # 2,047 users report 1, one more lifts the sum to 2,048, where floats lie twice as far apart, and 2,000 users
     # report a little more than half that distance: after the one, each of them counts for more than it is.
     many, few = 2048, 2000
-    stream = CPU_CHUNK * jax.local_device_count()  # users of one stream come CPU_CHUNK at a time; others are silent
+    stream = (
+        CPU_CHUNK * jax.local_device_count()
+    )  # users of one stream come CPU_CHUNK at a time; others are silent
     names = sorted((f"u{k}" for k in range((many + few) * jax.local_device_count())), key=position)
     ours = [user for position, user in enumerate(names) if position % stream < CPU_CHUNK]
     tiny = np.float32(2.0**-13 * (1 + 2.0**-20))
@@ -200,10 +255,16 @@ def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_
         assert said == sorted(said)  # those who lift the sum come first, or nothing is tried here
         fleet = SimulatedFleet(people, Layout(Unrolls(1), 1, 1))
         message = Message({"x": jnp.zeros(1)}, private.public(state))
-        total = fleet.sum_reports(program, message, fleet.users(lambda users: users), jax.random.key(0))
+        total = fleet.sum_reports(
+            program, message, fleet.users(lambda users: users), jax.random.key(0)
+        )
         return float(jax.jit(private.release)(state, total, noise_key(0))[0].estimate["x"][0])
 
-    everyone = {user: [] for user in names} | {user: [5] for user in ours[:many]} | {user: [6] for user in ours[many:]}
+    everyone = (
+        {user: [] for user in names}
+        | {user: [5] for user in ours[:many]}
+        | {user: [6] for user in ours[many:]}
+    )
     without = everyone | {ours[many - 1]: []}
     moved = estimate(tmp_path / "with", everyone) - estimate(tmp_path / "without", without)
     assert abs(moved) <= 1.002  # the clip norm, and the noise's own rounding
@@ -225,9 +286,16 @@ def test_no_report_stands_for_more_than_its_weight_times_the_clip_norm(clip, cli
     generator, users = np.random.default_rng(0), 120
     directions = {"a": generator.normal(size=(users, 3)), "b": generator.normal(size=(users, 40))}
     lengths = np.sqrt(sum((part**2).sum(1) for part in directions.values()))
-    wanted = clip_norm * np.concatenate([1 + generator.uniform(-4e-7, 4e-7, 60), 10 ** generator.uniform(-6, 8, users - 60)])
-    updates = {name: (part * (wanted / lengths)[:, None]).astype(np.float32) for name, part in directions.items()}
-    weights = np.where(np.arange(users) % 3 == 0, 1.0, generator.uniform(0, 1, users)).astype(np.float32)
+    wanted = clip_norm * np.concatenate(
+        [1 + generator.uniform(-4e-7, 4e-7, 60), 10 ** generator.uniform(-6, 8, users - 60)]
+    )
+    updates = {
+        name: (part * (wanted / lengths)[:, None]).astype(np.float32)
+        for name, part in directions.items()
+    }
+    weights = np.where(np.arange(users) % 3 == 0, 1.0, generator.uniform(0, 1, users)).astype(
+        np.float32
+    )
     bound = clip(clip_norm)
     reports = jax.device_get(side_by_side(clip)(bound.public(0), updates, weights))
     for user in range(users):
@@ -237,8 +305,20 @@ def test_no_report_stands_for_more_than_its_weight_times_the_clip_norm(clip, cli
 
 
 def test_the_largest_number_of_reports_does_not_overflow():
-    one = encoded(flat_clip(1.0), jnp.float32(1.0), {"x": jnp.array([-9.0])}, jnp.float32(1.0), jax.random.key(0))
-    low = encoded(flat_clip(1.0), jnp.float32(1.0), {"x": jnp.array([1 / 3])}, jnp.float32(1.0), jax.random.key(0))
+    one = encoded(
+        flat_clip(1.0),
+        jnp.float32(1.0),
+        {"x": jnp.array([-9.0])},
+        jnp.float32(1.0),
+        jax.random.key(0),
+    )
+    low = encoded(
+        flat_clip(1.0),
+        jnp.float32(1.0),
+        {"x": jnp.array([1 / 3])},
+        jnp.float32(1.0),
+        jax.random.key(0),
+    )
     for report in (one, low):
         for leaf in jax.tree.leaves(report):
             assert abs(int(np.max(np.abs(leaf)))) * MOST_REPORTS < 2**31
@@ -248,11 +328,16 @@ def test_the_largest_number_of_reports_does_not_overflow():
 def test_one_more_user_moves_what_is_noised_by_exactly_its_report():
     """A total of integers is exact, and so is what noise is added to; in floats it would not be."""
     cohort, size = 65_000, 64
-    bound, per = flat_clip(0.3), 2**30 // 8 - 12_345  # less than one user's share of S in each of 64 coordinates
+    bound, per = (
+        flat_clip(0.3),
+        2**30 // 8 - 12_345,
+    )  # less than one user's share of S in each of 64 coordinates
     unpack = jax.jit(bound.unpack)
 
     def steps(whole: np.ndarray) -> np.ndarray:
-        layer = Whole(jnp.asarray(whole >> 15, jnp.int32), jnp.asarray(whole & (2**15 - 1), jnp.int32))
+        layer = Whole(
+            jnp.asarray(whole >> 15, jnp.int32), jnp.asarray(whole & (2**15 - 1), jnp.int32)
+        )
         return wide.to_numpy(unpack(bound.public(jnp.int32(0)), {"x": layer})["x"])
 
     generator, in_floats = np.random.default_rng(0), np.zeros(size, np.float32)
@@ -283,6 +368,8 @@ def test_a_report_is_clipped_and_decoded_by_the_clip_norm_of_its_round():
     made = mechanism(flat_clip([(0, 4.0), (1, 1.0)]), fixed_denominator(1.0), no_noise())
     state = made.init({"x": jnp.zeros(4)})
     for clip_norm in (4.0, 1.0):
-        report = jax.jit(made.bound)(made.public(state), {"x": jnp.full(4, 50.0)}, jnp.float32(1), jax.random.key(0))
+        report = jax.jit(made.bound)(
+            made.public(state), {"x": jnp.full(4, 50.0)}, jnp.float32(1), jax.random.key(0)
+        )
         release, state = jax.jit(made.release)(state, report, noise_key(0))
         assert float(jnp.linalg.norm(release.estimate["x"])) == pytest.approx(clip_norm, rel=1e-4)

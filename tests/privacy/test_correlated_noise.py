@@ -28,8 +28,15 @@ MECHANISMS = {
     "blt": lambda: blt(1.0, Buffers(ROUNDS, (0.97, 0.4), (0.3, 0.2))),
     "tree, restarted": lambda: tree(1.0, *SEGMENTS, honaker=False),
     "honaker, restarted": lambda: tree(1.0, *SEGMENTS),
-    "banded, restarted": lambda: banded(1.0, Bands(5, [1.0, 0.5]), Bands(6, [1.0, 0.5, 0.375, 0.3125]), Bands(10, [1.0, 0.4])),
-    "blt, restarted": lambda: blt(1.0, Buffers(5, (0.9,), (0.4,)), Buffers(6, (0.97, 0.4), (0.3, 0.2)), Buffers(10, (0.8,), (0.5,))),
+    "banded, restarted": lambda: banded(
+        1.0, Bands(5, [1.0, 0.5]), Bands(6, [1.0, 0.5, 0.375, 0.3125]), Bands(10, [1.0, 0.4])
+    ),
+    "blt, restarted": lambda: blt(
+        1.0,
+        Buffers(5, (0.9,), (0.4,)),
+        Buffers(6, (0.97, 0.4), (0.3, 0.2)),
+        Buffers(10, (0.8,), (0.5,)),
+    ),
 }
 QUICK = mostly_slow(MECHANISMS, *(set(MECHANISMS) - {"tree, restarted"}))  # Honaker's is one too
 
@@ -70,7 +77,10 @@ def expected_covariance(name):
     blocks = []
     if name in COLUMNS:
         for column, size in COLUMNS[name]:
-            matrix = [[column[i - j] if 0 <= i - j < len(column) else 0.0 for j in range(size)] for i in range(size)]
+            matrix = [
+                [column[i - j] if 0 <= i - j < len(column) else 0.0 for j in range(size)]
+                for i in range(size)
+            ]
             inverse = np.linalg.inv(np.array(matrix))
             blocks.append(inverse @ inverse.T)
     else:
@@ -99,7 +109,10 @@ def prefix_covariance(rounds, honaker, completed):
         if size == 1 or not honaker:
             return own
         below = estimate(start, size // 2) + estimate(start + size // 2, size // 2)
-        variances = [np.sum(own**2), np.sum(below**2)]  # independent guesses: weigh them by their precision
+        variances = [
+            np.sum(own**2),
+            np.sum(below**2),
+        ]  # independent guesses: weigh them by their precision
         weight = (1 / variances[0]) / (1 / variances[0] + 1 / variances[1])
         return weight * own + (1 - weight) * below
 
@@ -118,7 +131,10 @@ def furthest(rows, covariance):
     """Return the largest deviation of the measured covariance, in standard errors."""
     measured = rows @ rows.T / rows.shape[1]
     diagonal = np.diag(covariance)
-    return np.max(np.abs(measured - covariance) / np.sqrt((np.outer(diagonal, diagonal) + covariance**2) / rows.shape[1]))
+    return np.max(
+        np.abs(measured - covariance)
+        / np.sqrt((np.outer(diagonal, diagonal) + covariance**2) / rows.shape[1])
+    )
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -138,7 +154,13 @@ def test_every_segment_of_a_tree_is_the_tree_of_its_own_length():
 
     def stepping(noise):
         def draw(row, stream):
-            return wide.of(((row * 97 + stream * 1009 + jnp.arange(3, dtype=jnp.int32) * 31 + 1) * jnp.int32(0x2C1B3C6D)) >> 2)
+            return wide.of(
+                (
+                    (row * 97 + stream * 1009 + jnp.arange(3, dtype=jnp.int32) * 31 + 1)
+                    * jnp.int32(0x2C1B3C6D)
+                )
+                >> 2
+            )
 
         return noise, jax.jit(lambda state, row: noise.next(state, functools.partial(draw, row)))
 
@@ -149,7 +171,9 @@ def test_every_segment_of_a_tree_is_the_tree_of_its_own_length():
             found.append(wide.to_numpy(residual))
         return np.array(found)
 
-    joined, plain, completed = (stepping(tree(1.0, *lengths, honaker=False)) for lengths in ((4, 5, 8, 3), (8,), (5, 1)))
+    joined, plain, completed = (
+        stepping(tree(1.0, *lengths, honaker=False)) for lengths in ((4, 5, 8, 3), (8,), (5, 1))
+    )
     found = np.split(rows(*joined, 0, 20), [4, 9, 17])
     expected = rows(*plain, 0, 4), rows(*completed, 4, 5), rows(*plain, 9, 8), rows(*plain, 17, 3)
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
@@ -165,7 +189,10 @@ def test_the_error_that_planning_promises_is_that_of_the_noise(name):
 
 
 def test_noise_cancels_in_sums_where_it_should():
-    ends = {name: np.cumsum(given_out(name), axis=0)[-1].std() for name in ("independent", "tree", "honaker", "blt")}
+    ends = {
+        name: np.cumsum(given_out(name), axis=0)[-1].std()
+        for name in ("independent", "tree", "honaker", "blt")
+    }
     assert ends["independent"] > 1.5 * ends["tree"] > 1.5 * ends["honaker"] * 0.9
     assert ends["independent"] > 2 * ends["blt"]
 
@@ -200,7 +227,9 @@ def test_honakers_weights_are_those_of_inverse_variances():
 def test_a_blt_streams_as_jax_privacy_does():
     from jax_privacy.matrix_factorization import buffered_toeplitz
 
-    theirs = buffered_toeplitz.BufferedToeplitz.build(buf_decay=np.array([0.97, 0.4]), output_scale=np.array([0.3, 0.2]), dtype=jnp.float32)
+    theirs = buffered_toeplitz.BufferedToeplitz.build(
+        buf_decay=np.array([0.97, 0.4]), output_scale=np.array([0.3, 0.2]), dtype=jnp.float32
+    )
     inverse = theirs.inverse_as_streaming_matrix()
     white = given_out("independent")[:, :7]
     state, rows = inverse.init_multiply(jnp.zeros(7)), []
@@ -213,7 +242,9 @@ def test_a_blt_streams_as_jax_privacy_does():
 FOUR = {"x": jnp.zeros(4)}
 
 
-@pytest.mark.parametrize("noise", [blt(1.5, Buffers(9, (0.9,), (0.4,))), correlated_noise.tree(1.5, 9)])
+@pytest.mark.parametrize(
+    "noise", [blt(1.5, Buffers(9, (0.9,), (0.4,))), correlated_noise.tree(1.5, 9)]
+)
 def test_correlated_noise_is_made_of_white_noise_of_z_clip_norms(noise):
     """The strategy's sensitivity does not scale the noise, as the cost already includes it."""
     made = mechanism(flat_clip(3.0), fixed_denominator(20.0), noise, most_reports=100)
@@ -222,12 +253,23 @@ def test_correlated_noise_is_made_of_white_noise_of_z_clip_norms(noise):
     state, unit_state = made.init(FOUR), noise.init(4)
     for row in range(3):
         release, state = made.release(state, nobody(made, FOUR), noise_key(row))
-        unit, unit_state = noise.next(unit_state, lambda stream, row=row: sampler.white(spread, noise_key(row), stream, 4))
+        unit, unit_state = noise.next(
+            unit_state, lambda stream, row=row: sampler.white(spread, noise_key(row), stream, 4)
+        )
         expected = 1.5 * 3.0 / 20.0 * wide.to_numpy(unit) / spread.deviation
         np.testing.assert_allclose(release.estimate["x"], expected, rtol=1e-5, atol=1e-8)
 
 
 def test_a_blt_of_three_buffers_keeps_six_times_the_model():
-    private = mechanism(flat_clip(1.0), fixed_denominator(10.0), blt(1.0, Buffers(100, (0.99, 0.9, 0.4), (0.1, 0.1, 0.2))))
-    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(private.init({"a": jnp.zeros((40, 50)), "b": jnp.zeros(1000)}).noise))
+    private = mechanism(
+        flat_clip(1.0),
+        fixed_denominator(10.0),
+        blt(1.0, Buffers(100, (0.99, 0.9, 0.4), (0.1, 0.1, 0.2))),
+    )
+    kept = sum(
+        leaf.nbytes
+        for leaf in jax.tree.leaves(
+            private.init({"a": jnp.zeros((40, 50)), "b": jnp.zeros(1000)}).noise
+        )
+    )
     assert kept <= 6 * 4 * 3000

@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from curators import DELTA, USERS, Loop, account_of, averaging, curator_of, few_people, is_constant, opened, simulated
+from curators import (
+    DELTA,
+    USERS,
+    Loop,
+    account_of,
+    averaging,
+    curator_of,
+    few_people,
+    is_constant,
+    opened,
+    simulated,
+)
 from harness import copied_ledger, noise_key
 from taciturn import randomness
 from taciturn.core import Algorithm, Release
@@ -65,7 +76,10 @@ def test_the_same_noise_on_two_totals_is_noticed():
     """The twin that must fail."""
     private = averaging().mechanism
     state = private.init(ZERO)
-    totals = [private.bound(jnp.float32(1), params, jnp.float32(1), jax.random.key(0)) for params in (ZERO, OTHER)]
+    totals = [
+        private.bound(jnp.float32(1), params, jnp.float32(1), jax.random.key(0))
+        for params in (ZERO, OTHER)
+    ]
     release = jax.jit(private.release)
     first, second = (release(state, total, noise_key(0))[0].estimate["x"] for total in totals)
     assert is_constant(first - second)
@@ -73,7 +87,9 @@ def test_the_same_noise_on_two_totals_is_noticed():
 
 
 def test_a_call_with_another_state_releases_nothing(fleet, tmp_path):
-    falling = averaging(private=mechanism(flat_clip([(0, 1.0), (1, 0.5)]), fixed_denominator(6.0), gaussian(1.0)))
+    falling = averaging(
+        private=mechanism(flat_clip([(0, 1.0), (1, 0.5)]), fixed_denominator(6.0), gaussian(1.0))
+    )
     door = opened(falling, fleet, tmp_path / FILE_NAME)
     state = falling.mechanism.init(ZERO)
     later = state._replace(round=jnp.int32(1))
@@ -109,7 +125,10 @@ def test_a_copied_ledger_does_not_repeat_noise_on_another_total(fleet, tmp_path)
     copied_ledger(tmp_path / "first.jsonl", tmp_path / "copy.jsonl")
     second_door = opened(averaging(), fleet, tmp_path / "copy.jsonl", reopen=True)
     state = averaging().mechanism.init(ZERO)
-    first, second = first_door.private_mean(ZERO, state, 0)[0], second_door.private_mean(OTHER, state, 0)[0]
+    first, second = (
+        first_door.private_mean(ZERO, state, 0)[0],
+        second_door.private_mean(OTHER, state, 0)[0],
+    )
     assert not is_constant(first["x"] - second["x"])
 
 
@@ -152,7 +171,10 @@ def test_a_process_whose_run_another_one_resumed_releases_nothing(fleet, tmp_pat
 
 
 def test_an_empty_cohort_is_released_as_noise_and_charged(fleet, tmp_path):
-    for name, estimator in (("fixed", fixed_denominator(6.0)), ("clipped", clipped_denominator(6.0))):
+    for name, estimator in (
+        ("fixed", fixed_denominator(6.0)),
+        ("clipped", clipped_denominator(6.0)),
+    ):
         of = averaging(PoissonSampling(1e-12), mechanism(flat_clip(1.0), estimator, gaussian(1.0)))
         door = opened(of, fleet, tmp_path / FILE_NAME, name=name)
         estimate, _ = door.private_mean(ZERO, of.mechanism.init(ZERO), 0)
@@ -203,17 +225,33 @@ def test_an_incomplete_row_is_removed_after_a_crash_and_the_chain_continues(flee
     book = account_of(averaging(), path)
     book.reopen(None)
     curator_of(averaging(), fleet, book).private_mean(ZERO, averaging().mechanism.init(ZERO), 0)
-    assert [row["kind"] for row in Ledger(path).rows] == ["ledger", "open", "torn", "resume", "charge"]
+    assert [row["kind"] for row in Ledger(path).rows] == [
+        "ledger",
+        "open",
+        "torn",
+        "resume",
+        "charge",
+    ]
 
 
 def noised_by(multiplier=1.0, participation=PoissonSampling(1.0), most_reports=USERS) -> Algorithm:
-    return averaging(participation, mechanism(flat_clip(1.0), fixed_denominator(6.0), gaussian(multiplier), most_reports))
+    return averaging(
+        participation,
+        mechanism(flat_clip(1.0), fixed_denominator(6.0), gaussian(multiplier), most_reports),
+    )
 
 
 def repeatable(folder, of=None, root=bytes(32), recipe="recipe", fleet=None) -> Curator:
     """Make a simulation, in which nothing is fresh, so that what two runs have in common shows."""
     path = folder / FILE_NAME
-    return opened(of or noised_by(), fleet or Loop(), path, root, recipe=recipe, randomness="seeded simulation")
+    return opened(
+        of or noised_by(),
+        fleet or Loop(),
+        path,
+        root,
+        recipe=recipe,
+        randomness="seeded simulation",
+    )
 
 
 def released(door, params=ZERO, round=0) -> np.ndarray:
@@ -229,23 +267,31 @@ def test_a_cohort_larger_than_a_total_has_room_for_is_not_summed(tmp_path):
     assert str(USERS) not in str(refused.value)  # how many were drawn is a secret
     assert fleet.cohorts == door.account.charges == []
     (tmp_path / "twin").mkdir()
-    released(repeatable(tmp_path / "twin", noised_by(most_reports=USERS)))  # as many as there is room for are summed
+    released(
+        repeatable(tmp_path / "twin", noised_by(most_reports=USERS))
+    )  # as many as there is room for are summed
 
 
 def test_no_two_rounds_of_a_run_share_noise(tmp_path):
     door = repeatable(tmp_path)
     first = released(door, round=0)
     assert not is_constant(first - released(door, round=1))
-    assert np.array_equal(first, released(door, round=0))  # the twin: the same round is the same release
+    assert np.array_equal(
+        first, released(door, round=0)
+    )  # the twin: the same round is the same release
 
 
 @pytest.mark.parametrize(("recipe", "multiplier"), [("recipe", 2.0), ("another", 1.0)])
-def test_one_root_gives_different_noise_under_other_recipes_or_noise_multipliers(tmp_path, recipe, multiplier):
+def test_one_root_gives_different_noise_under_other_recipes_or_noise_multipliers(
+    tmp_path, recipe, multiplier
+):
     (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir(), (tmp_path / "twin").mkdir()
     one = released(repeatable(tmp_path / "one"))
     two = released(repeatable(tmp_path / "two", noised_by(multiplier), recipe=recipe))
     assert not is_constant(multiplier * one - two)
-    assert np.array_equal(one, released(repeatable(tmp_path / "twin")))  # one root under one recipe has the same
+    assert np.array_equal(
+        one, released(repeatable(tmp_path / "twin"))
+    )  # one root under one recipe has the same
 
 
 def test_noise_and_cohorts_do_not_follow_from_what_is_public(tmp_path, monkeypatch):
@@ -255,12 +301,16 @@ def test_noise_and_cohorts_do_not_follow_from_what_is_public(tmp_path, monkeypat
     def seen(name: str, root: bytes, q: float) -> tuple[list[list[int]], np.ndarray]:
         (tmp_path / name).mkdir()
         fleet = Loop()
-        door = repeatable(tmp_path / name, noised_by(participation=PoissonSampling(q)), root, fleet=fleet)
+        door = repeatable(
+            tmp_path / name, noised_by(participation=PoissonSampling(q)), root, fleet=fleet
+        )
         return fleet.cohorts, released(door)
 
     one, other = b"1" * 32, b"2" * 32
     cohorts = [seen(f"cohort {n}", root, 0.5)[0] for n, root in enumerate((one, other, one))]
-    noised = [seen(f"noise {n}", root, 1.0)[1] for n, root in enumerate((one, other, one))]  # of the same total
+    noised = [
+        seen(f"noise {n}", root, 1.0)[1] for n, root in enumerate((one, other, one))
+    ]  # of the same total
     assert cohorts[0] != cohorts[1]
     assert not is_constant(noised[0] - noised[1])
     assert cohorts[0] == cohorts[2]  # the twin: all of it follows from the root
@@ -277,7 +327,9 @@ def test_the_charge_is_on_disk_before_anything_is_released(tmp_path, monkeypatch
     door = repeatable(tmp_path)
 
     def charges() -> int:
-        return sum(row["kind"] == "charge" for row in Ledger(tmp_path / "ledger.jsonl").run_rows("run"))
+        return sum(
+            row["kind"] == "charge" for row in Ledger(tmp_path / "ledger.jsonl").run_rows("run")
+        )
 
     for round in range(2):
         released(door, round=round)
@@ -295,7 +347,9 @@ def test_the_charge_is_on_disk_before_anything_is_released(tmp_path, monkeypatch
     assert charges() == 3
 
 
-def test_a_record_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(tmp_path, monkeypatch):
+def test_a_record_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(
+    tmp_path, monkeypatch
+):
     synced, fsync = {}, os.fsync
 
     def watched(descriptor):
@@ -303,7 +357,10 @@ def test_a_record_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(
         synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
 
     monkeypatch.setattr(os, "fsync", watched)
-    door, log = repeatable(tmp_path), ParticipationLog(tmp_path / "participation.log", 2, 3, bytes(32))
+    door, log = (
+        repeatable(tmp_path),
+        ParticipationLog(tmp_path / "participation.log", 2, 3, bytes(32)),
+    )
     records = Records(tmp_path / "releases", bytes(32))
     for row in range(2):
         records.write(row, Release(ZERO), "-0")
@@ -314,14 +371,19 @@ def test_a_record_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(
             assert synced.get(path.stat().st_ino) == path.stat().st_size
     with open(tmp_path / "ledger.jsonl", "ab") as file:  # the twin: written, and not synced
         file.write(b"x")
-    assert synced[(tmp_path / "ledger.jsonl").stat().st_ino] != (tmp_path / "ledger.jsonl").stat().st_size
+    assert (
+        synced[(tmp_path / "ledger.jsonl").stat().st_ino]
+        != (tmp_path / "ledger.jsonl").stat().st_size
+    )
 
 
 def test_a_round_that_is_repeated_asks_no_users(tmp_path):
     fleet = Loop()
     door = repeatable(tmp_path, noised_by(participation=PoissonSampling(0.5)), fleet=fleet)
     first = released(door)
-    assert np.array_equal(first, released(door, {"x": jnp.full(4, 0.3)}))  # whatever it would be computed from now
+    assert np.array_equal(
+        first, released(door, {"x": jnp.full(4, 0.3)})
+    )  # whatever it would be computed from now
     assert len(fleet.cohorts) == len(door.account.charges) == 1
     released(door, round=1)  # the twin: another round asks others
     assert len(fleet.cohorts) == len(door.account.charges) == 2
@@ -346,4 +408,6 @@ def test_devices_get_the_clip_norm_of_their_round_to_the_bit(schedule):
     right = [np.asarray(clipped.public(one)).tobytes() for one in rounds]
     assert [np.asarray(sent(one)).tobytes() for one in rounds] == right
     stale = jax.jit(lambda _: clipped.public(state))
-    assert ([np.asarray(stale(one)).tobytes() for one in rounds] == right) == isinstance(schedule, float)
+    assert ([np.asarray(stale(one)).tobytes() for one in rounds] == right) == isinstance(
+        schedule, float
+    )

@@ -19,7 +19,9 @@ from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, 
 
 def total(users: list[tuple[float, float]]) -> Report:
     """Sum the reports w·Δ of users given as (weight, Δ), in one dimension."""
-    return Report({"a": jnp.array([sum(w * d for w, d in users)])}, jnp.float32(sum(w for w, _ in users)))
+    return Report(
+        {"a": jnp.array([sum(w * d for w, d in users)])}, jnp.float32(sum(w for w, _ in users))
+    )
 
 
 def value(estimator, users) -> float:
@@ -31,7 +33,9 @@ def steps(estimator, users) -> int:
     """Return what is noised, for reports in integers and a clip norm of 1."""
     weights = [math.floor(w * STEPS) for w, _ in users]
     sums = sum(math.trunc(w / STEPS * d * REACH) for w, (_, d) in zip(weights, users, strict=True))
-    return int(wide.to_numpy(divided(estimator)(from_numpy(np.array([sums])), jnp.int32(sum(weights))))[0])
+    return int(
+        wide.to_numpy(divided(estimator)(from_numpy(np.array([sums])), jnp.int32(sum(weights))))[0]
+    )
 
 
 @functools.cache
@@ -45,10 +49,14 @@ users_strategy = st.lists(st.tuples(st.floats(0, 1), st.floats(-1, 1)), max_size
 @pytest.mark.parametrize("estimator", [fixed_denominator(5.0), clipped_denominator(5.0)])
 @settings(max_examples=200, deadline=None)
 @given(users=users_strategy, one=st.tuples(st.floats(0, 1), st.floats(-1, 1)))
-def test_one_user_of_norm_at_most_1_moves_what_is_noised_by_at_most_its_sensitivity(estimator, users, one):
+def test_one_user_of_norm_at_most_1_moves_what_is_noised_by_at_most_its_sensitivity(
+    estimator, users, one
+):
     moved = abs(steps(estimator, [*users, one]) - steps(estimator, users))
     assert moved <= estimator.sensitivity(1) * REACH
-    assert moved * estimator.unit / REACH == pytest.approx(abs(value(estimator, [*users, one]) - value(estimator, users)), abs=1e-3)
+    assert moved * estimator.unit / REACH == pytest.approx(
+        abs(value(estimator, [*users, one]) - value(estimator, users)), abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("estimator", [fixed_denominator(5.0), clipped_denominator(5.0)])
@@ -66,7 +74,9 @@ def test_lemma_1_bounds_are_the_papers():
     assert fixed.sensitivity(1) * fixed.unit == fixed.sensitivity(10**6) * fixed.unit == 1 / 20
     assert clipped.unit == 1
     assert clipped.sensitivity(1) == pytest.approx(2 / 20, rel=1e-7)
-    assert clipped.sensitivity(10**6) == 2 / 20 + 10**3 * 2.0**-30  # each coordinate is rounded to a step
+    assert (
+        clipped.sensitivity(10**6) == 2 / 20 + 10**3 * 2.0**-30
+    )  # each coordinate is rounded to a step
 
 
 def test_bounding_only_the_weighted_update_is_not_enough():
@@ -75,7 +85,10 @@ def test_bounding_only_the_weighted_update_is_not_enough():
     moved = abs(value(estimator, [*crowd, (1.0, 0.0)]) - value(estimator, crowd))
     assert moved == pytest.approx(50, rel=1e-4)
     assert moved > estimator.sensitivity(1)
-    assert abs(steps(estimator, [*crowd, (1.0, 0.0)]) - steps(estimator, crowd)) > 20 * estimator.sensitivity(1) * REACH
+    assert (
+        abs(steps(estimator, [*crowd, (1.0, 0.0)]) - steps(estimator, crowd))
+        > 20 * estimator.sensitivity(1) * REACH
+    )
 
 
 @pytest.mark.parametrize("least", [0.0, -1.0, 1e-5, 65_536.0, float("inf"), float("nan")])
@@ -94,4 +107,7 @@ def test_the_fixed_denominator_does_not_depend_on_the_cohort():
     """Dividing by the actual cohort is the classic mistake; ten users or a hundred, the denominator stays."""
     estimator = fixed_denominator(10.0)
     assert value(estimator, [(1.0, 1.0)] * 100) == pytest.approx(10.0)
-    assert [steps(estimator, [(1.0, 1.0)] * count) for count in (10, 100)] == [10 * REACH, 100 * REACH]
+    assert [steps(estimator, [(1.0, 1.0)] * count) for count in (10, 100)] == [
+        10 * REACH,
+        100 * REACH,
+    ]

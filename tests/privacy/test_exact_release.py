@@ -33,7 +33,9 @@ NOISES = {
     "honaker, restarted": lambda: tree(20.0, 3, 4),
     "banded": lambda: banded(20.0, Bands(ROWS, [1.0, 0.5, 0.375])),
     "blt": lambda: blt(20.0, Buffers(ROWS, (0.97, 0.4), (0.3, 0.2))),
-    "blt, restarted": lambda: blt(20.0, Buffers(3, (0.9,), (0.4,)), Buffers(4, (0.97, 0.4), (0.3, 0.2))),
+    "blt, restarted": lambda: blt(
+        20.0, Buffers(3, (0.9,), (0.4,)), Buffers(4, (0.97, 0.4), (0.3, 0.2))
+    ),
 }
 
 
@@ -46,12 +48,21 @@ def made(kind: str):
         case "clipped denominator":
             return mechanism(flat_clip(CLIP_NORM), clipped_denominator(20.0), NOISES[noise](), 300)
         case "per layer":
-            return mechanism(per_layer_clip(CLIP_NORM), fixed_denominator(100.0), NOISES[noise](), 300)
+            return mechanism(
+                per_layer_clip(CLIP_NORM), fixed_denominator(100.0), NOISES[noise](), 300
+            )
         case "schedule":
-            return mechanism(flat_clip([(0, 0.8), (2, 0.5)]), fixed_denominator(100.0), NOISES[noise](), 300)
+            return mechanism(
+                flat_clip([(0, 0.8), (2, 0.5)]), fixed_denominator(100.0), NOISES[noise](), 300
+            )
         case "residues":
             encoded = encoding(SIZE, 300)
-            return mechanism(modular(flat_clip(CLIP_NORM), LIKE, encoded), fixed_denominator(100.0), NOISES[noise](), 300)
+            return mechanism(
+                modular(flat_clip(CLIP_NORM), LIKE, encoded),
+                fixed_denominator(100.0),
+                NOISES[noise](),
+                300,
+            )
         case _:
             return mechanism(flat_clip(CLIP_NORM), fixed_denominator(100.0), NOISES[noise](), 300)
 
@@ -78,27 +89,42 @@ def total_of(private, state, users: range):
 
     def report(user: jax.Array):
         seed = jax.random.key(user)
-        layers = [jax.random.normal(jax.random.fold_in(seed, place), leaf.shape) for place, leaf in enumerate(LIKE.values())]
+        layers = [
+            jax.random.normal(jax.random.fold_in(seed, place), leaf.shape)
+            for place, leaf in enumerate(LIKE.values())
+        ]
         return private.bound(public, dict(zip(LIKE, layers, strict=True)), jnp.float32(1), seed)
 
-    return jax.tree.map(lambda reports: jnp.sum(reports, axis=0, dtype=reports.dtype), jax.lax.map(report, names))
+    return jax.tree.map(
+        lambda reports: jnp.sum(reports, axis=0, dtype=reports.dtype), jax.lax.map(report, names)
+    )
 
 
 def last_words(private, monkeypatch, users=range(5)) -> list[np.ndarray]:
     """Return the last 32 bits of the noised integers of every row, before they become floats."""
-    monkeypatch.setattr(mechanisms.wide, "to_float", lambda number, unit: number.low.astype(jnp.int32))
+    monkeypatch.setattr(
+        mechanisms.wide, "to_float", lambda number, unit: number.low.astype(jnp.int32)
+    )
     state, rows, release = private.init(LIKE), [], jax.jit(private.release)
     total = total_of(private, state, users)
     for row in range(ROWS):
         given, after = release(state, total, key(row))
-        rows.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(given.estimate)]).astype(np.int64))
+        rows.append(
+            np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(given.estimate)]).astype(
+                np.int64
+            )
+        )
         state = after
     return rows
 
 
 def digits_are_uniform(rows: list[np.ndarray]) -> bool:
     """Tell whether every last digit is equally likely, whatever the total."""
-    found = [stats.chisquare(np.bincount(row % modulus, minlength=modulus)).pvalue for row in rows for modulus in (2, 16, 255)]
+    found = [
+        stats.chisquare(np.bincount(row % modulus, minlength=modulus)).pvalue
+        for row in rows
+        for modulus in (2, 16, 255)
+    ]
     return min(found) > 1e-3 / len(found)
 
 
@@ -117,7 +143,9 @@ def test_the_last_digits_of_every_release_reveal_nothing(kind, monkeypatch):
     assert digits_are_uniform(rows)
 
 
-@pytest.mark.parametrize("kind", ["independent", "independent + clipped denominator", "independent + residues"])
+@pytest.mark.parametrize(
+    "kind", ["independent", "independent + clipped denominator", "independent + residues"]
+)
 def test_the_last_digits_of_float_noise_are_noticed(kind, monkeypatch):
     """The twin. Float noise reaches only multiples of about 2²⁰, and the total's own digits show."""
     monkeypatch.setattr(sampler, "white", float_white)
@@ -135,13 +163,18 @@ def reachable(released: np.ndarray, average: np.ndarray, stddev: np.float32) -> 
     hit = np.zeros(released.shape, bool)
     for one in candidates:
         hit |= (average + (one * stddev).astype(np.float32)).astype(np.float32) == released
-        hit |= (one.astype(np.float64) * np.float64(stddev) + average).astype(np.float32) == released
+        hit |= (one.astype(np.float64) * np.float64(stddev) + average).astype(
+            np.float32
+        ) == released
     return hit
 
 
 def float_release(average: np.ndarray, stddev: np.float32, number: int) -> np.ndarray:
     """Release as it was done before: the twin."""
-    draws = [np.asarray(jax.random.normal(one, average.shape)) for one in jax.random.split(jax.random.key(number), 4)]
+    draws = [
+        np.asarray(jax.random.normal(one, average.shape))
+        for one in jax.random.split(jax.random.key(number), 4)
+    ]
     return average + stddev * ((draws[0] + draws[1] + draws[2] + draws[3]) / np.float32(2))
 
 
@@ -154,10 +187,14 @@ def told_apart(release, averages, stddev, trials: int) -> tuple[int, int]:
     first = [(share(0, number), share(1, number)) for number in range(6)]
     threshold = (np.mean([one for one, _ in first]) + np.mean([other for _, other in first])) / 2
     rest = range(100, 100 + trials)
-    return sum(share(0, n) > threshold for n in rest), sum(share(1, n + trials) <= threshold for n in rest)
+    return sum(share(0, n) > threshold for n in rest), sum(
+        share(1, n + trials) <= threshold for n in rest
+    )
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["independent", "blt", "independent + clipped denominator"], "blt"))
+@pytest.mark.parametrize(
+    "kind", mostly_slow(["independent", "blt", "independent + clipped denominator"], "blt")
+)
 def test_two_worlds_that_differ_by_one_user_are_not_distinguished(kind):
     """The attack of Mironov 2012 on one release at a claimed ε of 0.19."""
     trials, private = 60, made(kind)
@@ -168,11 +205,16 @@ def test_two_worlds_that_differ_by_one_user_are_not_distinguished(kind):
         clipped_denominator(20.0) if "clipped" in kind else fixed_denominator(100.0),
         gaussian(20.0)._replace(multiplier=0.0),
     )
-    averages = [np.asarray(silent.release(silent.init(LIKE), total, key(0))[0].estimate["a"]).ravel() for total in totals]
+    averages = [
+        np.asarray(silent.release(silent.init(LIKE), total, key(0))[0].estimate["a"]).ravel()
+        for total in totals
+    ]
     stddev = np.float32(20.0 * CLIP_NORM * (2 / 20 if "clipped" in kind else 1 / 100))
 
     def as_it_is(world: int, number: int) -> np.ndarray:
-        return np.asarray(release(state, totals[world], key(number + 10_000 * world))[0].estimate["a"]).ravel()
+        return np.asarray(
+            release(state, totals[world], key(number + 10_000 * world))[0].estimate["a"]
+        ).ravel()
 
     def as_it_was(world: int, number: int) -> np.ndarray:
         return float_release(averages[world], stddev, number + 10_000 * world)
@@ -190,7 +232,11 @@ def test_two_published_models_do_not_reveal_which_words_were_typed():
     words, width, typed = 1500, 4, np.arange(1500) % 3 == 0
     generator = np.random.default_rng(0)
     start = {"embedding": jnp.asarray(generator.normal(size=(words, width)), jnp.float32)}
-    update = {"embedding": jnp.where(typed[:, None], jnp.asarray(generator.normal(size=(words, width)), jnp.float32), 0.0)}
+    update = {
+        "embedding": jnp.where(
+            typed[:, None], jnp.asarray(generator.normal(size=(words, width)), jnp.float32), 0.0
+        )
+    }
     private = mechanism(flat_clip(CLIP_NORM), fixed_denominator(40.0), gaussian(20.0), 300)
     state = private.init(start)
     total = private.bound(private.public(state), update, jnp.float32(1), jax.random.key(0))
@@ -204,8 +250,12 @@ def test_two_published_models_do_not_reveal_which_words_were_typed():
         before, estimate = np.asarray(start["embedding"]), np.asarray(release.estimate["embedding"])
         return ~reachable((before + estimate).astype(np.float32), before, stddev).all(axis=1)
 
-    was_right = stats.fisher_exact(np.histogram2d(named(twin), typed, bins=2)[0], alternative="greater").pvalue
-    is_right = stats.fisher_exact(np.histogram2d(named(release), typed, bins=2)[0], alternative="greater").pvalue
+    was_right = stats.fisher_exact(
+        np.histogram2d(named(twin), typed, bins=2)[0], alternative="greater"
+    ).pvalue
+    is_right = stats.fisher_exact(
+        np.histogram2d(named(release), typed, bins=2)[0], alternative="greater"
+    ).pvalue
     assert was_right < 1e-20
     assert is_right > 1e-3
 
@@ -217,7 +267,9 @@ def test_a_noised_sum_over_a_secret_weight_lies_on_a_lattice_that_reveals_it():
     units = set()
     for users in (range(30), range(31)):
         total = total_of(private, state, users)
-        estimate = np.asarray(jax.jit(private.release)(state, total, key(1))[0].estimate["b"], np.float64)
+        estimate = np.asarray(
+            jax.jit(private.release)(state, total, key(1))[0].estimate["b"], np.float64
+        )
         units.add(round(float(estimate.std()), 1))
         assert np.isfinite(estimate).all()
     assert len(units) == 1
@@ -232,10 +284,15 @@ def test_no_noise_state_contains_floats():
     for kind in KINDS:
         private = made(kind)
         state = private.init(LIKE)
-        assert all(leaf.dtype in (jnp.int32, jnp.uint32) for leaf in jax.tree.leaves(state.noise)), kind
+        assert all(
+            leaf.dtype in (jnp.int32, jnp.uint32) for leaf in jax.tree.leaves(state.noise)
+        ), kind
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["blt", "independent + residues", "honaker, restarted + adaptive clip"], "blt"))
+@pytest.mark.parametrize(
+    "kind",
+    mostly_slow(["blt", "independent + residues", "honaker, restarted + adaptive clip"], "blt"),
+)
 def test_the_state_after_a_row_follows_from_its_release_and_key(kind):
     private = made(kind)
     state, total = private.init(LIKE), total_of(private, private.init(LIKE), range(3))

@@ -20,16 +20,33 @@ SOURCE = Path(__file__).parents[2] / "src" / "taciturn"
 
 @given(st.floats(1e-300, 1000))
 def test_figures_are_rounded_up(value):
-    for text, step in ((epsilon_text(value), 0.1), (delta_text(value), 0.1), (rho_text(value), 0.01)):
+    for text, step in (
+        (epsilon_text(value), 0.1),
+        (delta_text(value), 0.1),
+        (rho_text(value), 0.01),
+    ):
         assert value <= float(text) <= value * (1 + step) * (1 + 1e-9)
     assert float(mu_text(value)) >= math.sqrt(2 * value)
 
 
 def test_an_epsilon_of_0_0149_is_not_printed_as_0_01():
     """F7."""
-    assert (epsilon_text(0.0149), epsilon_text(0.1234), epsilon_text(1.001)) == ("0.015", "0.13", "1.01")
-    assert (epsilon_text(999.999), epsilon_text(1000.01), epsilon_text(math.inf)) == ("1000.00", "> 1000", "∞")
-    assert (rho_text(0.12345), rho_text(math.inf), mu_text(0.5), mu_text(math.inf)) == ("0.124", "∞", "1.01", "∞")
+    assert (epsilon_text(0.0149), epsilon_text(0.1234), epsilon_text(1.001)) == (
+        "0.015",
+        "0.13",
+        "1.01",
+    )
+    assert (epsilon_text(999.999), epsilon_text(1000.01), epsilon_text(math.inf)) == (
+        "1000.00",
+        "> 1000",
+        "∞",
+    )
+    assert (rho_text(0.12345), rho_text(math.inf), mu_text(0.5), mu_text(math.inf)) == (
+        "0.124",
+        "∞",
+        "1.01",
+        "∞",
+    )
     assert float(f"{0.0149:.1g}") < 0.0149  # the twin that must fail: to the nearest
 
 
@@ -49,7 +66,9 @@ def test_no_promise_is_printed_by_any_other_function():
         if figure.search(path.read_text())
     }
     assert set(found) <= {"cli/ledger.py", "planning.py", "recipe/rules.py"}
-    assert found["cli/ledger.py"] == found["planning.py"] == found["recipe/rules.py"] == ["delta"]  # each refuses a δ that was given
+    assert (
+        found["cli/ledger.py"] == found["planning.py"] == found["recipe/rules.py"] == ["delta"]
+    )  # each refuses a δ that was given
     assert figure.search('f"ε = {guarantee.epsilon:.2f}"')  # the twin that must be found
     assert figure.search('f"δ = {question.at_delta:.2g}"')
 
@@ -73,7 +92,17 @@ def test_loss_distributions_still_give_an_epsilon_at_the_default_delta(users, co
 
 
 def test_a_population_for_which_no_delta_makes_sense_is_refused():
-    common = ["plan", "--rounds", "10", "--report-goal", "1", "--noise-multiplier", "1", "--mechanism", "tree"]
+    common = [
+        "plan",
+        "--rounds",
+        "10",
+        "--report-goal",
+        "1",
+        "--noise-multiplier",
+        "1",
+        "--mechanism",
+        "tree",
+    ]
     run = CliRunner().invoke(app, [*common, "--population", "1"])
     assert run.exit_code != 0
     with pytest.raises(PlanError, match="1 users are too few for a guarantee"):

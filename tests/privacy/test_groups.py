@@ -6,7 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
+from dp_accounting import (
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+)
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_mechanism
 from scipy.stats import binom, norm
@@ -29,12 +35,21 @@ def delta_by_brute_force(q: float, noise: float, users: int, releases: int, at: 
     there = sum(binom.pmf(j, users, q) * norm.pdf(outputs, j, noise) for j in range(users + 1))
     absent = norm.pdf(outputs, 0, noise)
     for _ in range(releases - 1):
-        there, absent, width = np.multiply.outer(there, there), np.multiply.outer(absent, absent), width**2
+        there, absent, width = (
+            np.multiply.outer(there, there),
+            np.multiply.outer(absent, absent),
+            width**2,
+        )
     pairs = ((there, absent), (absent, there))
     return max(float(np.maximum(p - math.exp(at) * q, 0).sum() * width) for p, q in pairs)
 
 
-FEW = [pytest.param(2, 1, marks=pytest.mark.slow), (2, 2), (4, 1), pytest.param(4, 2, marks=pytest.mark.slow)]
+FEW = [
+    pytest.param(2, 1, marks=pytest.mark.slow),
+    (2, 2),
+    (4, 1),
+    pytest.param(4, 2, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("users", "releases"), FEW)
@@ -51,7 +66,9 @@ def test_a_group_under_sampling_is_the_mixture_that_brute_force_finds(users, rel
 
 @functools.cache
 def by_the_library(users: int):
-    losses = from_mixture_gaussian_mechanism(2.0, range(users + 1), chances(users), value_discretization_interval=1e-3)
+    losses = from_mixture_gaussian_mechanism(
+        2.0, range(users + 1), chances(users), value_discretization_interval=1e-3
+    )
     return losses.self_compose(4)
 
 
@@ -80,8 +97,12 @@ def test_without_sampling_a_group_is_one_user_of_multiplied_sensitivity():
     event = MinSeparation(10, 4, 3, 20).event(5.0, tree(20, honaker=False))
     mu = math.sqrt(2 * rho(repeated(event, 20)))
     for users in (1, 2, 4):
-        assert group_epsilon(event, 20, 1e-6, users) == pytest.approx(gaussian_epsilon(users * mu, 1e-6), rel=1e-6)
-    assert group_epsilon(event, 20, 1e-6, 2) > 2 * gaussian_epsilon(mu, 1e-6)  # only k·ε would be too little
+        assert group_epsilon(event, 20, 1e-6, users) == pytest.approx(
+            gaussian_epsilon(users * mu, 1e-6), rel=1e-6
+        )
+    assert group_epsilon(event, 20, 1e-6, 2) > 2 * gaussian_epsilon(
+        mu, 1e-6
+    )  # only k·ε would be too little
 
 
 def test_turns_that_overlap_are_not_taken_for_a_mixture():
@@ -89,11 +110,15 @@ def test_turns_that_overlap_are_not_taken_for_a_mixture():
     strategy = toeplitz("banded", np.array([1.0, 0.8, 0.6, *np.zeros(9)]))
     event = CyclicPoisson(0.3, 3, 12).event(2.0, strategy)
     turns = repeated(event, 12)
-    mixture = group_epsilon(turns, 1, 1e-5, 2)  # the twin: the same cost, taken for independent releases
+    mixture = group_epsilon(
+        turns, 1, 1e-5, 2
+    )  # the twin: the same cost, taken for independent releases
     found = group_epsilon(event, 12, 1e-5, 2)
     assert found > mixture
     one = epsilon(turns, 1e-5 * chained_share(found / 2, 2), grid=1e-3)
-    assert one <= found / 2 * (1 + 1e-4) or found <= gaussian_epsilon(2 * math.sqrt(2 * rho(turns)), 1e-5) * (1 + 1e-9)
+    assert one <= found / 2 * (1 + 1e-4) or found <= gaussian_epsilon(
+        2 * math.sqrt(2 * rho(turns)), 1e-5
+    ) * (1 + 1e-9)
 
 
 def test_fixed_size_cohorts_are_chained_user_by_user():
@@ -129,9 +154,13 @@ def test_the_statement_names_the_promise_to_groups_its_basis_and_what_to_delete(
     assert "at most 8.7e-19 (total variation, over the whole run)" in words
     assert "A backup or snapshot of either undoes the deletion" in words
     content = json.loads(statement_json(made, ()))
-    assert content["epsilon_of_two_devices"] == made.for_group(2) < content["epsilon_of_a_household"]
+    assert (
+        content["epsilon_of_two_devices"] == made.for_group(2) < content["epsilon_of_a_household"]
+    )
     assert "release" not in content
-    assert "Groups" not in statement(guarantee(epsilon=math.inf, rho=math.inf, release=NonPrivateDpEvent()), ())
+    assert "Groups" not in statement(
+        guarantee(epsilon=math.inf, rho=math.inf, release=NonPrivateDpEvent()), ()
+    )
 
 
 def test_a_run_that_released_nothing_promises_groups_what_it_started_from():

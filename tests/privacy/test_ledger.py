@@ -9,7 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting import (
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
 
 from harness import cut_off_rows
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
@@ -22,8 +27,21 @@ from taciturn.release.model_file import ModelCard, card_digest, params_digest
 ROUND_COST = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
 
 
-def terms(name="run", budget=Budget(1e-5), adjacency=PoissonSampling.adjacency, rounds=100, lineage=()):
-    return RunTerms(name, "recipe", "text", adjacency, "operating system", "pld", budget, rounds, "start", lineage)
+def terms(
+    name="run", budget=Budget(1e-5), adjacency=PoissonSampling.adjacency, rounds=100, lineage=()
+):
+    return RunTerms(
+        name,
+        "recipe",
+        "text",
+        adjacency,
+        "operating system",
+        "pld",
+        budget,
+        rounds,
+        "start",
+        lineage,
+    )
 
 
 def account(path, run_terms=None, release=SelfComposedDpEvent(ROUND_COST, 1)) -> Account:
@@ -45,8 +63,16 @@ def opened(ledger_path) -> Account:
 
 
 def test_a_charge_is_on_disk_when_it_returns(opened, ledger_path):
-    assert [row["kind"] for row in Ledger(ledger_path).rows] == ["ledger", "open", "charge", "charge", "charge"]
-    assert opened.guarantee().epsilon == pytest.approx(epsilon(SelfComposedDpEvent(ROUND_COST, 3), 1e-5))
+    assert [row["kind"] for row in Ledger(ledger_path).rows] == [
+        "ledger",
+        "open",
+        "charge",
+        "charge",
+        "charge",
+    ]
+    assert opened.guarantee().epsilon == pytest.approx(
+        epsilon(SelfComposedDpEvent(ROUND_COST, 3), 1e-5)
+    )
     assert opened.guarantee().rho == pytest.approx(1.5)
 
 
@@ -163,10 +189,17 @@ def test_runs_under_different_adjacency_are_not_added_up(ledger_path):
     poisson.open()
     poisson.charge(0, "record")
     fixed_round = FixedSize(5, 50)
-    fixed = account(ledger_path, terms("fixed", adjacency=fixed_round.adjacency), SelfComposedDpEvent(fixed_round.event(1.0), 1))
+    fixed = account(
+        ledger_path,
+        terms("fixed", adjacency=fixed_round.adjacency),
+        SelfComposedDpEvent(fixed_round.event(1.0), 1),
+    )
     fixed.open()
     fixed.charge(0, "record")
-    assert [adjacency for adjacency, _, _ in Ledger(ledger_path).totals(1e-5)] == [poisson.terms.adjacency, fixed_round.adjacency]
+    assert [adjacency for adjacency, _, _ in Ledger(ledger_path).totals(1e-5)] == [
+        poisson.terms.adjacency,
+        fixed_round.adjacency,
+    ]
 
 
 def test_a_non_private_run_costs_infinity_for_good(ledger_path):
@@ -215,7 +248,10 @@ def test_a_run_is_resumed_only_on_the_terms_it_was_opened_with(opened, ledger_pa
 
 
 def test_a_run_is_not_resumed_with_other_noise(opened, ledger_path):
-    louder = account(ledger_path, release=SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(9.0)), 1))
+    louder = account(
+        ledger_path,
+        release=SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(9.0)), 1),
+    )
     with pytest.raises(LedgerError, match="cost"):
         louder.reopen(opened.head)
 
@@ -292,12 +328,18 @@ def test_charges_of_several_processes_form_one_chain(tmp_path):
         "for n in range(30): book.append({'kind': 'note', 'from': sys.argv[2]})\n"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    writers = [subprocess.Popen([sys.executable, "-c", script, path, str(index)], env=environment) for index in range(2)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", script, path, str(index)], env=environment)
+        for index in range(2)
+    ]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
     assert len(Ledger(path).rows) == 61
 
 
-@pytest.mark.parametrize("participation", [PoissonSampling(0.1), PoissonSampling(1.0), FixedSize(5, 50), FixedSize(50, 50)])
+@pytest.mark.parametrize(
+    "participation",
+    [PoissonSampling(0.1), PoissonSampling(1.0), FixedSize(5, 50), FixedSize(50, 50)],
+)
 def test_events_survive_being_written_and_read(participation):
     event = SelfComposedDpEvent(participation.event(1.3), 7)
     assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
@@ -306,9 +348,17 @@ def test_events_survive_being_written_and_read(participation):
 def test_a_model_leaves_only_with_the_card_that_was_recorded_with_it(opened, ledger_path):
     params, words = {"w": np.ones(3, np.float32)}, ("<pad>", "<unk>", "<bos>", "<eos>", "word")
     card = ModelCard({"kind": "lstm"}, words, {"language": "en", "source": "a list"}, run="run")
-    card = replace(card, ledger_head=opened.record_model(3, params_digest(params), card_digest(card)))
-    assert verified_guarantee(params, card, Ledger(ledger_path)).run == "run"  # the twin: what was recorded may leave
-    for said in ({"vocabulary": (*words[:-1], "secret")}, {"public_sources": ("all of it",)}, {"sentences": True}):
+    card = replace(
+        card, ledger_head=opened.record_model(3, params_digest(params), card_digest(card))
+    )
+    assert (
+        verified_guarantee(params, card, Ledger(ledger_path)).run == "run"
+    )  # the twin: what was recorded may leave
+    for said in (
+        {"vocabulary": (*words[:-1], "secret")},
+        {"public_sources": ("all of it",)},
+        {"sentences": True},
+    ):
         with pytest.raises(ExportRefused, match="changed"):
             verified_guarantee(params, replace(card, **said), Ledger(ledger_path))
 

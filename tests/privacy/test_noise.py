@@ -13,11 +13,18 @@ from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, 
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
 
-ZERO = {"a": jnp.zeros((100, 50)), "b": jnp.zeros((100, 50)), "c": jnp.zeros(3), "number": jnp.float32(0)}
+ZERO = {
+    "a": jnp.zeros((100, 50)),
+    "b": jnp.zeros((100, 50)),
+    "c": jnp.zeros(3),
+    "number": jnp.float32(0),
+}
 
 
 def released(made, round: int = 0, state=None) -> dict:
-    release, _ = jax.jit(made.release)(state or made.init(ZERO), nobody(made, ZERO), noise_key(round, seed=5))
+    release, _ = jax.jit(made.release)(
+        state or made.init(ZERO), nobody(made, ZERO), noise_key(round, seed=5)
+    )
     return release.estimate
 
 
@@ -48,7 +55,9 @@ def test_no_two_leaves_and_no_two_rounds_share_noise():
 def test_one_stream_for_two_leaves_is_noticed():
     """The twin that must fail: one key and one stream give the same noise again."""
     spread, key = sampler.spread(1e6), noise_key(0)
-    first, again, other = (wide.to_numpy(sampler.white(spread, key, stream, 500)) for stream in (0, 0, 1))
+    first, again, other = (
+        wide.to_numpy(sampler.white(spread, key, stream, 500)) for stream in (0, 0, 1)
+    )
     assert np.array_equal(first, again)
     assert not np.any(first == other)
 
@@ -63,7 +72,9 @@ def test_noise_falls_with_the_clip_norm_and_costs_the_same():
     assert float(made.public(state)) == 1.0
 
 
-@pytest.mark.parametrize(("bound", "estimator"), [(unbounded(), fixed_denominator(1.0)), (flat_clip(1.0), mean())])
+@pytest.mark.parametrize(
+    ("bound", "estimator"), [(unbounded(), fixed_denominator(1.0)), (flat_clip(1.0), mean())]
+)
 def test_noise_without_a_bounded_sensitivity_is_refused(bound, estimator):
     with pytest.raises(ValueError, match="bounded sensitivity"):
         mechanism(bound, estimator, gaussian(1.0))
@@ -85,7 +96,9 @@ def test_tails_reach_further_than_those_of_a_float32_normal():
     assert edge < 5.5
     table = tuple(map(jnp.asarray, sampler.cumulative()))
     most = jnp.full(1, 2**32 - 2, jnp.uint32)
-    largest = sampler.discrete(table, most, lambda _: [jnp.uint32(2**32 - 1)] * 3, jnp.asarray(sampler.guide()))
+    largest = sampler.discrete(
+        table, most, lambda _: [jnp.uint32(2**32 - 1)] * 3, jnp.asarray(sampler.guide())
+    )
     assert int(largest[0]) > 12 * sampler.BASE
 
 
@@ -95,11 +108,15 @@ def test_an_invalid_noise_multiplier_is_refused(multiplier):
         gaussian(multiplier)
 
 
-@pytest.mark.parametrize(("expected_weight", "multiplier"), [(8e37, 0.9), (1e37, 1e-2), (1.0, 1e-40)])
+@pytest.mark.parametrize(
+    ("expected_weight", "multiplier"), [(8e37, 0.9), (1e37, 1e-2), (1.0, 1e-40)]
+)
 def test_a_float_too_coarse_for_noise_is_too_coarse_for_the_total(expected_weight, multiplier):
     """Noise is added before anything is a float: a float loses the same digits of both, never only of the noise."""
     try:
-        private = mechanism(flat_clip(1.0), fixed_denominator(expected_weight), gaussian(multiplier))
+        private = mechanism(
+            flat_clip(1.0), fixed_denominator(expected_weight), gaussian(multiplier)
+        )
         state = private.init({"x": jnp.zeros(4)})
     except ValueError:
         return
@@ -116,7 +133,9 @@ def test_every_value_of_every_layer_is_noised(noise):
     made = mechanism(flat_clip(1.0), fixed_denominator(1.0), noise)
     release, _ = jax.jit(made.release)(made.init(ZERO), nobody(made, ZERO), noise_key(1))
     is_noised = noise.multiplier > 0  # the twin: without noise, none is
-    assert all(np.all((np.asarray(leaf) != 0) == is_noised) for leaf in jax.tree.leaves(release.estimate))
+    assert all(
+        np.all((np.asarray(leaf) != 0) == is_noised) for leaf in jax.tree.leaves(release.estimate)
+    )
 
 
 # ── exactly: with one deviation in place of noise; last, because what was compiled is forgotten when noise is replaced ──────────
@@ -132,6 +151,11 @@ def test_the_noise_is_not_off_by_a_millionth(made, stddev):
 @pytest.mark.usefixtures("one_deviation")
 def test_noise_is_made_for_the_longest_report_whatever_the_cohort():
     for cohort in (1, 1000, 65_000):
-        layer, private = {"x": jnp.zeros(64)}, mechanism(flat_clip(0.3), fixed_denominator(1.0), gaussian(1e-3), cohort)
-        released, _ = jax.jit(private.release)(private.init(layer), nobody(private, layer), noise_key(0))
+        layer, private = (
+            {"x": jnp.zeros(64)},
+            mechanism(flat_clip(0.3), fixed_denominator(1.0), gaussian(1e-3), cohort),
+        )
+        released, _ = jax.jit(private.release)(
+            private.init(layer), nobody(private, layer), noise_key(0)
+        )
         np.testing.assert_allclose(released.estimate["x"], 1e-3 * 0.3, rtol=1e-6)

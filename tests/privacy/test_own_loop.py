@@ -44,7 +44,9 @@ def released(algorithm, curator, rounds=2):
 
 def opened(tmp_path, **settings):
     algorithm = mean()
-    return algorithm, tt.Curator.for_simulation(algorithm, [user()] * 20, tmp_path / "ledger.jsonl", **settings)
+    return algorithm, tt.Curator.for_simulation(
+        algorithm, [user()] * 20, tmp_path / "ledger.jsonl", **settings
+    )
 
 
 def test_every_round_is_charged_before_its_estimate_and_the_budget_ends_the_loop(tmp_path):
@@ -59,14 +61,25 @@ def test_every_round_is_charged_before_its_estimate_and_the_budget_ends_the_loop
 def test_a_seed_repeats_a_run_and_shares_no_noise_with_another_run(tmp_path):
     first = released(*opened(tmp_path / "a", seed=7))
     np.testing.assert_array_equal(first, released(*opened(tmp_path / "b", seed=7)))
-    assert not np.any(first == released(*opened(tmp_path / "a", seed=7)))  # the second run in the same ledger
+    assert not np.any(
+        first == released(*opened(tmp_path / "a", seed=7))
+    )  # the second run in the same ledger
     assert not np.any(first == released(*opened(tmp_path / "c")))
-    assert [row["randomness"] for row in Ledger(tmp_path / "a" / "ledger.jsonl").rows if row["kind"] == "open"] == ["seeded simulation"] * 2
+    assert [
+        row["randomness"]
+        for row in Ledger(tmp_path / "a" / "ledger.jsonl").rows
+        if row["kind"] == "open"
+    ] == ["seeded simulation"] * 2
 
 
 @pytest.mark.parametrize(
     "odd",
-    [user(shape=(1, 1, 1)), user()._replace(weight=jnp.ones(2)), user()._replace(batches=jnp.zeros((1, 1, 3), int)), None],
+    [
+        user(shape=(1, 1, 1)),
+        user()._replace(weight=jnp.ones(2)),
+        user()._replace(batches=jnp.zeros((1, 1, 3), int)),
+        None,
+    ],
     ids=["smaller", "weights", "of another type", "none"],
 )
 def test_users_of_another_shape_are_refused_since_their_reports_would_be_added_many_times(odd):
@@ -92,14 +105,22 @@ def test_the_ledger_does_not_reveal_users_data(tmp_path):
     """An attacker who knows all other users must not find the last one by trying."""
     names = {opened(tmp_path / str(number))[1].account.terms.population for number in range(2)}
     assert len(names) == 2  # the same users, under two secrets
-    assert opened(tmp_path / "x", seed=1)[1].account.terms.population == opened(tmp_path / "y", seed=1)[1].account.terms.population
+    assert (
+        opened(tmp_path / "x", seed=1)[1].account.terms.population
+        == opened(tmp_path / "y", seed=1)[1].account.terms.population
+    )
 
 
 def test_the_participation_log_is_deleted_with_its_curator(tmp_path):
     claim = MinSeparation(5, 1, 3, 10)
     plain = mean()
-    algorithm = plain._replace(mechanism=mechanism(flat_clip(1.0), fixed_denominator(5.0), gaussian(1)), participation=claim)
-    curator = tt.Curator.for_simulation(algorithm, [user()] * 20, tmp_path / "ledger.jsonl", rounds=10)
+    algorithm = plain._replace(
+        mechanism=mechanism(flat_clip(1.0), fixed_denominator(5.0), gaussian(1)),
+        participation=claim,
+    )
+    curator = tt.Curator.for_simulation(
+        algorithm, [user()] * 20, tmp_path / "ledger.jsonl", rounds=10
+    )
     released(algorithm, curator)
     folder = Path(curator._secrets.name)
     assert (folder / "participation.log").exists()
@@ -115,12 +136,18 @@ def test_an_integer_noise_multiplier_is_charged_correctly(tmp_path):
     whole, plain = mean(noise_multiplier=1), mean(noise_multiplier=1.0)
     released(whole, tt.Curator.for_simulation(whole, [user()] * 20, tmp_path / "ledger.jsonl"))
     released(plain, tt.Curator.for_simulation(plain, [user()] * 20, tmp_path / "ledger.jsonl"))
-    one, other = (Ledger(tmp_path / "ledger.jsonl").guarantee(f"simulation-{number}") for number in (1, 2))
+    one, other = (
+        Ledger(tmp_path / "ledger.jsonl").guarantee(f"simulation-{number}") for number in (1, 2)
+    )
     assert one.epsilon == other.epsilon
-    assert "1.0" in json.dumps(Ledger(tmp_path / "ledger.jsonl").run_rows("simulation-1")[0]["release"])
+    assert "1.0" in json.dumps(
+        Ledger(tmp_path / "ledger.jsonl").run_rows("simulation-1")[0]["release"]
+    )
 
 
 def test_a_curator_that_cannot_be_made_declares_no_run(tmp_path):
     with pytest.raises(ValueError, match="one shape"):
-        tt.Curator.for_simulation(mean(), [user(), user(shape=(1, 1, 1))], tmp_path / "ledger.jsonl")
+        tt.Curator.for_simulation(
+            mean(), [user(), user(shape=(1, 1, 1))], tmp_path / "ledger.jsonl"
+        )
     assert Ledger(tmp_path / "ledger.jsonl").runs() == []

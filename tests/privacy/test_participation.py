@@ -4,13 +4,23 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
+from dp_accounting import (
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+)
 
 from taciturn import randomness
 from taciturn.privacy.accounting import epsilon, event_from_json, event_to_json, repeated
 from taciturn.privacy.chacha20 import Coins
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
-from taciturn.privacy.participation import CyclicPoisson, FixedSize, PoissonSampling, WrongNumberOfUsers
+from taciturn.privacy.participation import (
+    CyclicPoisson,
+    FixedSize,
+    PoissonSampling,
+    WrongNumberOfUsers,
+)
 
 USERS = np.arange(1000)
 
@@ -35,7 +45,9 @@ def test_a_fixed_cohort_has_its_size_and_no_user_twice():
 
 def test_a_shuffle_is_not_claimed_to_be_poisson():
     assert PoissonSampling(0.1).event(1.0) == PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
-    assert FixedSize(100, 1000).event(1.0) == SampledWithoutReplacementDpEvent(1000, 100, GaussianDpEvent(0.5))
+    assert FixedSize(100, 1000).event(1.0) == SampledWithoutReplacementDpEvent(
+        1000, 100, GaussianDpEvent(0.5)
+    )
 
 
 def test_a_cohort_of_all_users_claims_nothing_for_sampling():
@@ -108,7 +120,12 @@ def test_jax_privacy_agrees_about_turns():
 
 
 @pytest.mark.parametrize(
-    "noise", [tree(1.0, 300), blt(1.0, Buffers(300, (0.9,), (0.4,))), banded(1.0, Bands(300, [1.0, 0.5, 0.375, 0.3125]))]
+    "noise",
+    [
+        tree(1.0, 300),
+        blt(1.0, Buffers(300, (0.9,), (0.4,))),
+        banded(1.0, Bands(300, [1.0, 0.5, 0.375, 0.3125])),
+    ],
 )
 def test_noise_that_correlates_a_users_turns_is_refused(noise):
     with pytest.raises(ValueError, match="sampling proves nothing"):
@@ -119,7 +136,9 @@ def test_turns_that_share_rows_of_noise_cost_more():
     """This is why it is refused: with more bands than rounds between two turns, a user who takes both moves some rows twice."""
     strategy = banded(1.0, Bands(40, [1.0, 0.5, 0.375, 0.3125])).strategy
     separate = 2 * strategy.sensitivity_squared(40, 0, 1)
-    assert strategy.sensitivity_squared(40, 3, 2) == pytest.approx(separate)  # four rounds apart: as if separate
+    assert strategy.sensitivity_squared(40, 3, 2) == pytest.approx(
+        separate
+    )  # four rounds apart: as if separate
     assert strategy.sensitivity_squared(40, 2, 2) > 1.1 * separate
 
 

@@ -27,7 +27,12 @@ from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
-from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, WrongNumberOfUsers
+from taciturn.privacy.participation import (
+    CyclicPoisson,
+    MinSeparation,
+    PoissonSampling,
+    WrongNumberOfUsers,
+)
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 
 ZERO = {"x": jnp.zeros(10_000)}
@@ -67,15 +72,23 @@ def test_no_user_takes_part_too_soon_or_too_often(tmp_path):
     st.lists(st.tuples(st.sets(st.integers(0, 5), max_size=3), st.booleans()), max_size=14),
 )
 @example(2**40, 3, [({0}, False), ({0}, False)])  # longer than its type
-@example(np.int16(1), 1, [({0}, False), ({1}, False), ({0}, False)])  # of a type in which «never» is a row long ago
+@example(
+    np.int16(1), 1, [({0}, False), ({1}, False), ({0}, False)]
+)  # of a type in which «never» is a row long ago
 def test_who_may_take_part_next_is_what_the_claim_says(tmp_path_factory, separation, most, rounds):
     """By definition: in no row within the separation, and in fewer rows than the most, whatever failed between."""
     folder, cohorts = tmp_path_factory.mktemp("log"), []
     book = log(folder, separation, most)
 
     def allowed() -> list[int]:
-        taken = {user: [row for row, cohort in enumerate(cohorts) if user in cohort] for user in range(6)}
-        return [user for user, rows in taken.items() if len(rows) < most and all(len(cohorts) - row - 1 >= separation for row in rows)]
+        taken = {
+            user: [row for row, cohort in enumerate(cohorts) if user in cohort] for user in range(6)
+        }
+        return [
+            user
+            for user, rows in taken.items()
+            if len(rows) < most and all(len(cohorts) - row - 1 >= separation for row in rows)
+        ]
 
     for cohort, fails in rounds:
         assert book.eligible(np.arange(6)).tolist() == allowed()
@@ -88,7 +101,11 @@ def test_who_may_take_part_next_is_what_the_claim_says(tmp_path_factory, separat
         else:
             with pytest.raises(ParticipationBreach, match="nothing was summed"):
                 book.record(np.array(sorted(cohort), np.int64))
-    assert book.eligible(np.arange(6)).tolist() == log(folder, separation, most).eligible(np.arange(6)).tolist() == allowed()
+    assert (
+        book.eligible(np.arange(6)).tolist()
+        == log(folder, separation, most).eligible(np.arange(6)).tolist()
+        == allowed()
+    )
 
 
 def test_a_user_cannot_be_twice_in_one_cohort(tmp_path):
@@ -160,7 +177,9 @@ def test_a_write_that_fails_leaves_the_log_unchanged(tmp_path):
 @functools.cache  # so that it is compiled once
 def algorithm(participation=CLAIM, private=None):
     correlated = blt(1.0, Buffers(17, (0.9,), (0.4,)))
-    return averaging(participation, private or mechanism(flat_clip(1.0), fixed_denominator(3.0), correlated))
+    return averaging(
+        participation, private or mechanism(flat_clip(1.0), fixed_denominator(3.0), correlated)
+    )
 
 
 @pytest.fixture
@@ -170,7 +189,9 @@ def people(tmp_path):
 
 def opened(people, tmp_path, of=None, book=None, reopen=False):
     fleet, path = simulated(people), tmp_path / "ledger.jsonl"
-    return curators.opened(of or algorithm(), fleet, path, log=book or log(tmp_path), reopen=reopen, rounds=9)
+    return curators.opened(
+        of or algorithm(), fleet, path, log=book or log(tmp_path), reopen=reopen, rounds=9
+    )
 
 
 def rounds(door, count, params=ZERO):
@@ -193,7 +214,9 @@ def test_drawn_cohorts_keep_the_claim(people, tmp_path):
 
 def test_a_fleet_that_breaks_the_claim_is_stopped_before_the_sum(people, tmp_path, monkeypatch):
     door = opened(people, tmp_path)
-    monkeypatch.setattr(MinSeparation, "select", lambda self, available, row, coins: np.array([0, 1, 2]))
+    monkeypatch.setattr(
+        MinSeparation, "select", lambda self, available, row, coins: np.array([0, 1, 2])
+    )
     state = algorithm().mechanism.init(ZERO)
     _, state = door.private_mean(ZERO, state, 0)
     with pytest.raises(ParticipationBreach, match="less than 2 rounds ago, or 3 times already"):
@@ -202,7 +225,10 @@ def test_a_fleet_that_breaks_the_claim_is_stopped_before_the_sum(people, tmp_pat
 
 
 def test_a_round_with_too_few_rested_users_is_refused(people, tmp_path):
-    of = algorithm(MinSeparation(5, 2, 3, 9), mechanism(flat_clip(1.0), fixed_denominator(5.0), blt(1.0, Buffers(17, (0.9,), (0.4,)))))
+    of = algorithm(
+        MinSeparation(5, 2, 3, 9),
+        mechanism(flat_clip(1.0), fixed_denominator(5.0), blt(1.0, Buffers(17, (0.9,), (0.4,)))),
+    )
     door = opened(people, tmp_path, of)
     state = of.mechanism.init(ZERO)
     for round in range(2):
@@ -213,7 +239,9 @@ def test_a_round_with_too_few_rested_users_is_refused(people, tmp_path):
 
 def test_a_curator_needs_the_log_of_its_claim(people, tmp_path):
     of = algorithm()
-    terms = RunTerms("run", "recipe", "people", CLAIM.adjacency, "operating system", "rdp", Budget(1e-5), 9)
+    terms = RunTerms(
+        "run", "recipe", "people", CLAIM.adjacency, "operating system", "rdp", Budget(1e-5), 9
+    )
     account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, of.mechanism.event(CLAIM))
     fleet = SimulatedFleet(people, Layout(Unrolls(4), 2, 1))
     for book in (None, log(tmp_path, 1, 3), log(tmp_path, 2, 4)):
@@ -235,7 +263,9 @@ def test_a_lost_round_is_released_again_byte_for_byte(people, tmp_path):
     first, _ = rounds(opened(people, tmp_path), 4)
     again, _ = rounds(opened(people, tmp_path, reopen=True), 4)
     assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
-    assert len(Ledger(tmp_path / "ledger.jsonl").run_rows("run")) == 1 + 4 + 1  # opened, charged, resumed
+    assert (
+        len(Ledger(tmp_path / "ledger.jsonl").run_rows("run")) == 1 + 4 + 1
+    )  # opened, charged, resumed
 
 
 def noise_rows(estimates):
@@ -245,13 +275,17 @@ def noise_rows(estimates):
 
 def expected_covariance(rows):
     column = [1.0] + [0.4 * 0.9**n for n in range(rows)]
-    matrix = np.array([[column[i - j] if i >= j else 0.0 for j in range(rows)] for i in range(rows)])
+    matrix = np.array(
+        [[column[i - j] if i >= j else 0.0 for j in range(rows)] for i in range(rows)]
+    )
     inverse = np.linalg.inv(matrix)
     return inverse @ inverse.T
 
 
 @pytest.mark.parametrize("lost", [1, 2, 4])
-def test_rounds_whose_totals_would_differ_come_from_records_and_noise_continues(people, tmp_path, lost):
+def test_rounds_whose_totals_would_differ_come_from_records_and_noise_continues(
+    people, tmp_path, lost
+):
     """Some rounds are charged and released; after a crash their totals would differ (other hardware, other text). Found by a
     second reader: going back more than one round made a second branch of noise, which the charge did not cover."""
     first, _ = rounds(opened(people, tmp_path), lost)
@@ -296,7 +330,9 @@ def test_a_log_that_does_not_fit_the_ledger_stops_the_run(people, tmp_path, dama
         door.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
 
 
-def test_a_cohort_that_was_recorded_but_not_charged_takes_the_next_row(people, tmp_path, monkeypatch):
+def test_a_cohort_that_was_recorded_but_not_charged_takes_the_next_row(
+    people, tmp_path, monkeypatch
+):
     door = opened(people, tmp_path)
     _, state = rounds(door, 2)
 
@@ -329,8 +365,12 @@ def test_correlated_noise_without_a_claim_about_participation_is_refused(people,
             return GaussianDpEvent(noise_multiplier)
 
     of = algorithm(Everyone())
-    terms = RunTerms("run", "recipe", "people", Everyone.adjacency, "operating system", "rdp", Budget(1e-5), 9)
-    account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, of.mechanism.event(of.participation))
+    terms = RunTerms(
+        "run", "recipe", "people", Everyone.adjacency, "operating system", "rdp", Budget(1e-5), 9
+    )
+    account = Account(
+        Ledger(tmp_path / "ledger.jsonl"), terms, of.mechanism.event(of.participation)
+    )
     with pytest.raises(ValueError, match="how often users take part"):
         Curator(of, SimulatedFleet(people, Layout(Unrolls(4), 2, 1)), account, bytes(32))
 
@@ -457,15 +497,21 @@ def test_a_recorded_failure_survives_a_crash_and_its_cohort_stays_dropped(people
 
 def test_only_the_newest_entry_can_fail_and_only_before_another_is_recorded(tmp_path):
     book = log(tmp_path)
-    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
+    with pytest.raises(
+        ParticipationBreach, match="only the newest cohort of a log can have failed"
+    ):
         book.fail()
     book.record(np.array([1, 2]))
     book.fail()
-    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
+    with pytest.raises(
+        ParticipationBreach, match="only the newest cohort of a log can have failed"
+    ):
         book.fail()
     book.record(np.array([1, 2]))  # nothing was released about them, so they may be asked again
     book.eligible(np.arange(10))
-    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
+    with pytest.raises(
+        ParticipationBreach, match="only the newest cohort of a log can have failed"
+    ):
         book.fail()
     assert log(tmp_path).observed == (None, 1)
 
@@ -474,7 +520,9 @@ def test_a_failure_without_an_entry_before_it_is_refused(tmp_path):
     book = log(tmp_path)
     content = (-1).to_bytes(8, "little", signed=True)
     (tmp_path / "participation.log").write_bytes(content + book._checksum(book._chain, content))
-    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
+    with pytest.raises(
+        ParticipationBreach, match="only the newest cohort of a log can have failed"
+    ):
         log(tmp_path)
 
 
@@ -525,7 +573,9 @@ def test_a_log_that_lost_the_entries_of_a_charged_row_stops_the_run(people, tmp_
     damaged = bytearray(content)
     damaged[failed + place % (len(content) - failed)] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(ParticipationBreach, match=r"does not say who took part|do not belong together"):
+    with pytest.raises(
+        ParticipationBreach, match=r"does not say who took part|do not belong together"
+    ):
         opened(people, tmp_path, reopen=True).private_mean(ZERO, state, 1)
     path.write_bytes(content)
     opened(people, tmp_path, reopen=True).private_mean(ZERO, state, 1)
@@ -549,15 +599,21 @@ def test_a_charged_round_that_can_no_longer_be_summed_is_released_from_its_recor
     again._fleet.failing = 1
     given, state = again.private_mean(ZERO, start, 0)
     assert np.array_equal(first["x"], given["x"])
-    assert len(again.account.charges) == int(state.round) == again._fleet.failing == 1  # no user was asked
+    assert (
+        len(again.account.charges) == int(state.round) == again._fleet.failing == 1
+    )  # no user was asked
 
 
-def test_two_processes_that_log_different_cohorts_do_not_continue_with_the_wrong_one(people, tmp_path):
+def test_two_processes_that_log_different_cohorts_do_not_continue_with_the_wrong_one(
+    people, tmp_path
+):
     two, one = opened(people, tmp_path), opened(people, tmp_path, reopen=True)
     two._log.record(np.array([6, 9, 11]))  # asked, and interrupted before the charge
     _, state = one.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
     assert np.array_equal(log(tmp_path).cohort(0), one._log.cohort(0))  # the one that is charged
-    two._log.record(np.array([1, 2, 3]))  # still there; what it writes does not verify after what the other wrote
+    two._log.record(
+        np.array([1, 2, 3])
+    )  # still there; what it writes does not verify after what the other wrote
     again = opened(people, tmp_path, reopen=True)
     again.private_mean(ZERO, state, 1)
     assert not set(again._log.cohort(1)) & set(one._log.cohort(0))
@@ -578,7 +634,9 @@ def test_a_charge_without_a_mark_stops_the_run(people, tmp_path, monkeypatch):
     """Runs of earlier versions have such charges."""
     door, charge = opened(people, tmp_path), Account.charge
     with monkeypatch.context() as patch:
-        patch.setattr(Account, "charge", lambda self, round, record, log: charge(self, round, record))
+        patch.setattr(
+            Account, "charge", lambda self, round, record, log: charge(self, round, record)
+        )
         _, state = door.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
     with pytest.raises(ParticipationBreach, match="does not say who took part"):
         door.private_mean(ZERO, state, 1)

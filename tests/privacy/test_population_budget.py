@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting import (
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
 from dp_accounting.rdp import RdpAccountant
 
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
@@ -21,8 +26,12 @@ DELTA = 1e-6
 ROUND = PoissonSampledDpEvent(0.05, GaussianDpEvent(1.0))
 ROUNDS = 100
 MOST = ROUNDS + spare_rounds(ROUNDS)
-ONE_RUN = epsilon_of_all([SelfComposedDpEvent(ROUND, MOST)], (1 - 1e-3) * DELTA / len(ORDERS), ORDERS)
-TWO_RUNS = epsilon_of_all([SelfComposedDpEvent(ROUND, MOST)] * 2, (1 - 1e-3) * DELTA / len(ORDERS), ORDERS)
+ONE_RUN = epsilon_of_all(
+    [SelfComposedDpEvent(ROUND, MOST)], (1 - 1e-3) * DELTA / len(ORDERS), ORDERS
+)
+TWO_RUNS = epsilon_of_all(
+    [SelfComposedDpEvent(ROUND, MOST)] * 2, (1 - 1e-3) * DELTA / len(ORDERS), ORDERS
+)
 
 
 @pytest.fixture
@@ -32,7 +41,9 @@ def path(tmp_path):
 
 def account(path, name="run", release=ROUND, **changed) -> Account:
     adjacency = PoissonSampling.adjacency
-    terms = RunTerms(name, "recipe", "text", adjacency, "operating system", "rdp", Budget(DELTA), ROUNDS)
+    terms = RunTerms(
+        name, "recipe", "text", adjacency, "operating system", "rdp", Budget(DELTA), ROUNDS
+    )
     return Account(Ledger(path), replace(terms, **changed), release)
 
 
@@ -77,7 +88,10 @@ def test_a_closed_run_gives_back_what_it_did_not_spend_and_never_continues(path)
     with_budget(path, 1.001 * TWO_RUNS)
     first = opened(path, "first", releases=50)
     first.close()
-    for attempt in (lambda: first.charge(len(first.charges), "record"), lambda: account(path, "first").reopen(None)):
+    for attempt in (
+        lambda: first.charge(len(first.charges), "record"),
+        lambda: account(path, "first").reopen(None),
+    ):
         with pytest.raises(LedgerError, match="closed"):
             attempt()
     opened(path, "second")
@@ -112,7 +126,9 @@ def test_a_run_never_charges_past_what_it_reserved(path):
 
 
 def test_correlated_noise_is_reserved_in_full_and_nothing_is_given_back(path):
-    release = CorrelatedDpEvent(((ROUNDS, GaussianDpEvent(2.0)), (MOST, GaussianDpEvent(1.8))), "tree noise")
+    release = CorrelatedDpEvent(
+        ((ROUNDS, GaussianDpEvent(2.0)), (MOST, GaussianDpEvent(1.8))), "tree noise"
+    )
     limit = epsilon_of_all([GaussianDpEvent(1.8)], (1 - 1e-3) * DELTA / len(ORDERS), ORDERS)
     with_budget(path, 0.99 * limit)
     with pytest.raises(LedgerError, match="could be passed"):
@@ -121,7 +137,9 @@ def test_correlated_noise_is_reserved_in_full_and_nothing_is_given_back(path):
     with_budget(path, 1.001 * limit)
     run = opened(path, "first", 1, release)
     run.close()
-    with pytest.raises(LedgerError, match="could be passed"):  # one release of such noise has cost all rounds
+    with pytest.raises(
+        LedgerError, match="could be passed"
+    ):  # one release of such noise has cost all rounds
         opened(path, "second", release=release)
 
 
@@ -140,7 +158,11 @@ def test_a_budget_is_only_ever_lowered_and_never_below_what_is_reserved(path):
         Ledger(path).set_budget(PopulationBudget(0.9 * ONE_RUN, DELTA))
     Ledger(path).set_budget(PopulationBudget(1.01 * ONE_RUN, DELTA))
     assert Ledger(path).budget == PopulationBudget(1.01 * ONE_RUN, DELTA)
-    for senseless in (PopulationBudget(0.0, DELTA), PopulationBudget(math.inf, DELTA), PopulationBudget(1.0, 1.0)):
+    for senseless in (
+        PopulationBudget(0.0, DELTA),
+        PopulationBudget(math.inf, DELTA),
+        PopulationBudget(1.0, 1.0),
+    ):
         with pytest.raises(LedgerError, match="the ε of a budget must lie between"):
             Ledger(path).set_budget(senseless)
 
@@ -186,7 +208,13 @@ def test_all_runs_have_one_total_under_zero_out_whatever_adjacency_they_state(pa
     poisson, fixed = PoissonSampling(0.1), FixedSize(5, 50)
     opened(path, "poisson", 10, poisson.event(1.0))
     opened(path, "fixed", 10, fixed.event(4.0), adjacency=fixed.adjacency)
-    opened(path, "separated", 1, CorrelatedDpEvent(((ROUNDS, GaussianDpEvent(3.0)),), ""), adjacency="zero out one user")
+    opened(
+        path,
+        "separated",
+        1,
+        CorrelatedDpEvent(((ROUNDS, GaussianDpEvent(3.0)),), ""),
+        adjacency="zero out one user",
+    )
     ledger = Ledger(path)
     total, rho = ledger.total(DELTA)
     assert len(ledger.totals(DELTA)) == 3
@@ -243,7 +271,9 @@ def test_distances_of_runs_add_up_and_those_of_a_warm_start_count(path):
     for name in ("one", "other"):
         opened(path, name, 10, distance=DELTA / 100)
     ledger = Ledger(path)
-    assert ledger.total(DELTA)[0] > with_distance(lambda delta: epsilon_of_all([SelfComposedDpEvent(ROUND, 20)], delta), DELTA, DELTA / 100)
+    assert ledger.total(DELTA)[0] > with_distance(
+        lambda delta: epsilon_of_all([SelfComposedDpEvent(ROUND, 20)], delta), DELTA, DELTA / 100
+    )
     after = opened(path, "after", 10, lineage_distance=ledger.distance("one"), distance=DELTA / 100)
     assert after.ledger.distance("after") == DELTA / 50
     assert after.guarantee().epsilon > ledger.guarantee("one").epsilon
@@ -275,7 +305,12 @@ def of_floats(path):
 
 def test_a_run_with_float_noise_costs_infinity(of_floats):
     ledger = Ledger(of_floats)
-    assert ledger.guarantee("before").epsilon == ledger.total(DELTA)[0] == ledger.totals(DELTA)[0][1] == math.inf
+    assert (
+        ledger.guarantee("before").epsilon
+        == ledger.total(DELTA)[0]
+        == ledger.totals(DELTA)[0][1]
+        == math.inf
+    )
     assert not ledger.guarantee("before").is_private
     assert ledger.guarantee("after").is_private
 

@@ -24,7 +24,9 @@ HEAD = "ledger.head"
 
 
 def terms(name, randomness="operating system") -> RunTerms:
-    return RunTerms(name, "recipe", "text", "add or remove one user", randomness, "pld", Budget(1e-6), 5)
+    return RunTerms(
+        name, "recipe", "text", "add or remove one user", randomness, "pld", Budget(1e-6), 5
+    )
 
 
 def spend(folder, name, releases=3) -> Account:
@@ -69,7 +71,9 @@ def keep_the_first_row_alone(people, backup):
 
 HARMS = {
     "ledger deleted": lambda people, backup: (people / FILE_NAME).unlink(),
-    "ledger and head deleted": lambda people, backup: [(people / name).unlink() for name in (FILE_NAME, HEAD)],
+    "ledger and head deleted": lambda people, backup: [
+        (people / name).unlink() for name in (FILE_NAME, HEAD)
+    ],
     "ledger emptied": lambda people, backup: (people / FILE_NAME).write_text(""),
     "ledger, head and private deleted": remove_all_but_the_manifest,
     "private deleted": lambda people, backup: shutil.rmtree(people / "private"),
@@ -78,15 +82,26 @@ HARMS = {
     "rows cut off": cut_off_at_a_lines_end,
     "all rows but the first cut off, head deleted": keep_the_first_row_alone,
     "older ledger put back": lambda people, backup: put_back(people, backup, FILE_NAME),
-    "older ledger and head put back": lambda people, backup: put_back(people, backup, FILE_NAME, HEAD),
+    "older ledger and head put back": lambda people, backup: put_back(
+        people, backup, FILE_NAME, HEAD
+    ),
     "older head put back": lambda people, backup: put_back(people, backup, HEAD),
-    "older folder in its place": lambda people, backup: (shutil.rmtree(people), backup.rename(people)),
-    "another ledger": lambda people, backup: ((people / FILE_NAME).unlink(), (people / HEAD).unlink(), Ledger(people / FILE_NAME)),
+    "older folder in its place": lambda people, backup: (
+        shutil.rmtree(people),
+        backup.rename(people),
+    ),
+    "another ledger": lambda people, backup: (
+        (people / FILE_NAME).unlink(),
+        (people / HEAD).unlink(),
+        Ledger(people / FILE_NAME),
+    ),
 }
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_ledger_that_lost_something_is_refused_with_instructions(people, tmp_path, harm, monkeypatch):
+def test_a_ledger_that_lost_something_is_refused_with_instructions(
+    people, tmp_path, harm, monkeypatch
+):
     monkeypatch.setattr(chain, "SLACK", 0)  # all of it happens within a second here
     HARMS[harm](people, tmp_path / "backup")
     was_there = (people / FILE_NAME).exists()
@@ -97,7 +112,14 @@ def test_a_ledger_that_lost_something_is_refused_with_instructions(people, tmp_p
 
 
 @pytest.mark.parametrize(
-    "harm", ["rows cut off", "older ledger put back", "older head put back", "older ledger and head put back", "older folder in its place"]
+    "harm",
+    [
+        "rows cut off",
+        "older ledger put back",
+        "older head put back",
+        "older ledger and head put back",
+        "older folder in its place",
+    ],
 )
 def test_without_a_head_file_no_loss_is_noticed(people, tmp_path, harm, monkeypatch):
     """The twin that must fail: a ledger that checks only the chain, as before."""
@@ -130,19 +152,28 @@ def test_the_head_is_on_disk_when_a_charge_returns(people):
         assert (known["head"], known["rows"]) == (account.head, len(account.ledger.rows))
 
 
-@pytest.mark.parametrize("moment", ["before the row", "half a row", "a row without its end", "before the head"])
+@pytest.mark.parametrize(
+    "moment", ["before the row", "half a row", "a row without its end", "before the head"]
+)
 @pytest.mark.parametrize("crashes", [1, 3])
-def test_a_crash_between_any_two_writes_costs_at_most_one_charge(people, monkeypatch, moment, crashes):
+def test_a_crash_between_any_two_writes_costs_at_most_one_charge(
+    people, monkeypatch, moment, crashes
+):
     monkeypatch.setattr(chain, "SLACK", 0)
     for _ in range(crashes):
-        account, before = Account(open_ledger(Population(people)), terms("second"), RELEASE), people / FILE_NAME
+        account, before = (
+            Account(open_ledger(Population(people)), terms("second"), RELEASE),
+            people / FILE_NAME,
+        )
         account.reopen(None)
         size = before.stat().st_size
         with monkeypatch.context() as patch:
             if moment == "before the head":
                 patch.setattr(chain, "write_atomically", _cut)
             else:
-                kept = {"before the row": 0.0, "half a row": 0.5, "a row without its end": 1.0}[moment]
+                kept = {"before the row": 0.0, "half a row": 0.5, "a row without its end": 1.0}[
+                    moment
+                ]
                 patch.setattr(ChainedFile, "_flush", _cut_after(kept))
             with pytest.raises(Cut):
                 account.charge(len(account.charges), "record")
@@ -178,17 +209,23 @@ def test_a_new_ledger_with_an_incomplete_first_row_is_made_again(tmp_path, monke
         assert Ledger(path).id
 
 
-def test_a_full_disk_releases_nothing_and_the_ledger_continues_when_there_is_room(people, monkeypatch):
+def test_a_full_disk_releases_nothing_and_the_ledger_continues_when_there_is_room(
+    people, monkeypatch
+):
     monkeypatch.setattr(chain, "SLACK", 0)
     account = spend(people, "third")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patch.setattr(
+            os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
         with pytest.raises(OSError, match="No space"):
             account.charge(len(account.charges), "record")
     again = Account(open_ledger(Population(people)), terms("third"), RELEASE)
     again.reopen(account.head)
     again.charge(len(again.charges), "record")
-    assert again.guarantee().releases == 3 + 1 + 1  # what could not be synced may be there, so it counts
+    assert (
+        again.guarantee().releases == 3 + 1 + 1
+    )  # what could not be synced may be there, so it counts
 
 
 # --- copies ------------------------------------------------------------------------------------------------------
@@ -199,9 +236,13 @@ def test_a_copied_population_is_refused_until_one_copy_is_adopted(people, tmp_pa
     with pytest.raises(LedgerError, match="copied or put back"):
         spend(tmp_path / "copy", "third")
     spend(people, "third")  # the original does not know of it
-    with pytest.raises(LedgerError, match=r"rows that .* lacks"):  # a copy that is behind would forget what was spent
+    with pytest.raises(
+        LedgerError, match=r"rows that .* lacks"
+    ):  # a copy that is behind would forget what was spent
         adopt_ledger(tmp_path / "copy")
-    with pytest.raises(LedgerError, match="copied or put back"):  # and to be refused does not make it the original
+    with pytest.raises(
+        LedgerError, match="copied or put back"
+    ):  # and to be refused does not make it the original
         spend(tmp_path / "copy", "fourth")
     shutil.copytree(people, tmp_path / "newer")
     book, retired = adopt_ledger(tmp_path / "newer")
@@ -225,7 +266,12 @@ def test_a_folder_that_is_renamed_or_named_by_a_link_is_the_same(people, tmp_pat
     spend(tmp_path / "renamed", "third")
     os.symlink(tmp_path / "renamed", tmp_path / "link")
     spend(tmp_path / "link", "fourth")
-    assert open_ledger(Population(tmp_path / "renamed")).runs() == ["first", "second", "third", "fourth"]
+    assert open_ledger(Population(tmp_path / "renamed")).runs() == [
+        "first",
+        "second",
+        "third",
+        "fourth",
+    ]
 
 
 def test_a_restored_backup_continues_after_it_is_adopted(people, tmp_path):

@@ -10,17 +10,27 @@ NAMES = re.compile(r"`(test_\w+)`")
 
 def named() -> set[str]:
     files = (REPOSITORY / "tests").rglob("test_*.py")
-    return {name for file in files for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)}
+    return {
+        name
+        for file in files
+        for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
 
 
 def test_every_test_that_a_proof_names_exists():
     assert set(NAMES.findall(PAGE)) - named() == set()
     assert len(NAMES.findall(PAGE)) > 30
-    assert set(NAMES.findall("*Checked by* `test_that_was_never_written`.")) - named()  # the twin that must fail
+    assert (
+        set(NAMES.findall("*Checked by* `test_that_was_never_written`.")) - named()
+    )  # the twin that must fail
 
 
 def test_every_error_of_the_papers_names_a_test_that_exists():
-    rows = [line for line in (REPOSITORY / "docs" / "errata.md").read_text().splitlines() if " et al. " in line and line.startswith("|")]
+    rows = [
+        line
+        for line in (REPOSITORY / "docs" / "errata.md").read_text().splitlines()
+        if " et al. " in line and line.startswith("|")
+    ]
     assert len(rows) == 6
     for row in rows:
         assert set(NAMES.findall(row)) <= named()

@@ -48,8 +48,12 @@ class Loop:
 
     def sum_reports(self, program, message, cohort, key):
         self.sums += 1
-        texts = [UserData(jnp.full(SIZE, 1e-3 * self.sums), jnp.float32(1), jnp.int32(1)) for _ in cohort]
-        zero = trees.zeros_like(jax.eval_shape(program, message, UserData(PARAMS["w"], 1.0, 1), key))
+        texts = [
+            UserData(jnp.full(SIZE, 1e-3 * self.sums), jnp.float32(1), jnp.int32(1)) for _ in cohort
+        ]
+        zero = trees.zeros_like(
+            jax.eval_shape(program, message, UserData(PARAMS["w"], 1.0, 1), key)
+        )
         for text in texts:
             zero = trees.add(zero, program(message, text, key))
         return zero
@@ -60,7 +64,12 @@ def parts(ftrl: bool):
     claim = MinSeparation(5, 2, 4, 12) if ftrl else PoissonSampling(0.5)
     noise = blt(1.0, Buffers(20, (0.9,), (0.4,))) if ftrl else gaussian(1.0)
     made = mechanism(flat_clip(1.0), fixed_denominator(10.0), noise, 200)
-    algorithm = federated(lambda message, user, key: {"w": user.batches}, made, claim, server_optimizer("sgd", 1.0, 0.9))
+    algorithm = federated(
+        lambda message, user, key: {"w": user.batches},
+        made,
+        claim,
+        server_optimizer("sgd", 1.0, 0.9),
+    )
     return claim, made, algorithm
 
 
@@ -78,7 +87,10 @@ def door(folder, reopened: bool = False, randomness: str = "operating system", f
 
 
 def same(left, right) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True))
+    return all(
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    )
 
 
 @pytest.mark.parametrize("ftrl", [False, True])
@@ -143,7 +155,9 @@ def test_repeating_the_noise_at_the_second_try_is_noticed(tmp_path, monkeypatch)
         patch.setattr(Account, "charge", lambda *arguments: (_ for _ in ()).throw(Cut()))
         with pytest.raises(Cut):
             first.private_mean(PARAMS, made.init(PARAMS), 0)
-    lost = np.frombuffer((tmp_path / "releases" / "release-0").read_bytes().partition(b"\n")[2], np.float32)
+    lost = np.frombuffer(
+        (tmp_path / "releases" / "release-0").read_bytes().partition(b"\n")[2], np.float32
+    )
     estimate, _ = first.private_mean(PARAMS, made.init(PARAMS), 0)
     assert np.std(lost - np.asarray(estimate["w"])) < 1e-6
 
@@ -163,7 +177,9 @@ def test_the_record_on_disk_at_the_charge_is_what_leaves(tmp_path, monkeypatch):
     assert same(seen[0], estimate)
 
 
-@pytest.mark.parametrize("what", ["gone", "changed", "of another run", "of a version whose noise had other bits"])
+@pytest.mark.parametrize(
+    "what", ["gone", "changed", "of another run", "of a version whose noise had other bits"]
+)
 def test_a_record_that_is_not_the_one_that_was_charged_stops_the_run(tmp_path, what, monkeypatch):
     first, made = door(tmp_path)
     first.private_mean(PARAMS, made.init(PARAMS), 0)
@@ -206,7 +222,10 @@ def test_the_folder_of_the_first_record_is_synced_with_it(tmp_path, monkeypatch)
     synced, fsync = set(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino) or fsync(file))
     Records(tmp_path / "releases", ROOT).write(0, Release(PARAMS), "-0")
-    assert {path.stat().st_ino for path in (tmp_path, tmp_path / "releases", tmp_path / "releases" / "release-0")} <= synced
+    assert {
+        path.stat().st_ino
+        for path in (tmp_path, tmp_path / "releases", tmp_path / "releases" / "release-0")
+    } <= synced
 
 
 def test_a_share_of_clipped_users_is_kept_too(tmp_path):
@@ -231,7 +250,10 @@ def swapped(numbers: bytes) -> bytes:
 @pytest.mark.parametrize(
     "damage",
     [
-        *(lambda numbers, at=at: numbers[:at] + b"!" + numbers[at + 1 :] for at in (0, PIECE - 1, PIECE, 2 * PIECE, 2 * PIECE + 7)),
+        *(
+            lambda numbers, at=at: numbers[:at] + b"!" + numbers[at + 1 :]
+            for at in (0, PIECE - 1, PIECE, 2 * PIECE, 2 * PIECE + 7)
+        ),
         *(lambda numbers, end=end: numbers[:end] for end in (0, PIECE, 2 * PIECE, -4)),
         lambda numbers: numbers + numbers[-4:],
         lambda numbers: numbers[PIECE:],
@@ -249,7 +271,9 @@ def test_every_piece_of_a_record_is_checked_and_their_order_and_number(tmp_path,
     assert path.read_bytes() != whole
     with pytest.raises(RecordError, match="not the one that was charged"):
         kept_in.read(0, checksum, MANY.estimate)
-    path.write_bytes(whole.replace(b'"-0"', b'"-1"'))  # under another name its noise would be another
+    path.write_bytes(
+        whole.replace(b'"-0"', b'"-1"')
+    )  # under another name its noise would be another
     with pytest.raises(RecordError, match="not the one that was charged"):
         kept_in.read(0, checksum, MANY.estimate)
 
@@ -261,7 +285,9 @@ def test_a_record_keeps_every_bit_of_a_release(tmp_path, kept_on_disk):
     kept_in = Records(tmp_path if kept_on_disk else None, ROOT)
     release = Release({"w": jnp.asarray(bits.view(np.float32))})
     checksum = kept_in.write(0, release, "-0")
-    jax.jit(lambda values: values + 1, donate_argnums=0)(release.estimate["w"])  # a step that takes its memory over
+    jax.jit(lambda values: values + 1, donate_argnums=0)(
+        release.estimate["w"]
+    )  # a step that takes its memory over
     kept, _ = kept_in.read(0, checksum, PARAMS)
     assert np.asarray(kept.estimate["w"]).view(np.uint32).tolist() == bits.tolist()
 
@@ -280,8 +306,13 @@ def test_a_release_on_several_devices_is_kept_like_one_on_one_device():
         "    print(Records(None, bytes(32)).write(0, Release([jax.device_put(values, one) for one in at]), '-0'))\n"
         "print(Records(None, bytes(32)).write(0, Release([values, jax.device_put(values, second)]), '-0'))\n"
     )
-    two = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", program], env=two, capture_output=True, text=True, check=True)
+    two = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=two, capture_output=True, text=True, check=True
+    )
     assert len(done.stdout.split()) == 6
     assert len(set(done.stdout.split())) == 1
 
@@ -289,13 +320,17 @@ def test_a_release_on_several_devices_is_kept_like_one_on_one_device():
 def test_without_a_folder_only_the_last_release_is_kept():
     """Otherwise a long loop of your own would fill the memory."""
     kept_in = Records(None, ROOT)
-    checksums = [kept_in.write(row, Release({"w": jnp.full(3, float(row))}), "-0") for row in (0, 1)]
+    checksums = [
+        kept_in.write(row, Release({"w": jnp.full(3, float(row))}), "-0") for row in (0, 1)
+    ]
     assert np.asarray(kept_in.read(1, checksums[1], PARAMS)[0].estimate["w"]).tolist() == [1.0] * 3
     with pytest.raises(RecordError, match="begin anew with a new curator"):
         kept_in.read(0, checksums[0], PARAMS)
 
 
-def test_a_release_with_a_piece_that_cannot_be_hashed_is_not_charged_and_stays(tmp_path, monkeypatch):
+def test_a_release_with_a_piece_that_cannot_be_hashed_is_not_charged_and_stays(
+    tmp_path, monkeypatch
+):
     """Other threads compute the hashes, and their errors must not be lost."""
     first, made = door(tmp_path)
     with monkeypatch.context() as patch:
@@ -329,7 +364,13 @@ def noise_under(**flags: str) -> str:
         "for drawn in (sampler.white(*given, 3, 1001), sampler.in_one_kernel(*given, jnp.uint32(3), 1001, interpret=True)):\n"
         "    print(hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest())"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=os.environ | flags, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | flags,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     [hashed] = set(done.stdout.split())
     return hashed
 
@@ -346,25 +387,40 @@ def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
         (tmp_path / name).mkdir()
         doors.append(door(tmp_path / name))
     (one, made), (other, _) = doors
-    assert not any(np.array_equal(one._drawn(round, "cohort", 0), other._drawn(round, "cohort", 0)) for round in range(10))
-    estimates = [np.asarray(each.private_mean(PARAMS, made.init(PARAMS), 0)[0]["w"]) for each in (one, other)]
+    assert not any(
+        np.array_equal(one._drawn(round, "cohort", 0), other._drawn(round, "cohort", 0))
+        for round in range(10)
+    )
+    estimates = [
+        np.asarray(each.private_mean(PARAMS, made.init(PARAMS), 0)[0]["w"]) for each in (one, other)
+    ]
     assert np.std(estimates[0] - estimates[1]) > 0.05
     # The twin: a seeded simulation repeats everything.
     seeded = []
     for name in ("seeded", "again"):
         (tmp_path / name).mkdir()
         seeded.append(door(tmp_path / name, randomness="seeded simulation")[0])
-    assert all(np.array_equal(seeded[0]._drawn(round, "cohort", 0), seeded[1]._drawn(round, "cohort", 0)) for round in range(10))
+    assert all(
+        np.array_equal(seeded[0]._drawn(round, "cohort", 0), seeded[1]._drawn(round, "cohort", 0))
+        for round in range(10)
+    )
 
 
 def test_a_resumed_run_draws_anew(tmp_path):
     first, _ = door(tmp_path)
     again, _ = door(tmp_path, reopened=True)
-    assert not any(np.array_equal(first._drawn(round, "cohort", 0), again._drawn(round, "cohort", 0)) for round in range(10))
+    assert not any(
+        np.array_equal(first._drawn(round, "cohort", 0), again._drawn(round, "cohort", 0))
+        for round in range(10)
+    )
 
 
-def test_a_runs_rows_and_guarantee_state_the_distance_of_its_noise_from_the_ideal(population, tmp_path):
-    finished = train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", lambda *news: None)
+def test_a_runs_rows_and_guarantee_state_the_distance_of_its_noise_from_the_ideal(
+    population, tmp_path
+):
+    finished = train_run(
+        tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", lambda *news: None
+    )
     opened = Ledger(population.folder / "ledger.jsonl").run_rows("run")[0]
     assert 0 < opened["distance"] < 2.0**-60
     assert finished.guarantee.distance == opened["distance"]

@@ -38,7 +38,17 @@ def ledger(tmp_path):
     book = Ledger(tmp_path / "ledger.jsonl")
     for name, (participation, event) in TAKING_PART.items():
         release = event(participation)
-        terms = RunTerms(name, "recipe", "text", participation.adjacency, "operating system", "pld", Budget(1e-6), 20, "start")
+        terms = RunTerms(
+            name,
+            "recipe",
+            "text",
+            participation.adjacency,
+            "operating system",
+            "pld",
+            Budget(1e-6),
+            20,
+            "start",
+        )
         account = Account(book, terms, release)
         account.open()
         for round in range(10):
@@ -81,17 +91,35 @@ def test_leaving_out_a_release_shows(ledger):
 
 def test_the_event_of_a_run_includes_its_starting_model(tmp_path):
     start = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), 10)
-    release, book = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), Ledger(tmp_path / "ledger.jsonl")
+    release, book = (
+        PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)),
+        Ledger(tmp_path / "ledger.jsonl"),
+    )
     for name, lineage in (("begun", (start,)), ("stained", (NonPrivateDpEvent(),)), ("idle", ())):
-        terms = RunTerms(name, "recipe", "text", "add or remove one user", "operating system", "pld", Budget(1e-6), 5, "", lineage)
+        terms = RunTerms(
+            name,
+            "recipe",
+            "text",
+            "add or remove one user",
+            "operating system",
+            "pld",
+            Budget(1e-6),
+            5,
+            "",
+            lineage,
+        )
         Account(book, terms, release).open()
-    terms = RunTerms("ran", "recipe", "text", "", "operating system", "pld", Budget(1e-6), 5, "", (start,))
+    terms = RunTerms(
+        "ran", "recipe", "text", "", "operating system", "pld", Budget(1e-6), 5, "", (start,)
+    )
     account = Account(book, terms, release)
     account.open()
     account.charge(0, "record")
     rows = {row["run"]: row for row in events_for_others(book)}
     assert set(rows) == {"begun", "stained", "ran"}
     assert event_of(rows["begun"]["event"]) == start
-    assert event_of(rows["ran"]["event"]) == ComposedDpEvent([start, SelfComposedDpEvent(release, 1)])
+    assert event_of(rows["ran"]["event"]) == ComposedDpEvent(
+        [start, SelfComposedDpEvent(release, 1)]
+    )
     assert rows["stained"]["epsilon"] == math.inf
     assert recomputed(rows["stained"]) == math.inf

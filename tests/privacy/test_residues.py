@@ -34,7 +34,9 @@ def test_rounding_stays_within_the_limit_even_without_a_clip_before_it(bits):
     bound = modular(flat_clip(1.0), {"a": jnp.zeros(size)}, encoded)
     updates = jnp.asarray(np.stack([make(size) for make in GARBAGE.values()]), jnp.float32)
     keys = jax.random.split(jax.random.key(0), len(updates))
-    side_by_side = jax.jit(jax.vmap(lambda one, key: bound.pack(bound.public(7), {"a": one}, key)))(updates, keys)
+    side_by_side = jax.jit(jax.vmap(lambda one, key: bound.pack(bound.public(7), {"a": one}, key)))(
+        updates, keys
+    )
     alone = jax.jit(lambda one, key: bound.pack(bound.public(7), {"a": one}, key))
     for packed in (side_by_side, [alone(*pair) for pair in zip(updates, keys, strict=True)]):
         for report in packed:
@@ -45,11 +47,20 @@ def test_rounding_stays_within_the_limit_even_without_a_clip_before_it(bits):
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_as_many_reports_as_a_sum_holds_add_up_and_more_wrap_around(sign):
-    encoded = next(one for n in range(50, 200) if 2 * (one := encoding(600, n, 16)).largest * (n + 1) >= one.modulus)
+    encoded = next(
+        one
+        for n in range(50, 200)
+        if 2 * (one := encoding(600, n, 16)).largest * (n + 1) >= one.modulus
+    )
     most = jnp.uint32((sign * encoded.largest) % encoded.modulus)
     full = jnp.full(encoded.padded, most) * jnp.uint32(encoded.most_reports)  # mod 2³²
-    assert np.all(np.asarray(centred(encoded, full)) == sign * encoded.largest * encoded.most_reports)
-    assert np.all(np.asarray(centred(encoded, full % encoded.modulus)) == sign * encoded.largest * encoded.most_reports)
+    assert np.all(
+        np.asarray(centred(encoded, full)) == sign * encoded.largest * encoded.most_reports
+    )
+    assert np.all(
+        np.asarray(centred(encoded, full % encoded.modulus))
+        == sign * encoded.largest * encoded.most_reports
+    )
     over = np.asarray(centred(encoded, full + most))  # the twin
     assert np.all(over != sign * encoded.largest * (encoded.most_reports + 1))
 
@@ -65,10 +76,17 @@ def test_noise_is_for_the_longest_report_also_when_computed_from_a_budget(popula
         mechanism = algorithm.mechanism
         assert rho(repeated(mechanism.event(algorithm.participation), 6)) <= 2.0
         state = mechanism.init(params)
-        shape = jax.eval_shape(mechanism.bound, mechanism.public(state), params, 1.0, jax.random.key(0))
+        shape = jax.eval_shape(
+            mechanism.bound, mechanism.public(state), params, 1.0, jax.random.key(0)
+        )
         release, _ = jax.jit(mechanism.release)(state, trees.zeros_like(shape), noise_key(3))
         drawn = release.estimate
-        stddevs.append(math.sqrt(sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(drawn)) / trees.size(drawn)))
+        stddevs.append(
+            math.sqrt(
+                sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(drawn))
+                / trees.size(drawn)
+            )
+        )
     inflation = encoding(trees.size(params), build.most_reports(coded), 11).inflation
     assert inflation > 1.01
     assert stddevs[1] / stddevs[0] == pytest.approx(inflation, rel=1e-4)

@@ -56,7 +56,9 @@ def test_blocks_are_those_of_another_implementation_and_coins_use_them():
     key = bytes(range(100, 132))
     theirs = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(64 * 40))
     assert keystream(chacha20.key_words(key), np.arange(40), np.zeros(3, np.uint32)) == theirs
-    drawn = int.from_bytes(theirs[:48], "little")  # of a fair coin, one in two comes up for the upper half
+    drawn = int.from_bytes(
+        theirs[:48], "little"
+    )  # of a fair coin, one in two comes up for the upper half
     assert len(chacha20.Coins(key).sampled(np.arange(1), 0.5)) == drawn >> 383
     words = np.frombuffer(theirs, "<u8")[:3].tolist()
     places = sorted(index + word % (2**20 - index) for index, word in enumerate(words))
@@ -71,7 +73,9 @@ def test_coins_continue_with_the_next_block(monkeypatch):
     ours = np.frombuffer(keystream(KEY, np.arange(4), np.zeros(3, np.uint32)), "<u8").tolist()
     assert drawn() == [*ours[:17], ours[24]]  # what is left of a block is not drawn from again
     made = chacha20._on_host
-    monkeypatch.setattr(chacha20, "_on_host", lambda key, nonce, first, count: made(key, nonce, 0, count))
+    monkeypatch.setattr(
+        chacha20, "_on_host", lambda key, nonce, first, count: made(key, nonce, 0, count)
+    )
     assert drawn() != [*ours[:17], ours[24]]  # the twin
 
 
@@ -87,7 +91,10 @@ def test_without_chacha20_in_openssl_nothing_is_drawn_and_the_error_says_why(mon
 def binomial(times: int, below: int) -> dict[int, Fraction]:
     """Return the distribution of how many coins fall, each with a probability of below · 2⁻⁶⁴, by definition."""
     chance = Fraction(below, 2**64)
-    return {number: math.comb(times, number) * chance**number * (1 - chance) ** (times - number) for number in range(times + 1)}
+    return {
+        number: math.comb(times, number) * chance**number * (1 - chance) ** (times - number)
+        for number in range(times + 1)
+    }
 
 
 @pytest.mark.parametrize("chance", [0.3, 0.5, 0.999, 1e-3, 2.0**-64, 2.0**-30, 1 - 2.0**-53])
@@ -95,11 +102,16 @@ def binomial(times: int, below: int) -> dict[int, Fraction]:
 def test_how_many_coins_fall_is_binomial_but_for_rounding(times, chance):
     below = math.floor(chance * 2**64)
     first, sums = chacha20._binomial_sums(times, below)
-    drawn = {first + index: Fraction(after - before, sums[-1]) for index, (before, after) in enumerate(itertools.pairwise([0, *sums]))}
+    drawn = {
+        first + index: Fraction(after - before, sums[-1])
+        for index, (before, after) in enumerate(itertools.pairwise([0, *sums]))
+    }
     exact = binomial(times, below)
 
     def variation(one, other):
-        return sum(abs(one.get(number, 0) - other.get(number, 0)) for number in range(times + 2)) / 2
+        return (
+            sum(abs(one.get(number, 0) - other.get(number, 0)) for number in range(times + 2)) / 2
+        )
 
     # Each share is off by less than one bit string in 2³⁸⁴.
     assert variation(drawn, exact) + Fraction(len(sums), 2**384) < Fraction(1, 2**200)
@@ -136,8 +148,12 @@ def test_every_choice_comes_from_equally_many_words(size):
     """Count the choices over all possible words; no item is chosen twice."""
     for chosen in range(size + 1):
         words = itertools.product(*(range(size - index) for index in range(chosen)))
-        sets = Counter(tuple(scripted(one).chosen(np.arange(size), chosen).tolist()) for one in words)
-        assert sets == dict.fromkeys(itertools.combinations(range(size), chosen), math.factorial(chosen))
+        sets = Counter(
+            tuple(scripted(one).chosen(np.arange(size), chosen).tolist()) for one in words
+        )
+        assert sets == dict.fromkeys(
+            itertools.combinations(range(size), chosen), math.factorial(chosen)
+        )
 
 
 @pytest.mark.parametrize("limit", [3, 5, 10**8, 2**63 + 1])
@@ -158,7 +174,9 @@ def test_words_that_are_drawn_again_are_new_ones_until_the_stream_ends():
             draw()
 
 
-@pytest.mark.parametrize(("times", "below"), [(1, 2**63), (3, 2**63), (40, 2**64 // 3), (5, 2**64 - 2048), (5000, 2**63)])
+@pytest.mark.parametrize(
+    ("times", "below"), [(1, 2**63), (3, 2**63), (40, 2**64 // 3), (5, 2**64 - 2048), (5000, 2**63)]
+)
 def test_a_number_is_drawn_from_the_first_bit_string_of_its_share_to_the_last(times, below):
     first, sums = chacha20._binomial_sums(times, below)
     for number, end in enumerate(sums[:: max(1, len(sums) // 50)]):
@@ -166,10 +184,25 @@ def test_a_number_is_drawn_from_the_first_bit_string_of_its_share_to_the_last(ti
         beyond = -(-end * 2**384 // sums[-1])
         for drawn, expected in ((beyond - 1, number), (beyond, number + 1)):
             if drawn < 2**384:
-                assert scripted([(drawn >> 64 * word) % 2**64 for word in range(6)])._binomial(times, below) == expected
+                assert (
+                    scripted([(drawn >> 64 * word) % 2**64 for word in range(6)])._binomial(
+                        times, below
+                    )
+                    == expected
+                )
 
 
-@pytest.mark.parametrize("chance", [5e-324, 2.0**-65, math.nextafter(2.0**-64, 0), math.nextafter(2.0**-64, 1), 1e-3, 1 - 2.0**-53])
+@pytest.mark.parametrize(
+    "chance",
+    [
+        5e-324,
+        2.0**-65,
+        math.nextafter(2.0**-64, 0),
+        math.nextafter(2.0**-64, 1),
+        1e-3,
+        1 - 2.0**-53,
+    ],
+)
 def test_no_user_is_drawn_with_more_than_the_charged_probability(chance, monkeypatch):
     asked = []
     monkeypatch.setattr(chacha20.Coins, "_binomial", lambda self, *given: asked.append(given) or 0)
@@ -183,7 +216,12 @@ def test_of_many_coins_few_weights_matter():
     first, sums = chacha20._binomial_sums(10**7, math.floor(1e-4 * 2**64))
     weights = np.diff(np.array([0, *sums], object)) / sums[-1]
     assert len(weights) < 1500
-    np.testing.assert_allclose(weights.astype(float), stats.binom.pmf(first + np.arange(len(weights)), 10**7, 1e-4), rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(
+        weights.astype(float),
+        stats.binom.pmf(first + np.arange(len(weights)), 10**7, 1e-4),
+        rtol=1e-6,
+        atol=1e-12,
+    )
 
 
 def test_coins_fall_as_often_as_they_should_and_choices_are_uniform():
@@ -191,9 +229,14 @@ def test_coins_fall_as_often_as_they_should_and_choices_are_uniform():
     drawn = [coins.sampled(users, 0.1) for _ in range(1200)]
     assert all(len(set(one.tolist())) == len(one) for one in drawn)
     met = np.array([np.isin(users, one) for one in drawn])
-    together = met.T.astype(int) @ met  # how often two were drawn together, and on the diagonal how often each was
+    together = (
+        met.T.astype(int) @ met
+    )  # how often two were drawn together, and on the diagonal how often each was
     for one, other in itertools.combinations_with_replacement(range(len(users)), 2):
-        assert stats.binomtest(int(together[one, other]), 1200, 0.1 if one == other else 0.01).pvalue > 1e-6
+        assert (
+            stats.binomtest(int(together[one, other]), 1200, 0.1 if one == other else 0.01).pvalue
+            > 1e-6
+        )
     assert np.array_equal(coins.sampled(users, 1.0), users)
     assert 4800 < len(coins.sampled(np.arange(10_000), 0.5)) < 5200
     counts = np.zeros(10)
@@ -209,7 +252,14 @@ numbers = st.integers(-(2**62), 2**62 - 1)
 
 
 @settings(max_examples=50, deadline=None)
-@given(numbers, numbers, st.integers(0, 2**31 - 1), st.integers(1, 31), st.integers(1, 2**31 - 1), st.integers(0, 2**24))
+@given(
+    numbers,
+    numbers,
+    st.integers(0, 2**31 - 1),
+    st.integers(1, 31),
+    st.integers(1, 2**31 - 1),
+    st.integers(0, 2**24),
+)
 def test_wide_numbers_are_integers_of_64_bits(a, b, factor, bits, divisor, fraction):
     def wrapped(number: int) -> int:
         return (number + 2**63) % 2**64 - 2**63
@@ -256,9 +306,16 @@ def test_look_ups_compare_all_127_bits(is_guided):
 
     def found(bits: list[np.ndarray]) -> list[int]:
         first, *more = map(jnp.asarray, bits)
-        return np.asarray(sampler.discrete(table, first, lambda at: more if at is None else [word[at] for word in more], guide)).tolist()
+        return np.asarray(
+            sampler.discrete(
+                table, first, lambda at: more if at is None else [word[at] for word in more], guide
+            )
+        ).tolist()
 
-    table, guide = tuple(map(jnp.asarray, sampler.cumulative())), jnp.asarray(sampler.guide()) if is_guided else None
+    table, guide = (
+        tuple(map(jnp.asarray, sampler.cumulative())),
+        jnp.asarray(sampler.guide()) if is_guided else None,
+    )
     places = np.array([0, 1, 2, 500, 2048, 9000, 20_000, 24_000])
     at = [np.asarray(column)[places] for column in sampler.cumulative()]
     exact = [at[0] << 1, *at[1:]]
@@ -273,10 +330,19 @@ def test_a_guided_search_finds_every_number():
     """Try the first words of all entries and their neighbours, which are at the edges of what is counted, and those at the edges of
     stretches."""
     first, largest = sampler.cumulative()[0].astype(np.int64), 2**31 - 1
-    edges = [largest - (np.arange(256, 513) << shift) + beside for shift in range(23) for beside in (0, 1)]
-    tried = np.unique(np.concatenate([first - 1, first, first + 1, largest - np.arange(512), *edges]))
+    edges = [
+        largest - (np.arange(256, 513) << shift) + beside
+        for shift in range(23)
+        for beside in (0, 1)
+    ]
+    tried = np.unique(
+        np.concatenate([first - 1, first, first + 1, largest - np.arange(512), *edges])
+    )
     tried = tried[(tried >= 0) & (tried <= largest)]
-    missing = np.searchsorted(first, tried) - sampler.guide()[sampler._stretch(jnp.asarray(tried, jnp.uint32))]
+    missing = (
+        np.searchsorted(first, tried)
+        - sampler.guide()[sampler._stretch(jnp.asarray(tried, jnp.uint32))]
+    )
     assert missing.min() == 0
     assert missing.max() < 2**sampler.GUIDED
 
@@ -320,7 +386,9 @@ def test_a_discrete_gaussian_is_as_far_from_a_rounded_normal_as_is_counted():
     for deviation in (4.0, 16.0):
         places = np.arange(-400, 401)
         discrete = np.exp(-(places**2) / (2 * deviation**2))
-        rounded = stats.norm.cdf(places + 0.5, scale=deviation) - stats.norm.cdf(places - 0.5, scale=deviation)
+        rounded = stats.norm.cdf(places + 0.5, scale=deviation) - stats.norm.cdf(
+            places - 0.5, scale=deviation
+        )
         distance = np.abs(discrete / discrete.sum() - rounded).sum() / 2
         assert 0.019 / deviation**2 < distance < 0.0203 / deviation**2
 
@@ -332,13 +400,21 @@ def drawn(deviation: float, size: int = 200_000, stream: int = 0) -> np.ndarray:
 
 def by(draw, deviation: float, size: int, stream: int) -> np.ndarray:
     made, key = sampler.spread(deviation), np.arange(8, dtype=np.uint32)
-    return wide.to_numpy(jax.jit(lambda key, stream: draw(made, key, stream, size))(key, np.uint32(stream)))
+    return wide.to_numpy(
+        jax.jit(lambda key, stream: draw(made, key, stream, size))(key, np.uint32(stream))
+    )
 
 
 interpreted = partial(sampler.in_one_kernel, interpret=True)  # on a GPU it is compiled
 
 
-def by_definition(table: list[int], factors: tuple[int, ...], size: int, stream: int, thinned=lambda is_first, words: words) -> list[int]:
+def by_definition(
+    table: list[int],
+    factors: tuple[int, ...],
+    size: int,
+    stream: int,
+    thinned=lambda is_first, words: words,
+) -> list[int]:
     """Draw with OpenSSL's blocks, a search that compares integers, and sums that cannot overflow."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -347,7 +423,10 @@ def by_definition(table: list[int], factors: tuple[int, ...], size: int, stream:
     def words(name: int, kind: int) -> list[np.ndarray]:
         nonce = np.array([0, name, stream, kind], "<u4").tobytes()
         made = Cipher(algorithms.ChaCha20(key, nonce), None).encryptor().update(bytes(64 * blocks))
-        return [word.astype(object) for word in thinned(kind == 0, list(np.frombuffer(made, "<u4").reshape(blocks, 16).T))]
+        return [
+            word.astype(object)
+            for word in thinned(kind == 0, list(np.frombuffer(made, "<u4").reshape(blocks, 16).T))
+        ]
 
     sums = [0] * (16 * blocks)
     for name, factor in enumerate(factors):
@@ -355,50 +434,89 @@ def by_definition(table: list[int], factors: tuple[int, ...], size: int, stream:
             more = words(name, 1 + lane)
             numbers = ((first >> 1) << 96) + (more[0] << 64) + (more[1] << 32) + more[2]
             for block, (sign, number) in enumerate(zip(first, numbers, strict=True)):
-                sums[lane * blocks + block] += factor * bisect.bisect_right(table, number) * (-1 if sign & 1 else 1)
+                sums[lane * blocks + block] += (
+                    factor * bisect.bisect_right(table, number) * (-1 if sign & 1 else 1)
+                )
     return sums[:size]
 
 
 STREAMS = 0, 2**31 + 5, 2**32 - 1
-SIZES = [(2048.0, 1), (3000.0, 511), (2.0**31, 131), (2.0**46, 2049), (2.0**57, 4100), (2.0**58 - 2.0**30, 6)]  # full programs and not
+SIZES = [
+    (2048.0, 1),
+    (3000.0, 511),
+    (2.0**31, 131),
+    (2.0**46, 2049),
+    (2.0**57, 4100),
+    (2.0**58 - 2.0**30, 6),
+]  # full programs and not
 
 
-@pytest.mark.parametrize(("deviation", "size", "streams"), [*((*one, STREAMS) for one in SIZES), (2.0**57, 10**5, (5,))])
+@pytest.mark.parametrize(
+    ("deviation", "size", "streams"), [*((*one, STREAMS) for one in SIZES), (2.0**57, 10**5, (5,))]
+)
 def test_a_draw_and_the_kernel_equal_their_definition_in_python_integers(deviation, size, streams):
     words = [column.tolist() for column in sampler.cumulative()]
     table = [(a << 96) + (b << 64) + (c << 32) + d for a, b, c, d in zip(*words, strict=True)]
     for stream in streams:
         defined = by_definition(table, sampler.spread(deviation).factors, size, stream)
-        assert all(by(draw, deviation, size, stream).tolist() == defined for draw in (sampler.white, interpreted))
+        assert all(
+            by(draw, deviation, size, stream).tolist() == defined
+            for draw in (sampler.white, interpreted)
+        )
 
 
 @pytest.mark.parametrize(("size", "held"), [(17, 4096), (16 * 300 + 5, 128)])
 def test_whichever_draws_are_undecided_each_is_decided_by_bits_of_its_own(monkeypatch, size, held):
     """With a table in which four entries share every first word, and words of few values, hardly any draw is decided by its first: in all
     lanes, terms, chunks and programs, and by each of the other three words. (Of real ones, one in 190,000 is undecided.)"""
-    place, last = np.arange(2**15, dtype=object), np.random.default_rng(0).integers(1, 2**32 - 1, 2**15).astype(object)
-    table = [*((place >> 2 << 114) + ((place & 2) << 64) + ((place & 1) << 32) + last)[:-1].tolist(), 2**127]
+    place, last = (
+        np.arange(2**15, dtype=object),
+        np.random.default_rng(0).integers(1, 2**32 - 1, 2**15).astype(object),
+    )
+    table = [
+        *((place >> 2 << 114) + ((place & 2) << 64) + ((place & 1) << 32) + last)[:-1].tolist(),
+        2**127,
+    ]
     assert table == sorted(table)
 
     def thinned(is_first, words):
         """Leave a sign and 13 of 31 bits of first words, and of the others one bit, one bit, and all."""
-        return [word & np.uint32(0xFFF80001) for word in words] if is_first else [words[0] & 2, words[1] & 1, words[2]]
+        return (
+            [word & np.uint32(0xFFF80001) for word in words]
+            if is_first
+            else [words[0] & 2, words[1] & 1, words[2]]
+        )
 
     usual, factors = sampler._words, (1, 3, 2**33 + 1)
-    monkeypatch.setattr(sampler, "_words", lambda *given: thinned(isinstance(given[3], int), usual(*given)))
+    monkeypatch.setattr(
+        sampler, "_words", lambda *given: thinned(isinstance(given[3], int), usual(*given))
+    )
     monkeypatch.setattr(
         sampler,
         "cumulative",
-        lambda: tuple(np.array([entry >> shift & 0xFFFFFFFF for entry in table], np.uint32) for shift in (96, 64, 32, 0)),
+        lambda: tuple(
+            np.array([entry >> shift & 0xFFFFFFFF for entry in table], np.uint32)
+            for shift in (96, 64, 32, 0)
+        ),
     )
     monkeypatch.setattr(sampler, "guide", lambda: np.zeros(32 << 8, np.int32))
     monkeypatch.setattr(sampler, "GUIDED", 15)
     monkeypatch.setattr(sampler, "HELD_BY_A_CORE", held)
     monkeypatch.setattr(sampler, "spread", lambda deviation: sampler.Spread(deviation, factors))
     right = by_definition(table, factors, size, 2**31 + 5, thinned)
-    assert all(by(draw, 2048.0, size, 2**31 + 5).tolist() == right for draw in (sampler.plain, interpreted))
+    assert all(
+        by(draw, 2048.0, size, 2**31 + 5).tolist() == right for draw in (sampler.plain, interpreted)
+    )
     # The twin: where first words decide by themselves, most would be another number.
-    assert np.mean(np.array(right) != by_definition([entry >> 96 << 96 for entry in table], factors, size, 2**31 + 5, thinned)) > 0.9
+    assert (
+        np.mean(
+            np.array(right)
+            != by_definition(
+                [entry >> 96 << 96 for entry in table], factors, size, 2**31 + 5, thinned
+            )
+        )
+        > 0.9
+    )
 
 
 def test_two_spreads_never_share_a_compiled_program():
@@ -423,18 +541,24 @@ def test_two_spreads_never_share_a_compiled_program():
 
 def test_the_bits_have_the_hash_that_devices_are_checked_against(monkeypatch):
     """For a few of the draws one word of the number does not decide: the twin that stops there is noticed."""
-    assert hashlib.sha256(by(sampler.plain, 2.0**57, 10**6, 5).tobytes()).hexdigest() == sampler.KNOWN
+    assert (
+        hashlib.sha256(by(sampler.plain, 2.0**57, 10**6, 5).tobytes()).hexdigest() == sampler.KNOWN
+    )
     right, found = (by(draw, 2.0**57, 10**5, 5) for draw in (sampler.plain, interpreted))
     assert np.array_equal(right, found)
     monkeypatch.setattr(jax.lax, "cond", lambda condition, yes, no: no())
     assert np.count_nonzero(by(interpreted, 2.0**57, 10**5, 5) != right) == 4
 
 
-def test_a_device_whose_noise_has_other_bits_is_refused_before_anything_is_released(tmp_path, monkeypatch):
+def test_a_device_whose_noise_has_other_bits_is_refused_before_anything_is_released(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(sampler, "SEEN_ON", ())
     white = sampler.white
     sampler.check_bits.__wrapped__(jax.local_devices()[0])
-    monkeypatch.setattr(sampler, "white", lambda spread, key, stream, size: white(spread, key, stream + 1, size))
+    monkeypatch.setattr(
+        sampler, "white", lambda spread, key, stream, size: white(spread, key, stream + 1, size)
+    )
     sampler.check_bits.cache_clear()
     with pytest.raises(sampler.OtherBits, match="Nothing was released"):
         curators.opened(curators.averaging(), curators.Loop(), tmp_path / "ledger.jsonl")
@@ -444,11 +568,18 @@ def test_a_device_whose_noise_has_other_bits_is_refused_before_anything_is_relea
 def test_noise_is_checked_on_the_device_that_draws_it(tmp_path, monkeypatch):
     """It need not be JAX's default, nor known when a curator is made. It is checked before a charge, and when a state follows a record."""
     algorithm, params, device = curators.averaging(), {"x": jnp.zeros(3)}, jax.local_devices()[0]
-    curator, state = curators.opened(algorithm, curators.Loop(), tmp_path / "ledger.jsonl"), algorithm.mechanism.init(params)
+    curator, state = (
+        curators.opened(algorithm, curators.Loop(), tmp_path / "ledger.jsonl"),
+        algorithm.mechanism.init(params),
+    )
 
     def is_refused() -> bool:
         with monkeypatch.context() as patch:
-            patch.setattr(sampler, "check_bits", lambda device: (_ for _ in ()).throw(sampler.OtherBits(str(device))))
+            patch.setattr(
+                sampler,
+                "check_bits",
+                lambda device: (_ for _ in ()).throw(sampler.OtherBits(str(device))),
+            )
             with pytest.raises(sampler.OtherBits, match=re.escape(str(device))):
                 curator.private_mean(params, state, 0)
         return True
@@ -469,7 +600,9 @@ def test_noise_is_checked_on_the_device_that_draws_it(tmp_path, monkeypatch):
 def test_the_kernel_lowers_for_a_gpu():
     """This is as far as a machine without one can tell."""
     asked = jax.ShapeDtypeStruct((8,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.uint32)
-    traced = jax.jit(lambda key, stream: sampler.white(sampler.spread(2.0**57), key, stream, 2_400_000)).trace(*asked)
+    traced = jax.jit(
+        lambda key, stream: sampler.white(sampler.spread(2.0**57), key, stream, 2_400_000)
+    ).trace(*asked)
     assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "triton" not in traced.lower(lowering_platforms=("cpu",)).as_text()
 
@@ -492,7 +625,9 @@ def test_every_last_digit_is_as_likely_as_any_other():
     for modulus in (2, 3, 7, 256, 2047):
         assert stats.chisquare(np.bincount(values % modulus, minlength=modulus)).pvalue > 1e-4
     # The twin: normals of float32, rounded, have hardly any.
-    floats = np.random.default_rng(0).normal(size=len(values)).astype(np.float32) * np.float32(2.0**46)
+    floats = np.random.default_rng(0).normal(size=len(values)).astype(np.float32) * np.float32(
+        2.0**46
+    )
     assert len(np.unique(np.rint(floats.astype(np.float64)).astype(np.int64) % 256)) < 10
 
 
@@ -515,7 +650,9 @@ CASES = {
 
 @pytest.mark.parametrize("estimator", [fixed_denominator(1000.0), clipped_denominator(1000.0)])
 @pytest.mark.parametrize("kind", CASES)
-def test_a_run_of_2000_rows_of_a_gboard_model_is_within_2_to_the_minus_60_of_the_ideal(kind, estimator):
+def test_a_run_of_2000_rows_of_a_gboard_model_is_within_2_to_the_minus_60_of_the_ideal(
+    kind, estimator
+):
     made = mechanism(flat_clip(0.5), estimator, CASES[kind](), MOST_REPORTS)
     assert 0 < made.distance(2_400_000, 2000) < 2.0**-60
     assert made.distance(2_400_000, 2000) > 900 * made.distance(2400, 2000)
@@ -524,6 +661,8 @@ def test_a_run_of_2000_rows_of_a_gboard_model_is_within_2_to_the_minus_60_of_the
 def test_noise_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="standard deviation"):
         sampler.spread(100.0)
-    made = mechanism(flat_clip(1.0), fixed_denominator(10.0), blt(1.0, Buffers(2000, (1 - 2.0**-20,), (0.99,))))
+    made = mechanism(
+        flat_clip(1.0), fixed_denominator(10.0), blt(1.0, Buffers(2000, (1 - 2.0**-20,), (0.99,)))
+    )
     with pytest.raises(ValueError, match="rounds too coarsely"):
         made.init({"w": jnp.zeros(2_400_000)})

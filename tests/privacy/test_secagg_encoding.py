@@ -73,7 +73,9 @@ def reporting(case):
 
 @functools.cache
 def compiled(bound):
-    return of_any_round(jax.jit(lambda public, update, weight, key: encode(bound, public, update, weight, key)))
+    return of_any_round(
+        jax.jit(lambda public, update, weight, key: encode(bound, public, update, weight, key))
+    )
 
 
 def of_any_round(function):
@@ -87,7 +89,9 @@ def decoding(bound):
 
     def decoded(public, total):
         sums = bound.unpack(public, total)
-        return jax.tree.map(lambda sum: wide.to_float(sum, bound.step(public)), sums, is_leaf=wide.is_wide)
+        return jax.tree.map(
+            lambda sum: wide.to_float(sum, bound.step(public)), sums, is_leaf=wide.is_wide
+        )
 
     return of_any_round(jax.jit(decoded))
 
@@ -111,7 +115,11 @@ def square(whole) -> int:
 def test_any_update_leaves_within_the_limit_and_with_no_coordinate_above_the_largest(case, data):
     (encoded, bound), report = made(case), reporting(case)
     floats = st.floats(width=32, allow_nan=True, allow_infinity=True)
-    update = data.draw(hnp.arrays(np.float32, encoded.size, elements=floats, fill=st.sampled_from([0, 1e-3, 1, 1e30])))
+    update = data.draw(
+        hnp.arrays(
+            np.float32, encoded.size, elements=floats, fill=st.sampled_from([0, 1e-3, 1, 1e30])
+        )
+    )
     weight, round = np.float32(data.draw(st.floats(width=32))), data.draw(st.integers(0, 5000))
     key = jax.random.key(data.draw(st.integers(0, 2**31)))
     whole = report(update, weight, jnp.int32(round), key)
@@ -139,7 +147,9 @@ def test_an_update_that_rotates_into_one_coordinate_is_clipped_there():
     bound = modular(flat_clip(1.0), {"a": jnp.zeros(2**16)}, encoded)
     aimed = np.zeros(2**16, np.int32)
     aimed[77] = 1
-    update = decoding(bound)(bound.public(0), jnp.asarray(aimed, jnp.uint32))  # a row of the rotation
+    update = decoding(bound)(
+        bound.public(0), jnp.asarray(aimed, jnp.uint32)
+    )  # a row of the rotation
     update = jax.tree.map(lambda leaf: leaf / jnp.linalg.norm(leaf), update)
     whole = np.asarray(centred(encoded, compiled(bound)(bound.public(0), update, ONE, KEY).update))
     assert whole[77] == encoded.largest < encoded.radius / 10
@@ -152,9 +162,14 @@ def test_the_longest_updates_are_not_lost(case):
     encoded, bound = made(case)
     for seed in range(5):
         update = np.random.default_rng(seed).normal(size=encoded.size).astype(np.float32)
-        sent = decoding(bound)(bound.public(seed), compiled(bound)(bound.public(seed), {"a": update}, ONE, KEY).update)
+        sent = decoding(bound)(
+            bound.public(seed), compiled(bound)(bound.public(seed), {"a": update}, ONE, KEY).update
+        )
         clipped = bound.project(bound.public(seed), {"a": update})
-        assert np.linalg.norm(sent["a"] - clipped["a"]) <= math.sqrt(encoded.padded) / encoded.radius + 1e-6
+        assert (
+            np.linalg.norm(sent["a"] - clipped["a"])
+            <= math.sqrt(encoded.padded) / encoded.radius + 1e-6
+        )
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e7])
@@ -186,7 +201,9 @@ def worst(encoded):
 
 def test_rounding_is_repeated_until_it_fits():
     encoded = encoding(600, 100, 13)
-    roundings = jax.vmap(lambda key: conditionally_rounded(encoded, worst(encoded), key))(jax.random.split(KEY, 300))
+    roundings = jax.vmap(lambda key: conditionally_rounded(encoded, worst(encoded), key))(
+        jax.random.split(KEY, 300)
+    )
     squares = [square(one) for one in roundings]
     assert max(squares) <= encoded.limit
     assert len(set(squares)) > 50  # and by other coins each time
@@ -196,7 +213,9 @@ def test_rounding_without_a_second_try_breaks_the_bound():
     """The twin that must fail: an eighth of all roundings of the same update are too long for the noise."""
     encoded = encoding(600, 100, 13)
     anything = encoded._replace(limit=2**60)
-    roundings = jax.vmap(lambda key: conditionally_rounded(anything, worst(encoded), key))(jax.random.split(KEY, 300))
+    roundings = jax.vmap(lambda key: conditionally_rounded(anything, worst(encoded), key))(
+        jax.random.split(KEY, 300)
+    )
     assert sum(square(one) > encoded.limit for one in roundings) > 10
 
 
@@ -230,7 +249,9 @@ def test_a_nan_before_rounding_still_leaves_within_the_limit():
 def test_integers_are_rounded_to_themselves_and_halves_to_either_side():
     encoded = encoding(64, 100, 20)
     values = jnp.asarray([[0.0, -0.0, 1.0, -3.0, 1e-45, -1e-45, 2.5, -2.5] * 8]).T
-    drawn = np.stack([np.asarray(rounded(encoded, values, jax.random.key(n)))[:, 0] for n in range(60)])
+    drawn = np.stack(
+        [np.asarray(rounded(encoded, values, jax.random.key(n)))[:, 0] for n in range(60)]
+    )
     np.testing.assert_array_equal(drawn[:, :4], np.tile([0, 0, 1, -3], (60, 1)))
     assert set(drawn[:, 6]) == {2, 3}
     assert set(drawn[:, 7]) == {-3, -2}
@@ -239,12 +260,20 @@ def test_integers_are_rounded_to_themselves_and_halves_to_either_side():
 def test_reports_are_right_on_average():
     """The mean of many roundings, in standard errors of it; the twin rounds towards zero and is far off."""
     encoded, bound = made("few bits")
-    update = {"a": jnp.asarray(np.random.default_rng(1).normal(size=600) * 0.5 / math.sqrt(600), jnp.float32)}
+    update = {
+        "a": jnp.asarray(
+            np.random.default_rng(1).normal(size=600) * 0.5 / math.sqrt(600), jnp.float32
+        )
+    }
     draws = 4000
     public = bound.public(0)
-    each = jax.jit(jax.vmap(lambda key: decoding(bound)(public, bound.pack(public, update, key))["a"]))
+    each = jax.jit(
+        jax.vmap(lambda key: decoding(bound)(public, bound.pack(public, update, key))["a"])
+    )
     decoded = np.asarray(each(jax.random.split(KEY, draws)), np.float64)
-    error = (decoded.mean(0) - np.asarray(update["a"], np.float64)) / (decoded.std(0) / math.sqrt(draws))
+    error = (decoded.mean(0) - np.asarray(update["a"], np.float64)) / (
+        decoded.std(0) / math.sqrt(draws)
+    )
     assert np.abs(error).max() < 5
     assert abs(np.mean(error**2) - 1) < 0.3
     shrunk = encoded._replace(limit=-1)  # no rounding at random is ever taken
@@ -265,13 +294,22 @@ def test_a_sum_of_reports_is_the_sum_of_what_they_stand_for(case, data):
     count, seed = data.draw(st.integers(0, most)), data.draw(st.integers(0, 1000))
     updates = np.random.default_rng(seed).normal(size=(most, encoded.size)).astype(np.float32)
     public = bound.public(seed)
-    reports = [compiled(bound)(public, {"a": one}, ONE, jax.random.key(seed)).update for one in updates[:count]]
+    reports = [
+        compiled(bound)(public, {"a": one}, ONE, jax.random.key(seed)).update
+        for one in updates[:count]
+    ]
     total = functools.reduce(jnp.add, reports, jnp.zeros(encoded.padded, jnp.uint32))
     for multiple in (0, 1, 2 ** (32 - encoded.bits) - 1):  # of M, lost on the way
         seen = total + jnp.uint32(multiple * encoded.modulus % 2**32)
-        whole = sum((np.asarray(centred(encoded, one), int) for one in reports), np.zeros(encoded.padded, int))
+        whole = sum(
+            (np.asarray(centred(encoded, one), int) for one in reports),
+            np.zeros(encoded.padded, int),
+        )
         np.testing.assert_array_equal(np.asarray(centred(encoded, seen), int), whole)
-        apart = sum((np.asarray(decoding(bound)(public, one)["a"], float) for one in reports), np.zeros(encoded.size))
+        apart = sum(
+            (np.asarray(decoding(bound)(public, one)["a"], float) for one in reports),
+            np.zeros(encoded.size),
+        )
         np.testing.assert_allclose(decoding(bound)(public, seen)["a"], apart, atol=1e-6)
 
 
@@ -316,7 +354,11 @@ def test_a_total_is_turned_back_without_rounding_on_the_way():
     exactly = wide.to_numpy(turned_exactly(jnp.asarray(total.reshape(-1, 1), jnp.int32)))[:, 0]
     truth = np.asarray(transformed(total))  # integers of 64 bits
     np.testing.assert_array_equal(exactly, truth)
-    steps = wide.to_numpy(jax.jit(bound.unpack)(bound.public(0), jnp.asarray(total % encoded.modulus, jnp.uint32))["a"])
+    steps = wide.to_numpy(
+        jax.jit(bound.unpack)(bound.public(0), jnp.asarray(total % encoded.modulus, jnp.uint32))[
+            "a"
+        ]
+    )
     np.testing.assert_array_equal(np.abs(steps), np.abs(truth))  # but for signs
     back = decoding(bound)(bound.public(0), jnp.asarray(total % encoded.modulus, jnp.uint32))["a"]
     assert float(np.linalg.norm(np.asarray(back, np.float64))) == pytest.approx(
@@ -331,7 +373,10 @@ def transformed(values):
     values, step = np.array(values, np.int64), 1
     while step < len(values):
         pairs = values.reshape(-1, 2, step)
-        values, step = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1).reshape(-1), 2 * step
+        values, step = (
+            np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1).reshape(-1),
+            2 * step,
+        )
     return values
 
 
@@ -354,24 +399,35 @@ def test_an_update_of_one_parameter_is_spread_over_its_block():
     update = {"a": jnp.zeros(2**18).at[1234].set(1.0)}
     whole = np.asarray(centred(encoded, compiled(bound)(bound.public(0), update, ONE, KEY).update))
     assert np.abs(whole).max() < encoded.radius / math.sqrt(encoded.block) + 1 < encoded.largest
-    assert np.count_nonzero(np.abs(whole) > encoded.radius / math.sqrt(encoded.block) - 1) == encoded.block
+    assert (
+        np.count_nonzero(np.abs(whole) > encoded.radius / math.sqrt(encoded.block) - 1)
+        == encoded.block
+    )
 
 
 def test_every_round_has_its_own_signs_on_which_server_and_devices_agree():
     encoded, bound = made("many bits")
     update = {"a": jnp.asarray(np.random.default_rng(0).normal(size=600) / 60, jnp.float32)}
     report = compiled(bound)(bound.public(3), update, ONE, KEY)
-    np.testing.assert_allclose(decoding(bound)(bound.public(3), report.update)["a"], update["a"], atol=1e-4)
+    np.testing.assert_allclose(
+        decoding(bound)(bound.public(3), report.update)["a"], update["a"], atol=1e-4
+    )
     other = decoding(bound)(bound.public(4), report.update)["a"]  # the twin
     assert np.linalg.norm(np.asarray(other - update["a"])) > 0.5 * np.linalg.norm(update["a"])
-    signs_of = jax.jit(lambda round: 1 - 2 * secagg_encoding._coins(encoded, bound.public(round)).astype(jnp.int32))
+    signs_of = jax.jit(
+        lambda round: 1 - 2 * secagg_encoding._coins(encoded, bound.public(round)).astype(jnp.int32)
+    )
     signs = [np.asarray(signs_of(jnp.int32(round))) for round in range(20)]
     assert all(set(one) == {-1, 1} for one in signs)
-    assert max(abs(np.mean(one * other)) for n, one in enumerate(signs) for other in signs[:n]) < 0.25
+    assert (
+        max(abs(np.mean(one * other)) for n, one in enumerate(signs) for other in signs[:n]) < 0.25
+    )
 
 
 def test_two_users_with_the_same_update_draw_different_coins():
-    first, second = (reporting("few bits")(np.ones(600, np.float32), ONE, 0, jax.random.key(n)) for n in range(2))
+    first, second = (
+        reporting("few bits")(np.ones(600, np.float32), ONE, 0, jax.random.key(n)) for n in range(2)
+    )
     assert 10 < np.count_nonzero(first != second) < 590
 
 
@@ -385,7 +441,9 @@ def test_the_inflation_of_the_papers_settings_is_the_papers():
     assert twice > 1.003  # the twin: another scale gives another figure
 
 
-@pytest.mark.parametrize(("most_reports", "bits"), [(100, 17), (1000, 21), (6500, 23), (8450, 24), (MOST_REPORTS, 27)])
+@pytest.mark.parametrize(
+    ("most_reports", "bits"), [(100, 17), (1000, 21), (6500, 23), (8450, 24), (MOST_REPORTS, 27)]
+)
 def test_uploads_of_gboards_model_are_small_and_its_noise_hardly_grows(most_reports, bits):
     encoded = encoding(GBOARD, most_reports)
     assert encoded.bits == bits
@@ -417,14 +475,21 @@ def test_bits_that_do_not_fit_are_refused_with_those_that_do(bits):
         encoding(GBOARD, 6500, bits)
 
 
-@pytest.mark.parametrize(("size", "most_reports"), [(0, 10), (2**31 + 1, 10), (10, 0), (10, MOST_REPORTS + 1)])
+@pytest.mark.parametrize(
+    ("size", "most_reports"), [(0, 10), (2**31 + 1, 10), (10, 0), (10, MOST_REPORTS + 1)]
+)
 def test_sums_of_nothing_or_of_too_much_are_refused(size, most_reports):
     with pytest.raises(ValueError, match="a secure sum"):
         encoding(size, most_reports)
 
 
 @settings(max_examples=100, deadline=None)
-@given(whole=hnp.arrays(np.int32, (50, 3), elements=st.integers(-LARGEST_COORDINATE, LARGEST_COORDINATE)), off=st.integers(-3, 3))
+@given(
+    whole=hnp.arrays(
+        np.int32, (50, 3), elements=st.integers(-LARGEST_COORDINATE, LARGEST_COORDINATE)
+    ),
+    off=st.integers(-3, 3),
+)
 def test_norms_of_integers_are_compared_exactly(whole, off):
     limit = max(square(whole) + off, 0)
     assert bool(within(jnp.asarray(whole), limit)) == (square(whole) <= limit)
@@ -444,7 +509,9 @@ def test_the_longest_reports_are_compared_exactly_as_floats_cannot(shape):
 def test_a_falling_clip_norm_changes_the_scale_and_not_the_modulus():
     encoded = encoding(600, 100, 13)
     bound = modular(flat_clip([(0, 4.0), (1, 1.0)]), {"a": jnp.zeros(600)}, encoded)
-    assert float(bound.step(bound.public(0))) == pytest.approx(4 * float(bound.step(bound.public(1))))
+    assert float(bound.step(bound.public(0))) == pytest.approx(
+        4 * float(bound.step(bound.public(1)))
+    )
     update = {"a": jnp.full(600, 0.02)}
     for round in (0, 1):
         public = bound.public(round)
@@ -478,7 +545,11 @@ def test_a_model_of_other_layers_is_refused():
     encoded = encoding(6, 10)
     bound = modular(flat_clip(1.0), {"a": jnp.zeros((2, 3))}, encoded)
     bound.check({"a": jnp.ones((2, 3))})
-    for other in ({"a": jnp.zeros((3, 2))}, {"b": jnp.zeros((2, 3))}, {"a": jnp.zeros(3), "b": jnp.zeros(3)}):
+    for other in (
+        {"a": jnp.zeros((3, 2))},
+        {"b": jnp.zeros((2, 3))},
+        {"a": jnp.zeros(3), "b": jnp.zeros(3)},
+    ):
         with pytest.raises(ValueError, match="other layers"):
             bound.check(other)
     with pytest.raises(ValueError, match="for 6 parameters, and the model has 7"):
@@ -510,7 +581,11 @@ def test_layers_of_any_shape_come_back_in_place(clip, clip_norm):
 FTRL = {
     "algorithm": "dp-ftrl",
     "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 3},
-    "privacy": {"noise": "blt", "strategy": {"decay": [0.9, 0.5], "scale": [0.2, 0.2]}, "noise_multiplier": 1e-3},
+    "privacy": {
+        "noise": "blt",
+        "strategy": {"decay": [0.9, 0.5], "scale": [0.2, 0.2]},
+        "noise_multiplier": 1e-3,
+    },
 }
 GREEDY = {"privacy": {"noise_multiplier": 1e-3, "greedy": True}}
 
@@ -530,7 +605,10 @@ def trained(population, sections, fleet, rounds):
     program = device_program(algorithm)
     release, update = jax.jit(algorithm.mechanism.release), jax.jit(algorithm.server_update)
     for round in range(rounds):
-        message, key = Message(server.params, algorithm.mechanism.public(state)), jax.random.key(round)
+        message, key = (
+            Message(server.params, algorithm.mechanism.public(state)),
+            jax.random.key(round),
+        )
         total = runs_on.sum_reports(program, message, np.arange(round, 50, 3), key)
         released, state = release(state, total, noise_key(round))
         server = update(server, released.estimate)
@@ -543,12 +621,19 @@ def flat(params):
 
 @pytest.mark.parametrize(
     ("sections", "fleet"),
-    [(FTRL, SimulatedFleet), pytest.param(with_privacy(GREEDY, clip_norm=[[0, 0.5], [2, 0.4]]), SideBySide, marks=pytest.mark.slow)],
+    [
+        (FTRL, SimulatedFleet),
+        pytest.param(
+            with_privacy(GREEDY, clip_norm=[[0, 0.5], [2, 0.4]]), SideBySide, marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_training_with_residues_ends_with_nearly_the_same_model(population, sections, fleet):
     whole = trained(population, sections, fleet, 4)
     residues = trained(population, with_privacy(sections, encoding="modular"), fleet, 4)
-    coarse = trained(population, with_privacy(sections, encoding="modular", encoding_bits=13), fleet, 4)
+    coarse = trained(
+        population, with_privacy(sections, encoding="modular", encoding_bits=13), fleet, 4
+    )
     off, further = np.linalg.norm(residues - whole), np.linalg.norm(coarse - whole)
     assert off < 0.03 * np.linalg.norm(whole)
     assert further > 3 * off  # the twin: fewer bits would be seen
@@ -587,7 +672,10 @@ def test_a_run_counts_the_bytes_of_packed_residues(population, tmp_path):
 def test_an_interrupted_run_with_residues_resumes_to_the_same_model(population, tmp_path):
     """Coins of rounding follow from the row and the user, so that a repeated round gives the same total."""
     fleet = {"kind": "check-in", "dropout_rate": 0.25, "over_selection": 1.4, "timer_hours": 5.0}
-    recipe = tiny_recipe(population, **with_privacy({**FTRL, "fleet": fleet}, encoding="modular", noise_multiplier=1.0))
+    recipe = tiny_recipe(
+        population,
+        **with_privacy({**FTRL, "fleet": fleet}, encoding="modular", noise_multiplier=1.0),
+    )
     whole = train_run(recipe, tmp_path / "whole", quietly)
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "cut", cut_at(3))
@@ -599,15 +687,29 @@ def test_an_interrupted_run_with_residues_resumes_to_the_same_model(population, 
 @pytest.mark.parametrize(
     ("sections", "sentence"),
     [
-        ({"privacy": {"encoding": "modular", "clipping": "adaptive"}}, "clip norm that does not adapt"),
-        ({"privacy": {"encoding": "modular", "estimator": "clipped", "least_weight": 9.0}}, 'estimator = "fixed"'),
+        (
+            {"privacy": {"encoding": "modular", "clipping": "adaptive"}},
+            "clip norm that does not adapt",
+        ),
+        (
+            {"privacy": {"encoding": "modular", "estimator": "clipped", "least_weight": 9.0}},
+            'estimator = "fixed"',
+        ),
         ({"privacy": {"encoding_bits": 20}}, 'encoding_bits belong to encoding = "modular"'),
-        ({"algorithm": "fedavg", "privacy": {"encoding": "modular", "noise_multiplier": None}}, "adds updates as they are"),
+        (
+            {"algorithm": "fedavg", "privacy": {"encoding": "modular", "noise_multiplier": None}},
+            "adds updates as they are",
+        ),
         ({"privacy": {"encoding": "modular"}, "upload": {"bits": 8}}, r"leave out \[upload\]"),
-        (with_privacy({**FTRL, "fleet": {"kind": "queue"}}, encoding="modular"), "each with its own rotation"),
+        (
+            with_privacy({**FTRL, "fleet": {"kind": "queue"}}, encoding="modular"),
+            "each with its own rotation",
+        ),
     ],
 )
-def test_settings_incompatible_with_residues_are_refused_in_a_sentence(population, sections, sentence):
+def test_settings_incompatible_with_residues_are_refused_in_a_sentence(
+    population, sections, sentence
+):
     with pytest.raises(RecipeError, match=sentence):
         tiny_recipe(population, **sections)
 
@@ -656,7 +758,9 @@ def deviation(of, size, multiplier, most_reports, denominator=1.0):
     """Return the deviation of the noise on estimates; under `one_deviation`."""
     private = mechanism(of, fixed_denominator(denominator), gaussian(multiplier), most_reports)
     params = {"a": jnp.zeros(size)}
-    release, _ = jax.jit(private.release)(private.init(params), nobody(private, params), noise_key(0))
+    release, _ = jax.jit(private.release)(
+        private.init(params), nobody(private, params), noise_key(0)
+    )
     assert np.ptp(release.estimate["a"]) == 0
     return float(release.estimate["a"][0])
 
@@ -678,7 +782,9 @@ def test_one_report_moves_what_is_noised_of_many_by_no_more_than_the_noise_is_ma
     unpack = jax.jit(bound.unpack)
 
     def steps(whole):
-        return wide.to_numpy(unpack(bound.public(0), jnp.asarray(whole % encoded.modulus, jnp.uint32))["a"])
+        return wide.to_numpy(
+            unpack(bound.public(0), jnp.asarray(whole % encoded.modulus, jnp.uint32))["a"]
+        )
 
     generator, moved = np.random.default_rng(0), 0
     each = np.full(64, math.isqrt(encoded.limit // 64))

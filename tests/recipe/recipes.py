@@ -7,7 +7,10 @@ GOOD = {
     "run": {"rounds": 10},
 }
 
-FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 10, "min_separation": 4}}
+FTRL = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "min-separation", "cohort": 10, "min_separation": 4},
+}
 
 
 def changed(**sections):

@@ -23,11 +23,16 @@ def reference() -> str:
         if marked is True:
             papers.append(_row(path, field))
         else:
-            usual.setdefault(f"[{section}]" if section else "top", []).append(_row(name, field, marked))
+            usual.setdefault(f"[{section}]" if section else "top", []).append(
+                _row(name, field, marked)
+            )
             papers += [(f'`{path} = "{value}"`', "", about) for value, about in marked.items()]
     sections = [f"## {section}\n\n{_table(SETTINGS, rows)}" for section, rows in usual.items()]
     said = ("- " + re.sub(r"{[^}]*}", "…", rule.text) for rule in RULES)
-    rules = "\n".join(fill(one, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False) for one in said)
+    rules = "\n".join(
+        fill(one, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+        for one in said
+    )
     return "\n".join(
         [
             "# Every setting of a recipe\n\nMade by `tests/recipe/reference.py`; a test keeps it in step.\n",
@@ -59,11 +64,17 @@ def choices(annotation: Any) -> list[str]:
 def _for_papers(section: str, field: FieldInfo) -> Any:
     """True, or those values of a setting, with their meaning, that are there to reproduce papers."""
     extras = (one.json_schema_extra for one in (Recipe.model_fields.get(section), field) if one)
-    return next((one["for_papers"] for one in extras if isinstance(one, dict) and one["for_papers"]), {})
+    return next(
+        (one["for_papers"] for one in extras if isinstance(one, dict) and one["for_papers"]), {}
+    )
 
 
 def _row(name: str, field: FieldInfo, hidden: Iterable[str] = ()) -> tuple[str, str, str]:
-    default = f"`{json.dumps(field.default)}`".replace("`null`", "none") if not field.is_required() else "required"
+    default = (
+        f"`{json.dumps(field.default)}`".replace("`null`", "none")
+        if not field.is_required()
+        else "required"
+    )
     listed = " · ".join(value for value in choices(field.annotation) if value not in hidden)
     return f"`{name}`", default, "; ".join(filter(None, (listed, field.description)))
 
@@ -75,14 +86,29 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def _matrix() -> str:
     """All that COMPATIBLE leaves. What one row excludes may exclude something else, so this says more than the rows do."""
-    known = {f"{section}.{name}".strip("."): choices(field.annotation) for section, name, field in settings()}
+    known = {
+        f"{section}.{name}".strip("."): choices(field.annotation)
+        for section, name, field in settings()
+    }
     known["noise"] = known["privacy.noise"]
-    axes = list(dict.fromkeys(path for one in COMPATIBLE for path in ("algorithm", one.setting, one.other)))
-    combined = [dict(zip(axes, one, strict=True)) for one in product(*(known[axis] for axis in axes))]
-    left = [one for one in combined if all(pair.allows(one[pair.setting], one[pair.other]) for pair in COMPATIBLE)]
+    axes = list(
+        dict.fromkeys(path for one in COMPATIBLE for path in ("algorithm", one.setting, one.other))
+    )
+    combined = [
+        dict(zip(axes, one, strict=True)) for one in product(*(known[axis] for axis in axes))
+    ]
+    left = [
+        one
+        for one in combined
+        if all(pair.allows(one[pair.setting], one[pair.other]) for pair in COMPATIBLE)
+    ]
     rows = (
         [
-            " · ".join(value for value in known[axis] if any(one[axis] == value for one in left if one["algorithm"] == algorithm))
+            " · ".join(
+                value
+                for value in known[axis]
+                if any(one[axis] == value for one in left if one["algorithm"] == algorithm)
+            )
             for axis in axes
         ]
         for algorithm in known["algorithm"]

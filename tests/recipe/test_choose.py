@@ -40,7 +40,9 @@ def noise_of(asked: Task, plan: Plan) -> float:
     return plan.server_rate * a_round * (plan.rounds * asked.parameters) ** 0.5
 
 
-@pytest.mark.parametrize(("users", "promised"), [(200, 8.0), (9_000, 1.0), (9_000, 8.0), (300_000, 0.5)])
+@pytest.mark.parametrize(
+    ("users", "promised"), [(200, 8.0), (9_000, 1.0), (9_000, 8.0), (300_000, 0.5)]
+)
 @pytest.mark.parametrize("seconds", [1.0, 30.0, 3_000.0])
 def test_a_plan_fits_the_time_and_its_noise_is_bearable(users, promised, seconds):
     asked = task(users, promised, seconds)
@@ -54,19 +56,29 @@ def test_the_noise_of_a_plan_keeps_the_budget_and_is_what_it_was_chosen_by_nearl
     about = best_plan(asked)
     plan = exactly(asked, about)
     assert (plan.rounds, plan.cohort) == (about.rounds, about.cohort)
-    spent = repeated(PoissonSampledDpEvent(plan.cohort / asked.users, GaussianDpEvent(plan.noise_multiplier)), plan.rounds)
+    spent = repeated(
+        PoissonSampledDpEvent(plan.cohort / asked.users, GaussianDpEvent(plan.noise_multiplier)),
+        plan.rounds,
+    )
     assert 0.99 * asked.epsilon < epsilon(spent, asked.delta) <= asked.epsilon
     assert abs(plan.gain - about.gain) < ENOUGH
     assert noise_of(asked, plan) < 1.05 * LOUDEST
 
 
 def test_more_people_a_larger_epsilon_and_more_time_are_worth_more():
-    for few, many in ((task(1_000), task(9_000)), (task(promised=1.0), task(promised=4.0)), (task(seconds=10.0), task(seconds=600.0))):
+    for few, many in (
+        (task(1_000), task(9_000)),
+        (task(promised=1.0), task(promised=4.0)),
+        (task(seconds=10.0), task(seconds=600.0)),
+    ):
         assert best_plan(few).gain < best_plan(many).gain - ENOUGH
 
 
 def test_time_that_gains_nothing_is_not_spent():
-    plan, hurried = best_plan(task(promised=1.0, seconds=1e6)), best_plan(task(promised=1.0, seconds=600.0))
+    plan, hurried = (
+        best_plan(task(promised=1.0, seconds=1e6)),
+        best_plan(task(promised=1.0, seconds=600.0)),
+    )
     assert plan.rounds * plan.cohort < 600_000
     assert plan.gain < hurried.gain + ENOUGH
 
@@ -78,13 +90,16 @@ def test_what_is_gained_grows_with_the_way_and_shrinks_with_the_noise():
 
 
 @pytest.mark.parametrize(
-    ("users", "cohort", "rounds", "promised"), [(9_000, 900, 100, 1.0), (9_000, 270, 50, 4.0), (40_000, 4_000, 50, 0.5)]
+    ("users", "cohort", "rounds", "promised"),
+    [(9_000, 900, 100, 1.0), (9_000, 270, 50, 4.0), (40_000, 4_000, 50, 0.5)],
 )
 def test_plans_are_compared_by_noise_that_is_nearly_right(users, cohort, rounds, promised):
     asked = task(users, promised)
 
     def spent(noise_multiplier):
-        return repeated(PoissonSampledDpEvent(cohort / users, GaussianDpEvent(noise_multiplier)), rounds)
+        return repeated(
+            PoissonSampledDpEvent(cohort / users, GaussianDpEvent(noise_multiplier)), rounds
+        )
 
     exact = noise_for_budget(spent, Budget(asked.delta, promised), "pld")
     assert 0.8 * exact < _about(_mu(asked), cohort / users, rounds) < 1.1 * exact
@@ -110,7 +125,8 @@ def test_what_a_round_takes_besides_is_counted():
 
 def test_a_machine_that_is_too_slow_is_told_how_long_it_would_take():
     with pytest.raises(
-        RecipeError, match=r"25 rounds of 10, takes 41.7 minutes on this machine without compiling and measuring. Allow more"
+        RecipeError,
+        match=r"25 rounds of 10, takes 41.7 minutes on this machine without compiling and measuring. Allow more",
     ):
         best_plan(task(seconds=60.0, users_per_second=0.1))
 
@@ -122,16 +138,32 @@ def test_the_file_with_reasons_is_the_recipe(on_cpu):
     written = commented_toml(made, "Worked out")
     assert tomllib.loads(written) == content_of(made)
     recipe = parse_recipe(content_of(made))
-    assert (recipe.privacy.epsilon, recipe.participation.users, recipe.model.kind) == (4.0, 9_000, "cifg")
+    assert (recipe.privacy.epsilon, recipe.participation.users, recipe.model.kind) == (
+        4.0,
+        9_000,
+        "cifg",
+    )
     assert recipe.privacy.noise_multiplier is None  # it is worked out by the run, exactly
-    assert sum(norm**2 for norm in recipe.privacy.layer_clip_norms.values()) == pytest.approx(CLIP_NORM**2, rel=1e-3)
-    assert all(" # " in line for line in written.splitlines() if "=" in line and not line.startswith("#"))
+    assert sum(norm**2 for norm in recipe.privacy.layer_clip_norms.values()) == pytest.approx(
+        CLIP_NORM**2, rel=1e-3
+    )
+    assert all(
+        " # " in line for line in written.splitlines() if "=" in line and not line.startswith("#")
+    )
     assert -(-recipe.run.rounds // recipe.run.evaluate_every) == 4
 
 
 def test_the_clip_norms_of_a_chosen_recipe_are_for_the_layers_that_its_model_has():
     for tied in (False, True):
-        made = choices(task(), best_plan(task()), "people", "start", CIFG | {"tied": tied}, on_cpu=True, measured=0)
+        made = choices(
+            task(),
+            best_plan(task()),
+            "people",
+            "start",
+            CIFG | {"tied": tied},
+            on_cpu=True,
+            measured=0,
+        )
         recipe = parse_recipe(content_of(made))
         params = build.language_model(recipe.model, 30).init(jax.random.key(0))
         build.bound_of(recipe).check(params)

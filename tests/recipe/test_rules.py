@@ -15,13 +15,20 @@ from taciturn.recipe.text import RecipeError, parse_recipe
 
 SEPARATED = {"kind": "min-separation", "min_separation": 2}
 FTRL = {"algorithm": "dp-ftrl", "participation": SEPARATED}
-CYCLIC = {"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}, "privacy": {"bands": 5}}
+CYCLIC = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "cyclic-poisson"},
+    "privacy": {"bands": 5},
+}
 OPEN = {"privacy": {"noise_multiplier": None}}  # no privacy
 FEDAVG, TRANSFER = ({"algorithm": name, **OPEN} for name in ("fedavg", "transfer-learning"))
 
 
 def with_(base, **sections):
-    merged = {section: dict(values) if isinstance(values, dict) else values for section, values in base.items()}
+    merged = {
+        section: dict(values) if isinstance(values, dict) else values
+        for section, values in base.items()
+    }
     for section, values in sections.items():
         merged[section] = {**merged.get(section, {}), **values}
     return merged
@@ -74,7 +81,12 @@ EXAMPLES = [
     with_(FTRL, participation={"min_separation": 10}),
     with_(FTRL, participation={"users": 300, "max_participations": 1}),
     with_(TRANSFER, participation=SEPARATED, fleet={"kind": "queue"}),
-    with_(FEDAVG, participation=SEPARATED, fleet={"kind": "queue"}, privacy={"clip_norm": [[0, 1.0], [2, 0.5]]}),
+    with_(
+        FEDAVG,
+        participation=SEPARATED,
+        fleet={"kind": "queue"},
+        privacy={"clip_norm": [[0, 1.0], [2, 0.5]]},
+    ),
     with_(FTRL, fleet={"kind": "queue", "in_flight": 99}),
     {"data": {"general": "somewhere"}},
     {"transfer": {"rows": 40}},
@@ -96,8 +108,12 @@ def refusal(sections):
 
 def says(row, sentence):
     if isinstance(row, Rule):
-        return re.fullmatch("recipe: " + ".+".join(map(re.escape, re.split(r"{[^}]*}", row.text))), sentence)
-    return sentence.endswith(f": {row.why}") and re.match(rf"recipe: (\[\w+\] )?{row.setting.split('.')[-1]} = ", sentence)
+        return re.fullmatch(
+            "recipe: " + ".+".join(map(re.escape, re.split(r"{[^}]*}", row.text))), sentence
+        )
+    return sentence.endswith(f": {row.why}") and re.match(
+        rf"recipe: (\[\w+\] )?{row.setting.split('.')[-1]} = ", sentence
+    )
 
 
 @pytest.mark.parametrize("row", [*COMPATIBLE, *RULES], ids=lambda row: row[-1])
@@ -106,7 +122,9 @@ def test_every_row_refuses_a_recipe_that_no_other_would(monkeypatch, row):
     examples = [one for one in EXAMPLES if says(row, refusal(one) or "")]
     assert examples, "EXAMPLES has no recipe that this row refuses"
     for table in ("COMPATIBLE", "RULES"):
-        monkeypatch.setattr(rules, table, tuple(one for one in getattr(rules, table) if one is not row))
+        monkeypatch.setattr(
+            rules, table, tuple(one for one in getattr(rules, table) if one is not row)
+        )
     assert refusal(examples[0]) is None
 
 
@@ -115,7 +133,10 @@ def test_every_example_is_of_a_row():
 
 
 def known_choices():
-    return {f"{section}.{name}".strip("."): choices(field.annotation) for section, name, field in settings()}
+    return {
+        f"{section}.{name}".strip("."): choices(field.annotation)
+        for section, name, field in settings()
+    }
 
 
 def test_the_matrix_names_settings_and_values_that_exist():
@@ -130,7 +151,14 @@ def test_the_matrix_names_settings_and_values_that_exist():
 def test_what_the_matrix_allows_is_what_is_accepted():
     """All combinations of its choices, each with the settings that they ask for."""
     known, accepted = known_choices(), 0
-    axes = ["algorithm", "participation.kind", "privacy.noise", "fleet.kind", "privacy.clipping", "privacy.encoding"]
+    axes = [
+        "algorithm",
+        "participation.kind",
+        "privacy.noise",
+        "fleet.kind",
+        "privacy.clipping",
+        "privacy.encoding",
+    ]
     for values in itertools.product(*(known[axis] for axis in axes)):
         chosen = dict(zip(axes, values, strict=True))
         content = changed(privacy={"bands": 5})
@@ -142,8 +170,15 @@ def test_what_the_matrix_allows_is_what_is_accepted():
         if chosen["algorithm"] in ("fedavg", "transfer-learning"):
             del content["privacy"]["noise_multiplier"]
         if chosen["algorithm"] == "transfer-learning":
-            content |= {"transfer": {"text": "general"}, "data": {"population": "somewhere", "general": "public"}}
-        chosen |= {"noise": chosen["privacy.noise"], "privacy.estimator": "fixed", "local.forgetting": "none"}
+            content |= {
+                "transfer": {"text": "general"},
+                "data": {"population": "somewhere", "general": "public"},
+            }
+        chosen |= {
+            "noise": chosen["privacy.noise"],
+            "privacy.estimator": "fixed",
+            "local.forgetting": "none",
+        }
         allowed = all(one.allows(chosen[one.setting], chosen[one.other]) for one in COMPATIBLE)
         try:
             recipe = Recipe(**content)
@@ -158,7 +193,9 @@ def test_what_the_matrix_allows_is_what_is_accepted():
 
 def test_a_matrix_that_allowed_more_would_be_noticed(monkeypatch):
     """The twin that must fail."""
-    queue = next(one for one in COMPATIBLE if "queue" in one.goes_with and one.other == "privacy.clipping")
+    queue = next(
+        one for one in COMPATIBLE if "queue" in one.goes_with and one.other == "privacy.clipping"
+    )
     monkeypatch.setattr(rules, "COMPATIBLE", tuple(one for one in COMPATIBLE if one is not queue))
     with pytest.raises(AssertionError, match="queue"):
         test_what_the_matrix_allows_is_what_is_accepted()

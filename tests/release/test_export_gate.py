@@ -9,14 +9,29 @@ import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
 from curators import Loop, averaging, opened
-from harness import Cut, cut_at, lettered_words, made_up_users, quietly, short_recipe, tiny_recipe, trained
+from harness import (
+    Cut,
+    cut_at,
+    lettered_words,
+    made_up_users,
+    quietly,
+    short_recipe,
+    tiny_recipe,
+    trained,
+)
 from pages import REFUSED, changed_card, script_on_page
 from taciturn.data.population import Population, write_population
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import FILE_NAME, Ledger
 from taciturn.release.gate import ExportRefused, check_may_leave, verified_guarantee
-from taciturn.release.model_file import ModelCard, card_digest, load_model, params_digest, save_model
+from taciturn.release.model_file import (
+    ModelCard,
+    card_digest,
+    load_model,
+    params_digest,
+    save_model,
+)
 from taciturn.runs import finished, loop
 from taciturn.runs.finished import FinishedRun
 
@@ -24,12 +39,16 @@ from taciturn.runs.finished import FinishedRun
 def test_a_model_moved_to_an_earlier_row_is_not_exported(copied_runs, tmp_path):
     params, card = load_model(copied_runs / "private")
     first = Ledger(copied_runs / "people" / FILE_NAME).run_rows("private")[0]["hash"]
-    save_model(copied_runs / "private" / "model.safetensors", params, replace(card, ledger_head=first))
+    save_model(
+        copied_runs / "private" / "model.safetensors", params, replace(card, ledger_head=first)
+    )
     with pytest.raises(ExportRefused, match="does not know these parameters"):
         FinishedRun(copied_runs / "private").export(tmp_path / "out", non_private=False)
 
 
-def test_what_comes_from_a_non_private_model_is_exported_as_non_private_alone(copied_runs, tmp_path):
+def test_what_comes_from_a_non_private_model_is_exported_as_non_private_alone(
+    copied_runs, tmp_path
+):
     people = Population(copied_runs / "people")
     from_plain = short_recipe(people, model={"warm_start": str(copied_runs / "plain")})
     assert not loop.train_run(from_plain, tmp_path / "laundered", quietly).guarantee.is_private
@@ -41,7 +60,11 @@ def test_a_model_without_privacy_leaves_only_by_name(finished_runs, tmp_path):
     with pytest.raises(ExportRefused, match="no privacy"):
         FinishedRun(finished_runs / "plain").export(tmp_path / "out", non_private=False)
     assert not (tmp_path / "out").exists()
-    assert not FinishedRun(finished_runs / "plain").export(tmp_path / "out", non_private=True).guarantee.is_private
+    assert (
+        not FinishedRun(finished_runs / "plain")
+        .export(tmp_path / "out", non_private=True)
+        .guarantee.is_private
+    )
     assert "NO privacy" in (tmp_path / "out" / "guarantee.txt").read_text()
 
 
@@ -53,17 +76,26 @@ def test_a_model_with_the_name_of_another_run_is_not_exported(copied_runs, tmp_p
 
 
 def test_other_parameters_do_not_leave_with_a_runs_guarantee(tmp_path):
-    account, params = opened(averaging(), Loop(), tmp_path / FILE_NAME).account, {"w": np.ones(3, np.float32)}
+    account, params = (
+        opened(averaging(), Loop(), tmp_path / FILE_NAME).account,
+        {"w": np.ones(3, np.float32)},
+    )
     card = ModelCard({"kind": "lstm"}, ("<pad>",), {"source": "a list"}, run="run")
-    card = replace(card, ledger_head=account.record_model(0, params_digest(params), card_digest(card)))
-    assert verified_guarantee(params, card, account.ledger).run == "run"  # the twin: those on record may
+    card = replace(
+        card, ledger_head=account.record_model(0, params_digest(params), card_digest(card))
+    )
+    assert (
+        verified_guarantee(params, card, account.ledger).run == "run"
+    )  # the twin: those on record may
     with pytest.raises(ExportRefused, match="does not know these parameters"):
         verified_guarantee({"w": np.full(3, 2.0, np.float32)}, card, account.ledger)
 
 
 @pytest.mark.parametrize("release", [NonPrivateDpEvent(), GaussianDpEvent(1.0)])
 def test_a_model_without_privacy_does_not_leave_unasked(tmp_path, release):
-    terms = RunTerms("run", "r", "p", "add or remove one user", "operating system", "rdp", Budget(1e-5), 5)
+    terms = RunTerms(
+        "run", "r", "p", "add or remove one user", "operating system", "rdp", Budget(1e-5), 5
+    )
     account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, release)
     account.open()
     account.charge(0, "record")
@@ -78,7 +110,9 @@ def test_a_model_without_privacy_does_not_leave_unasked(tmp_path, release):
 TWO_ROUNDS = {"rounds": 2, "save_every": 1, "evaluate_every": 2, "seed": None}
 
 
-def test_a_model_saved_during_an_export_does_not_leave_with_the_older_guarantee(population, tmp_path, monkeypatch):
+def test_a_model_saved_during_an_export_does_not_leave_with_the_older_guarantee(
+    population, tmp_path, monkeypatch
+):
     folder = tmp_path / "going-on"
     with pytest.raises(Cut):
         loop.train_run(tiny_recipe(population, run=TWO_ROUNDS), folder, cut_at(1))
@@ -92,7 +126,9 @@ def test_a_model_saved_during_an_export_does_not_leave_with_the_older_guarantee(
             loop.resume_run(folder, quietly)
             return stated
 
-    monkeypatch.setattr(finished, "open_ledger", lambda population: Slow(population.folder / FILE_NAME))
+    monkeypatch.setattr(
+        finished, "open_ledger", lambda population: Slow(population.folder / FILE_NAME)
+    )
     guarantee = FinishedRun(folder).export(tmp_path / "out").guarantee
     exported = load_model(tmp_path / "out")[1]
     assert (exported.round, exported.ledger_head) == (guarantee.releases, guarantee.head)
@@ -116,13 +152,19 @@ def test_words_that_the_run_never_had_do_not_leave_under_its_guarantee(copied_ru
 
 def test_the_source_of_the_words_is_not_what_the_file_says_of_itself(copied_runs, tmp_path):
     about = load_model(copied_runs / "private")[1].text
-    changed_card(copied_runs / "private", text={**about, "source": "all was public"}, public_sources=("all was public",))
+    changed_card(
+        copied_runs / "private",
+        text={**about, "source": "all was public"},
+        public_sources=("all was public",),
+    )
     assert not exported_with("all was public", copied_runs / "private", tmp_path / "out")
 
 
 def test_whom_the_guarantee_protects_is_not_changed_by_building_the_population_again(tmp_path):
     users = made_up_users(50), made_up_users(12, seed=1), lettered_words()
-    population = write_population(tmp_path / "people", *users, {"simulated": "pieces of a text play the users"})
+    population = write_population(
+        tmp_path / "people", *users, {"simulated": "pieces of a text play the users"}
+    )
     trained(population, tmp_path / "run")
     write_population(tmp_path / "people", made_up_users(50, seed=2), *users[1:], {})
     try:
@@ -133,14 +175,22 @@ def test_whom_the_guarantee_protects_is_not_changed_by_building_the_population_a
 
 
 @pytest.mark.parametrize("without", ["counted", "plain"])
-def test_parameters_without_privacy_do_not_leave_with_the_card_of_a_private_run(copied_runs, tmp_path, without):
-    save_model(copied_runs / "private" / "model.safetensors", load_model(copied_runs / without)[0], load_model(copied_runs / "private")[1])
+def test_parameters_without_privacy_do_not_leave_with_the_card_of_a_private_run(
+    copied_runs, tmp_path, without
+):
+    save_model(
+        copied_runs / "private" / "model.safetensors",
+        load_model(copied_runs / without)[0],
+        load_model(copied_runs / "private")[1],
+    )
     with pytest.raises(ExportRefused, match="does not know these parameters"):
         FinishedRun(copied_runs / "private").export(tmp_path / "out")
 
 
 def test_a_file_in_another_runs_folder_keeps_its_own_guarantee(copied_runs, tmp_path):
-    shutil.copy(copied_runs / "plain" / "model.safetensors", copied_runs / "private" / "model.safetensors")
+    shutil.copy(
+        copied_runs / "plain" / "model.safetensors", copied_runs / "private" / "model.safetensors"
+    )
     with pytest.raises(ExportRefused, match="no privacy"):
         FinishedRun(copied_runs / "private").export(tmp_path / "out")
     assert "NO privacy guarantee" in script_on_page(copied_runs / "private")
@@ -154,14 +204,21 @@ def test_a_link_to_a_model_without_privacy_is_no_way_out(finished_runs, tmp_path
 
 def test_an_export_is_not_exported_again_without_its_ledger(finished_runs, tmp_path):
     FinishedRun(finished_runs / "plain").export(tmp_path / "once", non_private=True)
-    for attempt in (lambda: FinishedRun(tmp_path / "once").export(tmp_path / "twice"), lambda: script_on_page(tmp_path / "once")):
+    for attempt in (
+        lambda: FinishedRun(tmp_path / "once").export(tmp_path / "twice"),
+        lambda: script_on_page(tmp_path / "once"),
+    ):
         with pytest.raises(REFUSED, match="is an export"):
             attempt()
 
 
 def test_parameters_with_one_leaf_more_do_not_leave(copied_runs, tmp_path):
     params, card = load_model(copied_runs / "private")
-    save_model(copied_runs / "private" / "model.safetensors", {**params, "note": np.frombuffer(b"secret!!", "u1")}, card)
+    save_model(
+        copied_runs / "private" / "model.safetensors",
+        {**params, "note": np.frombuffer(b"secret!!", "u1")},
+        card,
+    )
     with pytest.raises(ExportRefused, match="does not know these parameters"):
         FinishedRun(copied_runs / "private").export(tmp_path / "out")
 

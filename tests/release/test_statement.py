@@ -25,7 +25,9 @@ KINDS = {
 
 
 def guarantee(epsilon, sampled, **about):
-    release = PoissonSampledDpEvent(0.01, GaussianDpEvent(5.0)) if sampled else GaussianDpEvent(30.0)
+    release = (
+        PoissonSampledDpEvent(0.01, GaussianDpEvent(5.0)) if sampled else GaussianDpEvent(30.0)
+    )
     noisy = {"epsilon": epsilon, "rho": 0.3, "release": release}
     none = {"epsilon": math.inf, "rho": math.inf, "release": NonPrivateDpEvent()}
     named = {"run": ODD, "claim": ODD, "releases": 3, "delta": 1e-6, "head": "0" * 64}
@@ -54,7 +56,10 @@ def belongs(name: str, of: Guarantee) -> bool:
         "assumes_turns": private and not of.sampled,
         "not_covered": True,
         "to_delete": True,
-        **{f"accountant {one}": private and of.sampled and of.accountant == one for one in WORDS["accountant"]},
+        **{
+            f"accountant {one}": private and of.sampled and of.accountant == one
+            for one in WORDS["accountant"]
+        },
         **{f"adjacency {one}": private and of.adjacency == one for one in WORDS["adjacency"]},
     }.get(name, private)
 
@@ -63,9 +68,16 @@ def sentences():
     for name, text in WORDS.items():
         if name == "plain":  # for another reader
             continue
-        inner = {f"{name} {key}": one for key, one in text.items()} if isinstance(text, dict) else {name: text}
+        inner = (
+            {f"{name} {key}": one for key, one in text.items()}
+            if isinstance(text, dict)
+            else {name: text}
+        )
         for key, one in inner.items():
-            yield key, in_one_line(max(textwrap.dedent(one).replace("}", "{").split("{"), key=len))  # the longest piece between gaps
+            yield (
+                key,
+                in_one_line(max(textwrap.dedent(one).replace("}", "{").split("{"), key=len)),
+            )  # the longest piece between gaps
 
 
 def misplaced(of: Guarantee, public=("a book {two}",)) -> list[str]:
@@ -85,9 +97,13 @@ def test_every_sentence_stands_where_it_is_true_and_nowhere_else():
         assert misplaced(of) == [], of
         seen |= {name for name, _ in sentences() if belongs(name, of)}
         said = in_one_line(statement(of, (), "seen {x}"))
-        assert said.count("{two}") == (2 if of.is_private else 1)  # what has braces of its own keeps them, and no gap is left
+        assert said.count("{two}") == (
+            2 if of.is_private else 1
+        )  # what has braces of its own keeps them, and no gap is left
         assert ("Observed: seen {x}. The figures above are for the claim." in said) == of.is_private
-        assert ("ε is exact for it" in said) == (of.is_private and not of.sampled and not of.continued)
+        assert ("ε is exact for it" in said) == (
+            of.is_private and not of.sampled and not of.continued
+        )
         assert ("NO privacy" in said) == (not of.is_private)
     assert {name for name, _ in sentences()} - seen == {"personal"}
     assert WORDS["personal"] in in_one_line(personal_statement("r", "h"))
@@ -95,18 +111,43 @@ def test_every_sentence_stands_where_it_is_true_and_nowhere_else():
 
 def test_every_plain_sentence_is_said_of_some_model():
     about = {"accountant": "pld", "adjacency": "zero out one user"}
-    made = [guarantee(epsilon, True, randomness=kind, **about) for epsilon in (5.0, *KINDS["epsilon"]) for kind in KINDS["randomness"]]
-    said = " ".join(sentence for one in [*made, None] for whose in ("x", None) for sentence in plain_words(one, whose))
-    unsaid = [name for name, text in WORDS["plain"].items() if isinstance(text, str) and text.split("}")[-1] not in said]
+    made = [
+        guarantee(epsilon, True, randomness=kind, **about)
+        for epsilon in (5.0, *KINDS["epsilon"])
+        for kind in KINDS["randomness"]
+    ]
+    said = " ".join(
+        sentence
+        for one in [*made, None]
+        for whose in ("x", None)
+        for sentence in plain_words(one, whose)
+    )
+    unsaid = [
+        name
+        for name, text in WORDS["plain"].items()
+        if isinstance(text, str) and text.split("}")[-1] not in said
+    ]
     assert unsaid == []
 
 
-@pytest.mark.parametrize(("name", "other"), [("no_privacy", "weak"), ("assumes_sampled", "assumes_turns"), ("infinite", "meaningless")])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("no_privacy", "weak"), ("assumes_sampled", "assumes_turns"), ("infinite", "meaningless")],
+)
 def test_sentences_that_changed_places_are_noticed(monkeypatch, name, other):
     right = dict(sentences())
     swapped = {**WORDS, name: WORDS[other], other: WORDS[name]}
     monkeypatch.setattr(privacy_statement, "WORDS", swapped)
-    kinds = [guarantee(epsilon, sampled, accountant="pld", adjacency="zero out one user", randomness="operating system")
-             for epsilon in KINDS["epsilon"] for sampled in (True, False)]  # fmt: skip
+    kinds = [
+        guarantee(
+            epsilon,
+            sampled,
+            accountant="pld",
+            adjacency="zero out one user",
+            randomness="operating system",
+        )
+        for epsilon in KINDS["epsilon"]
+        for sampled in (True, False)
+    ]
     assert any(misplaced(of) for of in kinds)
     assert dict(sentences()) == right

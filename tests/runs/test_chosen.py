@@ -34,19 +34,29 @@ CARD = Path(chosen.__file__).parents[1] / "starts" / "README.md"
 @pytest.fixture
 def people(tmp_path, vocabulary) -> Path:
     held_out = made_up_users(LEAST_HELD_OUT, seed=1)
-    return write_population(tmp_path / "people", made_up_users(230), held_out, vocabulary, {"least_tokens": 20}).folder
+    return write_population(
+        tmp_path / "people", made_up_users(230), held_out, vocabulary, {"least_tokens": 20}
+    ).folder
 
 
 @pytest.fixture(scope="module")
 def public(tmp_path_factory, vocabulary) -> Path:
     folder = tmp_path_factory.mktemp("public")
-    PublicCorpus(Texts.of(made_up_users(40, seed=2).values(), len(vocabulary)), vocabulary, "made-up text").save(folder / "text")
+    PublicCorpus(
+        Texts.of(made_up_users(40, seed=2).values(), len(vocabulary)), vocabulary, "made-up text"
+    ).save(folder / "text")
     return folder / "text"
 
 
 @pytest.fixture(scope="module")
 def start(public) -> str:
-    pretrained(PublicCorpus.load(public), SMALL, Schedule(epochs=1, batch_size=8), public.parent / "start", lambda *_: None)
+    pretrained(
+        PublicCorpus.load(public),
+        SMALL,
+        Schedule(epochs=1, batch_size=8),
+        public.parent / "start",
+        lambda *_: None,
+    )
     return str(public.parent / "start")
 
 
@@ -72,7 +82,12 @@ def test_nothing_is_read_of_those_who_will_be_protected_but_how_many_they_are(pe
 
 
 def test_the_number_of_people_is_rounded_or_stated(people, start, timed):
-    assert [chosen.publicly(users) for users in (37, 1_299, 12_345, 1_098_765)] == [30, 1_200, 12_300, 1_090_000]
+    assert [chosen.publicly(users) for users in (37, 1_299, 12_345, 1_098_765)] == [
+        30,
+        1_200,
+        12_300,
+        1_090_000,
+    ]
     assert chosen_recipe(people, 4.0, start, 10, users=500).recipe.participation.users == 500
 
 
@@ -81,19 +96,26 @@ def test_held_out_users_as_long_as_the_others_are_timed(people):
     lengths = [len(text) for text in chosen.HeldOutUsers(people).texts]
     assert sorted(map(len, sample)) == sorted(length for length in lengths if length >= 40)
     assert len(chosen._sample(chosen.HeldOutUsers(people), 40, 3).texts) == 3
-    assert len(chosen._sample(chosen.HeldOutUsers(people), 4_000, 1000).texts) == len(lengths)  # if none is, all
+    assert len(chosen._sample(chosen.HeldOutUsers(people), 4_000, 1000).texts) == len(
+        lengths
+    )  # if none is, all
 
 
 def test_time_for_compiling_and_measuring_is_set_aside(people, start, timed):
     worked_out = chosen_recipe(people, 4.0, start, minutes=10)
     assert 400 < worked_out.task.seconds < 540
     assert worked_out.plan.rounds * worked_out.plan.cohort <= 20 * worked_out.task.seconds
-    with pytest.raises(RecipeError, match=r"alone take .* minutes on this machine: allow more --minutes"):
+    with pytest.raises(
+        RecipeError, match=r"alone take .* minutes on this machine: allow more --minutes"
+    ):
         chosen_recipe(people, 4.0, start, minutes=0.01)
 
 
 def test_a_start_with_other_words_is_refused(people, timed):
-    with pytest.raises(RecipeError, match=r"taciturn:english knows other words than .*people. Build the people with its words"):
+    with pytest.raises(
+        RecipeError,
+        match=r"taciturn:english knows other words than .*people. Build the people with its words",
+    ):
         chosen_recipe(people, 4.0, SHIPPED, minutes=10)
 
 
@@ -106,10 +128,19 @@ def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_
     """Through the command: a recipe is worked out, written down and trained."""
     monkeypatch.setattr(choose, "ROUNDS", (12,))
     monkeypatch.chdir(tmp_path)
-    said = CliRunner().invoke(app, ["train", "people", "--public", start, "--epsilon", "8", "--minutes", "1"], catch_exceptions=False)
+    said = CliRunner().invoke(
+        app,
+        ["train", "people", "--public", start, "--epsilon", "8", "--minutes", "1"],
+        catch_exceptions=False,
+    )
     assert said.exit_code == 0
-    assert "230 people (rounded down; say another number with --users), ε = 8.00 at δ = 0.0025" in said.output
-    assert re.search(r"points of AccuracyTop1 over where it started, [\d.]+%$", said.output, re.MULTILINE)  # a pipe does not wrap
+    assert (
+        "230 people (rounded down; say another number with --users), ε = 8.00 at δ = 0.0025"
+        in said.output
+    )
+    assert re.search(
+        r"points of AccuracyTop1 over where it started, [\d.]+%$", said.output, re.MULTILINE
+    )  # a pipe does not wrap
     assert said.output.endswith("Next: taciturn keyboard open runs/people-1\n")
     written = tomllib.loads((tmp_path / "runs" / "people-1.toml").read_text())
     assert written["privacy"]["epsilon"] == 8
@@ -117,21 +148,44 @@ def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_
 
 
 @pytest.mark.slow
-def test_public_text_is_learned_first_and_a_round_is_timed_on_this_machine(people, public, tmp_path, monkeypatch):
+def test_public_text_is_learned_first_and_a_round_is_timed_on_this_machine(
+    people, public, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    said = CliRunner().invoke(app, ["train", "people", "--public", str(public), "--epsilon", "8", "--minutes", "2", "--dry-run"])
+    said = CliRunner().invoke(
+        app,
+        [
+            "train",
+            "people",
+            "--public",
+            str(public),
+            "--epsilon",
+            "8",
+            "--minutes",
+            "2",
+            "--dry-run",
+        ],
+    )
     assert said.exit_code == 0, said.output
     assert "This machine trains" in said.output
     assert (tmp_path / "runs" / "people-1-start" / "model.safetensors").exists()
-    assert tomllib.loads((tmp_path / "runs" / "people-1.toml").read_text())["model"]["warm_start"] == "runs/people-1-start"
+    assert (
+        tomllib.loads((tmp_path / "runs" / "people-1.toml").read_text())["model"]["warm_start"]
+        == "runs/people-1-start"
+    )
 
 
-def test_a_dry_run_writes_a_recipe_and_never_over_another(people, start, timed, tmp_path, monkeypatch):
+def test_a_dry_run_writes_a_recipe_and_never_over_another(
+    people, start, timed, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     arguments = ["train", "people", "--public", start, "--epsilon", "4", "--dry-run"]
     for _ in range(2):
         assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["people-1.toml", "people-2.toml"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "people-1.toml",
+        "people-2.toml",
+    ]
     with pytest.raises(TaciturnError, match=r"people-1.toml exists already: train with it"):
         CliRunner().invoke(app, [*arguments, "--run", "runs/people-1"], catch_exceptions=False)
 
@@ -139,26 +193,45 @@ def test_a_dry_run_writes_a_recipe_and_never_over_another(people, start, timed, 
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        (["people"], "people is a population: say what its people are promised, for example --epsilon 4"),
-        (["recipe.toml", "--epsilon", "4"], "recipe.toml does not exist; --epsilon needs a population"),
+        (
+            ["people"],
+            "people is a population: say what its people are promised, for example --epsilon 4",
+        ),
+        (
+            ["recipe.toml", "--epsilon", "4"],
+            "recipe.toml does not exist; --epsilon needs a population",
+        ),
         ([], "name a recipe, or people and an ε"),
         (["--resume", "--run", "runs/1", "--epsilon", "4"], "--resume uses the run's own recipe"),
         (["--resume", "--run", "runs/1", "--dry-run"], "--resume uses the run's own recipe"),
-        (["recipe.toml", "--minutes", "5"], "recipe.toml does not exist; --minutes needs a population"),
-        (["people", "--epsilon", "4", "--dry-run", "--set", "run.rounds=3"], "leave out --set and --audit"),
+        (
+            ["recipe.toml", "--minutes", "5"],
+            "recipe.toml does not exist; --minutes needs a population",
+        ),
+        (
+            ["people", "--epsilon", "4", "--dry-run", "--set", "run.rounds=3"],
+            "leave out --set and --audit",
+        ),
         (["people", "--epsilon", "4", "--run", "."], "has no name, which a new folder needs"),
         (["people", "--epsilon", "4", "--run", "people"], "people exists already"),
         (["people", "--epsilon", "4", "--public", "ngram"], "is not a neural model"),
-        (["people", "--epsilon", "4", "--public", "elsewhere"], "have different vocabularies: make"),
+        (
+            ["people", "--epsilon", "4", "--public", "elsewhere"],
+            "have different vocabularies: make",
+        ),
     ],
 )
-def test_what_does_not_go_together_is_said(people, finished_runs, tmp_path, monkeypatch, arguments, answer):
+def test_what_does_not_go_together_is_said(
+    people, finished_runs, tmp_path, monkeypatch, arguments, answer
+):
     monkeypatch.chdir(tmp_path)
     params, card = load_model(finished_runs / "counted")
     (tmp_path / "ngram").mkdir()
     save_model(tmp_path / "ngram" / "model.safetensors", params, replace(card, run=None))
     if "elsewhere" in arguments:
-        PublicCorpus.of(["worda wordb"], lettered_words(), "other words").save(tmp_path / "elsewhere")
+        PublicCorpus.of(["worda wordb"], lettered_words(), "other words").save(
+            tmp_path / "elsewhere"
+        )
     with pytest.raises(TaciturnError, match=answer):
         CliRunner().invoke(app, ["train", *arguments], catch_exceptions=False)
 
@@ -176,13 +249,25 @@ def test_the_start_that_is_shipped_knows_the_default_words_and_english():
     plain = "Thank you very much for coming. I would like to see you again soon. Have a good day!"
     texts = Texts.of([[*words.encode(plain), END]], len(words))
     backwards = Texts.of([[*words.encode(plain)[::-1], END]], len(words))
-    assert evaluate(model, params, texts)["perplexity"].value < 60 < evaluate(model, params, backwards)["perplexity"].value
+    assert (
+        evaluate(model, params, texts)["perplexity"].value
+        < 60
+        < evaluate(model, params, backwards)["perplexity"].value
+    )
 
 
 def test_the_card_of_the_start_names_every_source_and_licence():
     said = CARD.read_text()
     (source,) = load_model(Path(SHIPPED))[1].public_sources
-    for name in ("Changelog", "congresstweets", "Self-dialogue", "DSTC8", "Taskmaster", "freeCodeCamp", "Wikipedia"):
+    for name in (
+        "Changelog",
+        "congresstweets",
+        "Self-dialogue",
+        "DSTC8",
+        "Taskmaster",
+        "freeCodeCamp",
+        "Wikipedia",
+    ):
         assert name in source
         assert name in said
     for licence in ("CC BY-SA 4.0", "MIT", "BSD-3-Clause", "CC BY 4.0"):
@@ -190,15 +275,30 @@ def test_the_card_of_the_start_names_every_source_and_licence():
 
 
 @pytest.mark.parametrize("kind", ["of a run", "of other words", "of another shape"])
-def test_only_public_text_with_the_same_words_is_gone_on_from(kind, people, public, finished_runs, tmp_path):
+def test_only_public_text_with_the_same_words_is_gone_on_from(
+    kind, people, public, finished_runs, tmp_path
+):
     start = finished_runs / "private" if kind == "of a run" else Path(SHIPPED)
     model = ModelSection(kind="cifg") if kind == "of other words" else SMALL
-    answers = {"of a run": "learned from people", "of other words": "knows other words", "of another shape": "its width is 96, not 8"}
+    answers = {
+        "of a run": "learned from people",
+        "of other words": "knows other words",
+        "of another shape": "its width is 96, not 8",
+    }
     with pytest.raises(TaciturnError, match=answers[kind]):
-        pretrained(PublicCorpus.load(public), model, Schedule(epochs=1), tmp_path / "out", lambda *_: None, start=start)
+        pretrained(
+            PublicCorpus.load(public),
+            model,
+            Schedule(epochs=1),
+            tmp_path / "out",
+            lambda *_: None,
+            start=start,
+        )
 
 
-def test_a_training_that_began_elsewhere_is_not_gone_on_with_as_if_it_had_not(public, start, tmp_path):
+def test_a_training_that_began_elsewhere_is_not_gone_on_with_as_if_it_had_not(
+    public, start, tmp_path
+):
     def cut(done, all, pace):
         if done > all / 2 + 1:
             raise Cut
@@ -210,7 +310,9 @@ def test_a_training_that_began_elsewhere_is_not_gone_on_with_as_if_it_had_not(pu
         pretrained(corpus, SMALL, schedule, tmp_path / "out", lambda *_: None, resume=True)
 
 
-def test_learning_public_text_first_goes_on_where_it_was_interrupted(people, public, tmp_path, monkeypatch):
+def test_learning_public_text_first_goes_on_where_it_was_interrupted(
+    people, public, tmp_path, monkeypatch
+):
     """With the same command; a start of other text in its place is refused."""
     begun = []
     monkeypatch.setattr("taciturn.cli.pretrain.watched", lambda *given: begun.append(given[4:6]))
@@ -225,7 +327,11 @@ def test_learning_public_text_first_goes_on_where_it_was_interrupted(people, pub
     save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, card)
     with pytest.raises(TaciturnError, match="was pretrained on other text than"):
         _started(people, public, out)
-    save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, replace(card, public_sources=("made-up text",)))
+    save_model(
+        out / "model.safetensors",
+        {"word_bias": params["word_bias"]},
+        replace(card, public_sources=("made-up text",)),
+    )
     assert _started(people, public, out) == out
     assert len(begun) == 2
 

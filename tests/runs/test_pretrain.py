@@ -62,7 +62,10 @@ def cut_at(patch, place: str, occurrence: int):
     if name == "a step":
         return cut_here
     called = getattr(pretrain, name)
-    wrapped = {"before": lambda *a: (cut_here(), called(*a)), "after": lambda *a: (called(*a), cut_here())}[when]
+    wrapped = {
+        "before": lambda *a: (cut_here(), called(*a)),
+        "after": lambda *a: (called(*a), cut_here()),
+    }[when]
     patch.setattr(pretrain, name, wrapped)
     return quietly
 
@@ -86,7 +89,9 @@ def uninterrupted(corpus, tmp_path_factory) -> Path:
         ("after save_model", 1),
     ],
 )
-def test_interrupted_anywhere_it_ends_with_the_same_model(corpus, uninterrupted, tmp_path, monkeypatch, place, occurrence):
+def test_interrupted_anywhere_it_ends_with_the_same_model(
+    corpus, uninterrupted, tmp_path, monkeypatch, place, occurrence
+):
     out = tmp_path / "cut"
     with monkeypatch.context() as patch:
         progress = cut_at(patch, place, occurrence)
@@ -103,7 +108,9 @@ def losses_of(folder: Path) -> list[tuple[float, float]]:
     return [(epoch["training_loss"], epoch["loss"]) for epoch in epochs]
 
 
-def test_without_the_state_of_its_optimiser_it_would_not_come_to_the_same(corpus, uninterrupted, cut_off, monkeypatch):
+def test_without_the_state_of_its_optimiser_it_would_not_come_to_the_same(
+    corpus, uninterrupted, cut_off, monkeypatch
+):
     """The twin that must fail."""
     load_state = pretrain.load_state
 
@@ -130,7 +137,9 @@ def test_blocks_of_steps_are_plain_steps_of_adam(corpus):
     blocks = list(trainer.epoch(training, 0))
     rows = np.concatenate([Unrolls(5).pieces(document) for document in corpus.documents])
     order = np.random.default_rng((0, 0)).permutation(len(rows))
-    rate = optax.warmup_cosine_decay_schedule(0.0, 0.01, trainer.steps // 20 + 1, trainer.steps, 0.0005)
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0, 0.01, trainer.steps // 20 + 1, trainer.steps, 0.0005
+    )
     adam = jax.jit(optax.adam(rate).update)
     (params, state), values, gradient_of = plain, [], jax.jit(jax.value_and_grad(loss))
     for batch in order[: 4 * trainer.steps].reshape(-1, 4):
@@ -138,11 +147,15 @@ def test_blocks_of_steps_are_plain_steps_of_adam(corpus):
         updates, state = adam(gradient, state)
         params = optax.apply_updates(params, updates)
         values.append(float(value))
-    for ours, theirs in zip(jax.tree.leaves(blocks[-1].training.params), jax.tree.leaves(params), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(blocks[-1].training.params), jax.tree.leaves(params), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert [block.steps for block in blocks] == [*range(BLOCK, trainer.steps, BLOCK), trainer.steps]
     assert blocks[0].loss == pytest.approx(np.mean(values[:BLOCK]), abs=1e-4)
-    assert sum(block.tokens for block in blocks) == np.count_nonzero(rows[order[: 4 * trainer.steps], 1:])
+    assert sum(block.tokens for block in blocks) == np.count_nonzero(
+        rows[order[: 4 * trainer.steps], 1:]
+    )
 
 
 def overfitting(vocabulary) -> PublicCorpus:
@@ -151,7 +164,9 @@ def overfitting(vocabulary) -> PublicCorpus:
     return corpus_of(generator.integers(10, 20, (12, 80)), vocabulary)
 
 
-def test_it_stops_when_held_out_text_has_enough_of_it_and_the_best_epoch_is_written(vocabulary, tmp_path):
+def test_it_stops_when_held_out_text_has_enough_of_it_and_the_best_epoch_is_written(
+    vocabulary, tmp_path
+):
     corpus, model = overfitting(vocabulary), ModelSection(width=16, units=32)
     schedule = replace(SCHEDULE, epochs=30, learning_rate=0.03, patience=2)
     finished = pretrained(corpus, model, schedule, tmp_path / "out", quietly)
@@ -169,7 +184,13 @@ def test_it_stops_when_held_out_text_has_enough_of_it_and_the_best_epoch_is_writ
 def test_with_patience_it_reads_on_to_the_last_epoch(vocabulary, tmp_path):
     """The twin: the same text, and nothing stops it."""
     schedule = replace(SCHEDULE, epochs=30, learning_rate=0.03, patience=30)
-    finished = pretrained(overfitting(vocabulary), ModelSection(width=16, units=32), schedule, tmp_path / "out", quietly)
+    finished = pretrained(
+        overfitting(vocabulary),
+        ModelSection(width=16, units=32),
+        schedule,
+        tmp_path / "out",
+        quietly,
+    )
     assert len(finished.epochs) == 30
     assert finished.stopped is None
     assert finished.best.loss < finished.epochs[-1].loss
@@ -179,19 +200,27 @@ RARE = 37
 
 
 @pytest.mark.parametrize("is_held_out", [True, False])
-def test_a_word_of_held_out_documents_alone_is_never_learned_from(vocabulary, tmp_path, is_held_out):
+def test_a_word_of_held_out_documents_alone_is_never_learned_from(
+    vocabulary, tmp_path, is_held_out
+):
     """With the twin in which a document that is trained on has the word, and its embedding moves."""
     usual = corpus_of([[5, 6, 7, 8, 9] * 8] * 10, vocabulary)
     numbered = corpus_of([[position] for position in range(10)], vocabulary)
-    trained_on, held_out = ([int(one[0]) for one in part.documents] for part in split(numbered, 0.2, seed=0))
+    trained_on, held_out = (
+        [int(one[0]) for one in part.documents] for part in split(numbered, 0.2, seed=0)
+    )
     assert len(held_out) == 2
     assert sorted(trained_on + held_out) == list(range(10))
     documents = [list(document) for document in usual.documents]
     for position in held_out if is_held_out else trained_on[:1]:
         documents[position][10:20] = [RARE] * 10
-    settings = ModelSection(kind="cifg", width=8, units=12)  # words that go in and words that come out are apart
+    settings = ModelSection(
+        kind="cifg", width=8, units=12
+    )  # words that go in and words that come out are apart
     pretrained(corpus_of(documents, vocabulary), settings, SCHEDULE, tmp_path / "out", quietly)
-    before = build.language_model(settings, WORDS).init(jax.random.key(SCHEDULE.seed))["embedding"][RARE]
+    before = build.language_model(settings, WORDS).init(jax.random.key(SCHEDULE.seed))["embedding"][
+        RARE
+    ]
     after = params_of(tmp_path / "out")["embedding"][RARE]
     assert np.array_equal(before, after) == is_held_out
 
@@ -219,7 +248,9 @@ def cut_off(cut_off_once, tmp_path) -> Path:
 
 
 def test_what_was_cut_off_is_not_begun_again_by_mistake(corpus, cut_off):
-    with pytest.raises(FolderExists, match="choose another --out; or repeat the command with --resume"):
+    with pytest.raises(
+        FolderExists, match="choose another --out; or repeat the command with --resume"
+    ):
         pretrained(corpus, MODEL, SCHEDULE, cut_off, quietly)
 
 
@@ -228,15 +259,30 @@ def test_what_was_cut_off_is_not_begun_again_by_mistake(corpus, cut_off):
     [
         ({"corpus": made_up_users(24, seed=4)}, "its text is .*, not "),
         ({"model": MODEL.model_copy(update={"width": 9})}, "its width is 8, not 9"),
-        ({"model": ModelSection(kind="gru", width=8, units=12, dropout=0.2)}, "its kind is lstm, not gru"),
+        (
+            {"model": ModelSection(kind="gru", width=8, units=12, dropout=0.2)},
+            "its kind is lstm, not gru",
+        ),
         ({"schedule": replace(SCHEDULE, epochs=4)}, "its epochs is 3, not 4"),
-        ({"schedule": replace(SCHEDULE, seed=1, batch_size=5)}, "its batch_size is 4, not 5; its seed is 0, not 1"),
+        (
+            {"schedule": replace(SCHEDULE, seed=1, batch_size=5)},
+            "its batch_size is 4, not 5; its seed is 0, not 1",
+        ),
     ],
 )
 def test_it_goes_on_only_as_it_began(corpus, cut_off, changed, sentence):
-    text = corpus_of(changed["corpus"].values(), corpus.vocabulary) if "corpus" in changed else corpus
+    text = (
+        corpus_of(changed["corpus"].values(), corpus.vocabulary) if "corpus" in changed else corpus
+    )
     with pytest.raises(RecipeError, match=f"{sentence}.*Repeat the command that began it"):
-        pretrained(text, changed.get("model", MODEL), changed.get("schedule", SCHEDULE), cut_off, quietly, resume=True)
+        pretrained(
+            text,
+            changed.get("model", MODEL),
+            changed.get("schedule", SCHEDULE),
+            cut_off,
+            quietly,
+            resume=True,
+        )
     assert (cut_off / CHECKPOINT).exists()
 
 
@@ -257,8 +303,12 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(corpus, uninterrupted, 
         pretrained(corpus, MODEL, SCHEDULE, tmp_path / "out", quietly, resume=True)
 
 
-def test_mixed_precision_changes_little_and_leaves_a_model_in_float32(corpus, uninterrupted, tmp_path):
-    finished = pretrained(corpus, MODEL, replace(SCHEDULE, precision="mixed"), tmp_path / "mixed", quietly)
+def test_mixed_precision_changes_little_and_leaves_a_model_in_float32(
+    corpus, uninterrupted, tmp_path
+):
+    finished = pretrained(
+        corpus, MODEL, replace(SCHEDULE, precision="mixed"), tmp_path / "mixed", quietly
+    )
     mixed, usual = params_of(tmp_path / "mixed"), params_of(uninterrupted)
     assert {leaf.dtype for leaf in mixed.values()} == {np.dtype(np.float32)}
     assert not same(mixed, usual)
@@ -283,7 +333,10 @@ def test_the_command_shows_every_epoch_and_leaves_the_figures(corpus, tmp_path):
         assert f"{epoch['perplexity']:.1f}" in done.output
         assert f"{epoch['accuracy_top1']:.2%}" in done.output
         assert epoch["seconds"] > 0 < epoch["tokens_per_second"]
-    settings, schedule = ModelSection(width=8, units=12), Schedule(2, 4, 5, learning_rate=0.01, seed=3)
+    settings, schedule = (
+        ModelSection(width=8, units=12),
+        Schedule(2, 4, 5, learning_rate=0.01, seed=3),
+    )
     pretrained(corpus, settings, schedule, tmp_path / "same", quietly)
     assert same(params_of(tmp_path / "out"), params_of(tmp_path / "same"))
 
@@ -292,7 +345,10 @@ def test_an_interrupted_command_says_how_to_resume(corpus, tmp_path, monkeypatch
     corpus.save(tmp_path / "corpus")
     monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
     save_state = pretrain.save_state
-    for place, words in (("before", "No epoch was finished"), ("after", "All finished epochs are kept")):
+    for place, words in (
+        ("before", "No epoch was finished"),
+        ("after", "All finished epochs are kept"),
+    ):
         with monkeypatch.context() as patch:
 
             def interrupted(*arguments, place=place):
@@ -313,8 +369,14 @@ def test_an_interrupted_command_says_how_to_resume(corpus, tmp_path, monkeypatch
 
 
 def test_more_text_is_read_in_larger_batches_and_fewer_times():
-    small, middle, large = (fitted(Schedule(), tokens, unit_norm=False) for tokens in (300_000, 7_000_000, 55_000_000))
-    assert [(one.batch_size, one.epochs) for one in (small, middle, large)] == [(32, 10), (128, 8), (1024, 3)]
+    small, middle, large = (
+        fitted(Schedule(), tokens, unit_norm=False) for tokens in (300_000, 7_000_000, 55_000_000)
+    )
+    assert [(one.batch_size, one.epochs) for one in (small, middle, large)] == [
+        (32, 10),
+        (128, 8),
+        (1024, 3),
+    ]
     assert small.learning_rate == 0.003 < middle.learning_rate < large.learning_rate < 0.012
     assert fitted(Schedule(), 55_000_000, unit_norm=True).learning_rate == 0.012
     given = Schedule(epochs=1, batch_size=7, learning_rate=0.5)

@@ -42,11 +42,24 @@ NASTY = '<script>alert("x")</script>'
 def made(tmp_path_factory, vocabulary):
     """People enough for groups, a start, a run from it, one without noise, and n-grams beside them."""
     folder = tmp_path_factory.mktemp("report")
-    people = write_population(folder / "people", made_up_users(50), made_up_users(40, seed=1), vocabulary, {})
-    loop.train_run(tiny_recipe(people, run={"rounds": 2, "evaluate_every": 1, "seed": None}), folder / "start", quietly)
-    from_start = {"model": {"warm_start": str(folder / "start")}, "run": {"evaluate_every": 2, "seed": None}}
+    people = write_population(
+        folder / "people", made_up_users(50), made_up_users(40, seed=1), vocabulary, {}
+    )
+    loop.train_run(
+        tiny_recipe(people, run={"rounds": 2, "evaluate_every": 1, "seed": None}),
+        folder / "start",
+        quietly,
+    )
+    from_start = {
+        "model": {"warm_start": str(folder / "start")},
+        "run": {"evaluate_every": 2, "seed": None},
+    }
     loop.train_run(tiny_recipe(people, **from_start), folder / "first", quietly)
-    loop.train_run(tiny_recipe(people, algorithm="fedavg", privacy={"noise_multiplier": None}), folder / "plain", quietly)
+    loop.train_run(
+        tiny_recipe(people, algorithm="fedavg", privacy={"noise_multiplier": None}),
+        folder / "plain",
+        quietly,
+    )
     count_population(people.folder, folder / "three-grams", "katz", 3, non_private=True)
     return folder
 
@@ -54,7 +67,9 @@ def made(tmp_path_factory, vocabulary):
 def text_of(folder) -> str:
     """What a person reads there."""
     page = (folder / "report.html").read_text()
-    return " ".join(unescape(re.sub("<[^>]+>", " ", page[page.index("<main>") :])).replace("\xa0", " ").split())
+    return " ".join(
+        unescape(re.sub("<[^>]+>", " ", page[page.index("<main>") :])).replace("\xa0", " ").split()
+    )
 
 
 def figures_missing(text: str, run) -> list[str]:
@@ -75,7 +90,10 @@ def loop_gain(run):
     population = build.population(own.recipe)
     texts = own._test().texts
     model = build.language_model(own.recipe.model, len(population.vocabulary))
-    now, before = (evaluate(model, load_model(folder)[0], texts) for folder in (run, Path(own.recipe.model.warm_start)))
+    now, before = (
+        evaluate(model, load_model(folder)[0], texts)
+        for folder in (run, Path(own.recipe.model.warm_start))
+    )
     return now.gain_over(before)
 
 
@@ -83,9 +101,18 @@ def test_the_page_shows_the_figures_of_the_run_and_of_no_other(made):
     text = text_of(made / "first")
     assert figures_missing(text, made / "first") == []
     assert figures_missing(text.replace("%", "").replace("points", ""), made / "first")  # the twin
-    for words in ("What is promised", "Light writers", "Heavy writers", "Many rare words", "they have no guarantee", "Statement:"):
+    for words in (
+        "What is promised",
+        "Light writers",
+        "Heavy writers",
+        "Many rare words",
+        "they have no guarantee",
+        "Statement:",
+    ):
         assert words in text
-    rows = [json.loads(line) for line in (made / "first" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (made / "first" / "metrics.jsonl").read_text().splitlines()
+    ]
     for row in rows:
         assert f"round {row['round']}: {100 * row['accuracy_top1']:.2f} %" in text
 
@@ -93,7 +120,9 @@ def test_the_page_shows_the_figures_of_the_run_and_of_no_other(made):
 def test_written_again_it_says_the_same_and_has_the_n_grams_beside_it(made, tmp_path):
     before = text_of(made / "first")
     assert "three-grams" not in before
-    page = CliRunner().invoke(app, ["report", str(made / "first"), "--no-open"], catch_exceptions=False)
+    page = CliRunner().invoke(
+        app, ["report", str(made / "first"), "--no-open"], catch_exceptions=False
+    )
     assert "report.html" in page.output
     after = text_of(made / "first")
     assert "three-grams none: ε = ∞" in after
@@ -106,9 +135,14 @@ def test_written_again_it_says_the_same_and_has_the_n_grams_beside_it(made, tmp_
 
 def test_the_ledger_s_total_and_the_budget_are_those_of_the_population(made, population, tmp_path):
     book = open_ledger(Population(made / "people"))
-    assert f"ε = {epsilon_text(book.total(min(book.run_rows(run)[0]['delta'] for run in book.runs()))[0])}" in text_of(made / "plain")
+    assert (
+        f"ε = {epsilon_text(book.total(min(book.run_rows(run)[0]['delta'] for run in book.runs()))[0])}"
+        in text_of(made / "plain")
+    )
     open_ledger(population).set_budget(PopulationBudget(30.0, 4e-4))
-    alone = loop.train_run(tiny_recipe(population, run={"rounds": 1, "seed": None}), tmp_path / "alone", quietly)
+    alone = loop.train_run(
+        tiny_recipe(population, run={"rounds": 1, "seed": None}), tmp_path / "alone", quietly
+    )
     assert "the only run" in text_of(alone.folder)
     assert "budget for all runs is ε = 30.00" in text_of(alone.folder)
 
@@ -122,9 +156,13 @@ def test_a_run_without_privacy_gets_an_orange_card_and_one_with_it_does_not(made
 
 
 def test_a_simulation_is_called_one_wherever_its_ε_stands(population, tmp_path):
-    first = loop.train_run(tiny_recipe(population, run={"rounds": 1, "seed": 3}), tmp_path / "seeded", quietly)
+    first = loop.train_run(
+        tiny_recipe(population, run={"rounds": 1, "seed": 3}), tmp_path / "seeded", quietly
+    )
     assert ", in a simulation" in text_of(first.folder)
-    second = loop.train_run(tiny_recipe(population, run={"rounds": 1, "seed": None}), tmp_path / "real", quietly)
+    second = loop.train_run(
+        tiny_recipe(population, run={"rounds": 1, "seed": None}), tmp_path / "real", quietly
+    )
     assert ", in a simulation" not in text_of(second.folder)
     assert "1 of 2 drew noise from a seed" in text_of(second.folder)
 
@@ -137,7 +175,9 @@ def test_a_simulation_is_called_one_wherever_its_ε_stands(population, tmp_path)
         ("report.groups_of", MemoryError("rows"), "MemoryError: rows"),
     ],
 )
-def test_a_page_that_cannot_be_written_does_not_undo_the_run(population, tmp_path, monkeypatch, caplog, fails, error, why):
+def test_a_page_that_cannot_be_written_does_not_undo_the_run(
+    population, tmp_path, monkeypatch, caplog, fails, error, why
+):
     def failing(*_, **__):
         raise error
 
@@ -146,7 +186,9 @@ def test_a_page_that_cannot_be_written_does_not_undo_the_run(population, tmp_pat
     assert run.guarantee.releases == 1
     assert f"only its page could not be written ({why}" in caplog.text
     assert f"taciturn report {run.folder}" in caplog.text
-    assert {"guarantee.txt", "guarantee.json", "model.safetensors", "ledger.jsonl"} <= {one.name for one in run.folder.iterdir()}
+    assert {"guarantee.txt", "guarantee.json", "model.safetensors", "ledger.jsonl"} <= {
+        one.name for one in run.folder.iterdir()
+    }
     assert not (run.folder / "private").exists()
     assert open_ledger(population).is_closed("run")
     assert not (run.folder / "report.html").exists()
@@ -155,7 +197,9 @@ def test_a_page_that_cannot_be_written_does_not_undo_the_run(population, tmp_pat
     assert (run.folder / "report.html").exists()
 
 
-def test_what_a_finished_run_promises_is_never_left_out_for_its_page(population, tmp_path, monkeypatch):
+def test_what_a_finished_run_promises_is_never_left_out_for_its_page(
+    population, tmp_path, monkeypatch
+):
     """The twin: where the statement itself cannot be written, the run is not finished, and keeps what it resumes from."""
 
     def failing(*_, **__):
@@ -178,8 +222,13 @@ def test_the_page_is_drawn_where_the_package_was_never_installed(population, tmp
     assert f"Taciturn {taciturn.__version__} · ledger row" in text_of(run.folder)
 
 
-@pytest.mark.parametrize(("where", "words"), [("write_report", "finished; only its page"), ("statement", "Nothing is lost; resume with")])
-def test_after_ctrl_c_a_run_is_to_be_resumed_unless_it_is_finished(population, tmp_path, monkeypatch, where, words):
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [("write_report", "finished; only its page"), ("statement", "Nothing is lost; resume with")],
+)
+def test_after_ctrl_c_a_run_is_to_be_resumed_unless_it_is_finished(
+    population, tmp_path, monkeypatch, where, words
+):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
@@ -192,12 +241,16 @@ def test_after_ctrl_c_a_run_is_to_be_resumed_unless_it_is_finished(population, t
     monkeypatch.setattr(loop, where, interrupted)
     monkeypatch.setattr(cli_train, "leave_interrupted", leave)
     save_recipe(tiny_recipe(population, run={"rounds": 1}), tmp_path / "recipe.toml")
-    done = CliRunner().invoke(app, ["train", str(tmp_path / "recipe.toml"), "--run", str(tmp_path / "run")])
+    done = CliRunner().invoke(
+        app, ["train", str(tmp_path / "recipe.toml"), "--run", str(tmp_path / "run")]
+    )
     assert done.exit_code == 130
     assert words in said[0]
     monkeypatch.undo()
     again = CliRunner().invoke(app, ["train", "--resume", "--run", str(tmp_path / "run")])
-    assert ("Its page is missing: taciturn report" in str(again.exception)) == (where == "write_report")
+    assert ("Its page is missing: taciturn report" in str(again.exception)) == (
+        where == "write_report"
+    )
     assert (tmp_path / "run" / "guarantee.json").exists()
 
 
@@ -211,7 +264,9 @@ def test_a_resumed_run_is_compared_with_where_it_began(population, tmp_path):
     loop.train_run(recipe.with_settings("run", rounds=3), tmp_path / "whole", quietly)
     cut, whole = (text_of(tmp_path / name) for name in ("cut", "whole"))
     assert "Not a promise to rely on A simulation" in whole  # its noise came from a seed
-    assert re.search(r"over its start (\S+)", cut)[1] == re.search(r"over its start (\S+)", whole)[1]
+    assert (
+        re.search(r"over its start (\S+)", cut)[1] == re.search(r"over its start (\S+)", whole)[1]
+    )
 
 
 def test_text_from_files_stays_text(made, tmp_path):
@@ -235,9 +290,19 @@ def test_what_an_audit_found_is_on_the_page_and_that_nobody_looked(made, tmp_pat
     run.report(beside=())
     assert "can be audited and was not yet" in text_of(folder)
     audit = {"claimed_epsilon": 2.0, "epsilon": 1.5, "epsilon_at_least": 0.25, "refuted": False}
-    canary = {"users": 4, "copies": 15, "rank": 1640, "references": 2_000_000, "exposure": 10.25, "seen": 60.0, "beam_search": None}
+    canary = {
+        "users": 4,
+        "copies": 15,
+        "rank": 1640,
+        "references": 2_000_000,
+        "exposure": 10.25,
+        "seen": 60.0,
+        "beam_search": None,
+    }
     for refuted in (False, True):
-        (folder / "audit.json").write_text(json.dumps({"audit": audit | {"refuted": refuted}, "canaries": [canary]}))
+        (folder / "audit.json").write_text(
+            json.dumps({"audit": audit | {"refuted": refuted}, "canaries": [canary]})
+        )
         run.report(beside=())
         assert ("BROKEN" in text_of(folder)) == refuted
         assert "2.00 1.50 0.25" in text_of(folder)
@@ -248,7 +313,11 @@ def test_groups_are_thirds_and_never_so_small_that_they_tell_of_one_person(vocab
     lengths = np.arange(1, 37)
     texts = Texts.of([[5] * length for length in lengths], len(vocabulary))
     found = {one.name: one.users for one in groups_of(texts, vocabulary)}
-    assert list(found) == ["Everybody", "Light writers", "Heavy writers"]  # all know the same one word
+    assert list(found) == [
+        "Everybody",
+        "Light writers",
+        "Heavy writers",
+    ]  # all know the same one word
     assert lengths[found["Light writers"]].max() < lengths[found["Heavy writers"]].min()
     few = Texts.of([[5] * length for length in range(1, 28)], len(vocabulary))  # thirds of nine
     assert [one.name for one in groups_of(few, vocabulary)] == ["Everybody"]
@@ -273,7 +342,17 @@ def test_scores_of_each_user_add_up_and_n_grams_are_scored_as_networks_are(made)
 
 @pytest.mark.parametrize(
     ("low", "high"),
-    [(0.1, 0.1), (0.0, 0.0), (-3.0, 5.0), (0.181, 0.204), (1e-9, 2e-9), (0, 12345), (9.21, 9.21 + 4e-13), (9.21, 9.21 + 2e-15), (0, 3e-14)],
+    [
+        (0.1, 0.1),
+        (0.0, 0.0),
+        (-3.0, 5.0),
+        (0.181, 0.204),
+        (1e-9, 2e-9),
+        (0, 12345),
+        (9.21, 9.21 + 4e-13),
+        (9.21, 9.21 + 2e-15),
+        (0, 3e-14),
+    ],
 )
 def test_an_axis_has_few_round_marks_around_everything(low, high):
     marks = ticks(low, high)
@@ -284,23 +363,34 @@ def test_an_axis_has_few_round_marks_around_everything(low, high):
 
 def test_a_curve_leaves_out_what_is_not_finite():
     nan, inf = float("nan"), float("inf")
-    drawn = chart("loss", [(0, Interval(1.0, 0.0)), (1, Interval(nan, 0.0)), (2, Interval(inf, nan))], "{:g}".format, "{:g}".format)
+    drawn = chart(
+        "loss",
+        [(0, Interval(1.0, 0.0)), (1, Interval(nan, 0.0)), (2, Interval(inf, nan))],
+        "{:g}".format,
+        "{:g}".format,
+    )
     assert "nan" not in drawn
     assert "inf" not in drawn
-    assert "no finite figures" in chart("loss", [(0, Interval(inf, 0.0))], "{:g}".format, "{:g}".format)
+    assert "no finite figures" in chart(
+        "loss", [(0, Interval(inf, 0.0))], "{:g}".format, "{:g}".format
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("run", ["first", "plain"])
-def test_it_is_read_in_a_browser_at_any_width_by_day_and_by_night(browser, made, scheme, width, run):
+def test_it_is_read_in_a_browser_at_any_width_by_day_and_by_night(
+    browser, made, scheme, width, run
+):
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page, asked = context.new_page(), []
     page.on("request", lambda request: asked.append(request.url))
     address = (made / run / "report.html").as_uri()
     page.goto(address)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate("[...document.querySelectorAll('main *')].every((one) => one.getBoundingClientRect().right <= innerWidth + 1)")
+    assert page.evaluate(
+        "[...document.querySelectorAll('main *')].every((one) => one.getBoundingClientRect().right <= innerWidth + 1)"
+    )
     ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground))) < 200) == (scheme == "dark")
     page.click("summary")

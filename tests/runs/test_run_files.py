@@ -7,7 +7,16 @@ import jax
 import numpy as np
 import pytest
 
-from harness import Cut, cut_at, cut_off_rows, quietly, short_recipe, tiny_recipe, trained, true_norm
+from harness import (
+    Cut,
+    cut_at,
+    cut_off_rows,
+    quietly,
+    short_recipe,
+    tiny_recipe,
+    trained,
+    true_norm,
+)
 from taciturn import randomness
 from taciturn.data.population import Population
 from taciturn.files import from_json
@@ -29,9 +38,13 @@ def test_a_lost_ledger_is_not_made_anew(finished_runs, copied_runs, tmp_path, do
     doors = {
         "a run": lambda: run.Run(tmp_path / "next", short_recipe(people), bytes(32)),
         "a warm start": lambda: run.Run(
-            tmp_path / "next", short_recipe(Population(finished_runs / "people"), model={"warm_start": str(lost)}), bytes(32)
+            tmp_path / "next",
+            short_recipe(Population(finished_runs / "people"), model={"warm_start": str(lost)}),
+            bytes(32),
         ),
-        "n-grams": lambda: count_population(people.folder, tmp_path / "next", "katz", 2, non_private=True),
+        "n-grams": lambda: count_population(
+            people.folder, tmp_path / "next", "katz", 2, non_private=True
+        ),
     }
     with pytest.raises((LedgerError, RecipeError), match=r"gone|no ledger knows"):
         doors[door]()
@@ -56,12 +69,16 @@ def test_a_root_made_from_a_seed_is_never_declared_as_entropy(population, tmp_pa
     save_recipe(short_recipe(population), folder / "recipe.toml")
     with contextlib.suppress(Cut, LedgerError, RecipeError, RunError):
         loop.resume_run(folder, cut_at(0))
-    declared = [row["randomness"] for row in Ledger(population.folder / FILE_NAME).run_rows("seeded")]
+    declared = [
+        row["randomness"] for row in Ledger(population.folder / FILE_NAME).run_rows("seeded")
+    ]
     root = (folder / "private" / "root").read_bytes()
     assert declared in ([], ["seeded simulation"]) or root != randomness.root_from_seed(5)
 
 
-def test_secrets_half_deleted_by_a_crash_are_deleted_when_the_run_is_next_touched(population, tmp_path):
+def test_secrets_half_deleted_by_a_crash_are_deleted_when_the_run_is_next_touched(
+    population, tmp_path
+):
     folder = tmp_path / "half"
     (folder / "private").mkdir(parents=True)
     (folder / "private" / "state.safetensors").write_bytes(b"noise that is not yet used up")
@@ -108,10 +125,16 @@ def test_two_runs_with_one_root_never_share_noise(population, tmp_path):
     save_recipe(plain(2.0), tmp_path / "two" / "recipe.toml")
     start = load_model(tmp_path / "one")[0]
     one, two = (
-        jax.tree.map(lambda end, begin: np.asarray(end - begin), loop.resume_run(tmp_path / name, quietly).params, start)
+        jax.tree.map(
+            lambda end, begin: np.asarray(end - begin),
+            loop.resume_run(tmp_path / name, quietly).params,
+            start,
+        )
         for name in ("one", "two")
     )
-    left = jax.tree.map(lambda a, b: 2 * a - b, one, two)  # the total alone, if the noise is the same but for its size
+    left = jax.tree.map(
+        lambda a, b: 2 * a - b, one, two
+    )  # the total alone, if the noise is the same but for its size
     assert true_norm(left) > true_norm(one)
 
 
@@ -127,7 +150,9 @@ AFTER_THE_LAST_ROUND = {  # where a process may die, and whether the run is fini
 
 
 @pytest.mark.parametrize(("where", "finished"), AFTER_THE_LAST_ROUND.items())
-def test_a_run_that_dies_after_its_last_round_is_resumed_or_has_all_that_it_promises(population, tmp_path, where, finished):
+def test_a_run_that_dies_after_its_last_round_is_resumed_or_has_all_that_it_promises(
+    population, tmp_path, where, finished
+):
     def dies(*_, **__):
         raise Cut
 
@@ -135,17 +160,24 @@ def test_a_run_that_dies_after_its_last_round_is_resumed_or_has_all_that_it_prom
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(where, dies)
         with pytest.raises(Cut):
-            loop.train_run(tiny_recipe(population, run={"rounds": 2, "seed": None}), folder, quietly)
+            loop.train_run(
+                tiny_recipe(population, run={"rounds": 2, "seed": None}), folder, quietly
+            )
     assert (folder / "private" / "root").exists() == (not finished)
     told = where.startswith(("taciturn.runs.loop", "taciturn.runs.report")) and finished
-    assert open_ledger(population).is_closed("run") == told  # or else what it reserved counts as spent
+    assert (
+        open_ledger(population).is_closed("run") == told
+    )  # or else what it reserved counts as spent
     if finished:
         with pytest.raises(RunError, match=r"finished.*Its page is missing: taciturn report"):
             loop.resume_run(folder, quietly)
     else:
         loop.resume_run(folder, quietly)
     assert not (folder / "private").exists()
-    done, whole = FinishedRun(folder), loop.train_run(tiny_recipe(population, run={"rounds": 2}), tmp_path / "whole", quietly)
+    done, whole = (
+        FinishedRun(folder),
+        loop.train_run(tiny_recipe(population, run={"rounds": 2}), tmp_path / "whole", quietly),
+    )
     done.report()
     assert {one.name for one in folder.iterdir()} == {one.name for one in whole.folder.iterdir()}
     assert done.guarantee.releases == 2
@@ -153,11 +185,15 @@ def test_a_run_that_dies_after_its_last_round_is_resumed_or_has_all_that_it_prom
     assert open_ledger(population).is_closed("run")
 
 
-def test_a_run_that_may_still_be_trained_is_not_closed_by_a_copy_without_secrets(population, tmp_path):
+def test_a_run_that_may_still_be_trained_is_not_closed_by_a_copy_without_secrets(
+    population, tmp_path
+):
     recipe = tiny_recipe(population, run={"rounds": 2, "save_every": 1, "seed": None})
     with pytest.raises(Cut):
         loop.train_run(recipe, tmp_path / "run", cut_at(1))
-    shutil.copytree(tmp_path / "run", tmp_path / "elsewhere" / "run", ignore=shutil.ignore_patterns("private"))
+    shutil.copytree(
+        tmp_path / "run", tmp_path / "elsewhere" / "run", ignore=shutil.ignore_patterns("private")
+    )
     with pytest.raises(RunError, match="finished"):
         loop.resume_run(tmp_path / "elsewhere" / "run", quietly)
     assert not open_ledger(population).is_closed("run")

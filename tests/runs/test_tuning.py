@@ -27,34 +27,58 @@ def tune(*arguments):
     return CliRunner().invoke(app, ["tune", *map(str, arguments)], catch_exceptions=False)
 
 
-def test_public_text_is_dealt_to_as_many_users_as_the_recipe_has_and_to_no_two_of_them(public, population, tmp_path):
+def test_public_text_is_dealt_to_as_many_users_as_the_recipe_has_and_to_no_two_of_them(
+    public, population, tmp_path
+):
     corpus = PublicCorpus.load(public)
     made = deal(corpus, tmp_path / "dealt", *_size(corpus, tiny_recipe(population)))
     held_out = HeldOutUsers(made.folder)
     assert len(made) == 50
     assert {len(text) for text in made.texts} == {60}
-    dealt = sorted(word for texts in (made.texts, held_out.texts) for text in texts for word in text)
+    dealt = sorted(
+        word for texts in (made.texts, held_out.texts) for text in texts for word in text
+    )
     words = [word for document in corpus.documents for word in document]
     assert dealt == sorted(words[: len(dealt)])
     assert made.manifest["about"]["simulated"].startswith("pieces of public text")
 
 
 def test_too_little_text_for_the_number_of_users_is_refused(public, population, tmp_path):
-    with pytest.raises(RecipeError, match=r"of 5,000 users each would get 1, and 50 are the least. Take more public text"):
+    with pytest.raises(
+        RecipeError,
+        match=r"of 5,000 users each would get 1, and 50 are the least. Take more public text",
+    ):
         _size(PublicCorpus.load(public), tiny_recipe(population, participation={"users": 5_000}))
 
 
-@pytest.mark.parametrize("wrong", ["server.learning_rate", "server.learning_rate=", "server.learning_rate=1,,2"])
+@pytest.mark.parametrize(
+    "wrong", ["server.learning_rate", "server.learning_rate=", "server.learning_rate=1,,2"]
+)
 def test_what_is_not_a_list_of_values_is_refused(wrong):
     with pytest.raises(RecipeError, match=r"--try takes section.key=value,value"):
         combinations([wrong])
 
 
-def test_the_command_tries_everything_once_charges_nobody_and_names_the_best(public, population, tmp_path, monkeypatch):
+def test_the_command_tries_everything_once_charges_nobody_and_names_the_best(
+    public, population, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    recipe = tiny_recipe(population, algorithm="fedavg", privacy={"noise_multiplier": None}, run={"rounds": 2, "evaluate_every": 1})
+    recipe = tiny_recipe(
+        population,
+        algorithm="fedavg",
+        privacy={"noise_multiplier": None},
+        run={"rounds": 2, "evaluate_every": 1},
+    )
     save_recipe(recipe, tmp_path / "recipe.toml")
-    arguments = ("recipe.toml", "--on", public, "--try", "server.learning_rate=1.0,0.0001", "--out", "sweep")
+    arguments = (
+        "recipe.toml",
+        "--on",
+        public,
+        "--try",
+        "server.learning_rate=1.0,0.0001",
+        "--out",
+        "sweep",
+    )
     said = tune(*arguments)
     assert said.exit_code == 0
     assert "taciturn train recipe.toml --set server.learning_rate=1.0" in said.output
@@ -65,7 +89,9 @@ def test_the_command_tries_everything_once_charges_nobody_and_names_the_best(pub
 
 
 @pytest.mark.parametrize("changed", ["recipe", "text", "users"])
-def test_what_was_tried_under_other_terms_is_not_taken_for_it(public, population, tmp_path, monkeypatch, changed, vocabulary):
+def test_what_was_tried_under_other_terms_is_not_taken_for_it(
+    public, population, tmp_path, monkeypatch, changed, vocabulary
+):
     """Nor are people beside it taken for made-up ones."""
     monkeypatch.chdir(tmp_path)
     trained = []
@@ -74,7 +100,9 @@ def test_what_was_tried_under_other_terms_is_not_taken_for_it(public, population
         trained.append((recipe, Population(Path(recipe.data.population)).id))
         (folder / "guarantee.json").parent.mkdir()
         (folder / "guarantee.json").touch()
-        (folder / "metrics.jsonl").write_text('{"accuracy_top1": 0.1, "accuracy_top3": 0.2, "epsilon": 1.0}\n')
+        (folder / "metrics.jsonl").write_text(
+            '{"accuracy_top1": 0.1, "accuracy_top3": 0.2, "epsilon": 1.0}\n'
+        )
 
     monkeypatch.setattr(tuning, "train_run", noted)
     save_recipe(tiny_recipe(population), tmp_path / "recipe.toml")
@@ -82,10 +110,16 @@ def test_what_was_tried_under_other_terms_is_not_taken_for_it(public, population
     tune(*arguments)
     tune(*arguments)
     assert len(trained) == 1
-    terms = {"recipe": {"run": {"rounds": 5}}, "users": {"participation": {"users": 45}}, "text": {}}[changed]
+    terms = {
+        "recipe": {"run": {"rounds": 5}},
+        "users": {"participation": {"users": 45}},
+        "text": {},
+    }[changed]
     save_recipe(tiny_recipe(population, **terms), tmp_path / "recipe.toml")
     if changed == "text":
-        other = PublicCorpus(Texts.of(made_up_users(200, seed=6, least=40).values(), WORDS), vocabulary, "other text")
+        other = PublicCorpus(
+            Texts.of(made_up_users(200, seed=6, least=40).values(), WORDS), vocabulary, "other text"
+        )
         other.save(tmp_path / "other")
         arguments[2] = tmp_path / "other"
     tune(*arguments)
@@ -99,7 +133,9 @@ def test_whose_text_it_is_cannot_be_tried():
         combinations(["data.population=a,b"])
 
 
-def test_an_unknown_setting_ends_a_sweep_before_it_begins(public, population, tmp_path, monkeypatch):
+def test_an_unknown_setting_ends_a_sweep_before_it_begins(
+    public, population, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     save_recipe(tiny_recipe(population), tmp_path / "recipe.toml")
     with pytest.raises(TaciturnError, match="did you mean learning_rate"):

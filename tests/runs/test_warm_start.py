@@ -19,17 +19,23 @@ from taciturn.runs import finished, loop, run
 from taciturn.runs.finished import FinishedRun
 
 
-def test_a_warm_start_is_asked_of_the_ledger_by_its_parameters_not_by_what_it_says(finished_runs, tmp_path):
+def test_a_warm_start_is_asked_of_the_ledger_by_its_parameters_not_by_what_it_says(
+    finished_runs, tmp_path
+):
     params, card = load_model(finished_runs / "private")
     save_model(tmp_path / "model.safetensors", params, replace(card, run=None, ledger_head=None))
-    disguised = short_recipe(Population(finished_runs / "people"), model={"warm_start": str(tmp_path)})
+    disguised = short_recipe(
+        Population(finished_runs / "people"), model={"warm_start": str(tmp_path)}
+    )
     assert run.Run(tmp_path / "next", disguised, bytes(32)).account.terms.lineage != ()
 
 
 def test_a_warm_start_of_unknown_parameters_under_a_runs_name_is_refused(finished_runs, tmp_path):
     params, card = load_model(finished_runs / "private")
     save_model(tmp_path / "model.safetensors", jax.tree.map(lambda leaf: leaf + 1.0, params), card)
-    disguised = short_recipe(Population(finished_runs / "people"), model={"warm_start": str(tmp_path)})
+    disguised = short_recipe(
+        Population(finished_runs / "people"), model={"warm_start": str(tmp_path)}
+    )
     with pytest.raises(RecipeError, match="no ledger knows"):
         run.Run(tmp_path / "next", disguised, bytes(32))
 
@@ -58,9 +64,14 @@ def test_a_run_that_starts_from_a_simulation_is_declared_as_one(made):
     assert "SIMULATION" in (made / "after" / "guarantee.txt").read_text()
 
 
-def test_a_model_can_still_be_measured_and_exported_after_another_run_started_from_it(made, tmp_path):
+def test_a_model_can_still_be_measured_and_exported_after_another_run_started_from_it(
+    made, tmp_path
+):
     before = Ledger(made / "people" / FILE_NAME).guarantee("seeded")
-    assert FinishedRun(made / "seeded").export(tmp_path / "out", non_private=False).guarantee.epsilon == before.epsilon
+    assert (
+        FinishedRun(made / "seeded").export(tmp_path / "out", non_private=False).guarantee.epsilon
+        == before.epsilon
+    )
     assert finished.FinishedRun(made / "seeded").evaluate()[1].releases == before.releases
 
 
@@ -73,8 +84,12 @@ def test_a_warm_start_is_not_believed_from_a_ledger_that_was_replaced(made, tmp_
     forged = Ledger(people.folder / FILE_NAME)
     for row in rows:
         if row["kind"] != "charge":
-            forged.append({name: value for name, value in row.items() if name not in ("hash", "previous")})
-    elsewhere = tiny_recipe(Population(made / "people"), model={"warm_start": str(tmp_path / "dear")})
+            forged.append(
+                {name: value for name, value in row.items() if name not in ("hash", "previous")}
+            )
+    elsewhere = tiny_recipe(
+        Population(made / "people"), model={"warm_start": str(tmp_path / "dear")}
+    )
     with pytest.raises(LedgerError, match="it was replaced by another"):
         run.Run(tmp_path / "next", elsewhere, bytes(32))
 
@@ -96,22 +111,44 @@ def test_a_model_saved_before_its_run_released_anything_costs_what_it_started_fr
     assert ledger.cost("after", first["hash"]) == ledger.cost("seeded")
 
 
-def test_all_runs_together_have_no_privacy_under_any_adjacency_once_one_run_had_none(made, tmp_path):
+def test_all_runs_together_have_no_privacy_under_any_adjacency_once_one_run_had_none(
+    made, tmp_path
+):
     people = people_of(made, tmp_path)
-    fixed = {"participation": {"kind": "fixed", "users": 50, "cohort": 10}, "run": {**TWO_ROUNDS, "rounds": 1}}
+    fixed = {
+        "participation": {"kind": "fixed", "users": 50, "cohort": 10},
+        "run": {**TWO_ROUNDS, "rounds": 1},
+    }
     loop.train_run(tiny_recipe(people, **fixed), tmp_path / "fixed", quietly)
-    bare = tiny_recipe(people, algorithm="fedavg", privacy={"noise_multiplier": None}, run={**TWO_ROUNDS, "rounds": 1})
+    bare = tiny_recipe(
+        people,
+        algorithm="fedavg",
+        privacy={"noise_multiplier": None},
+        run={**TWO_ROUNDS, "rounds": 1},
+    )
     loop.train_run(bare, tmp_path / "bare", quietly)
-    assert all(np.isinf(epsilon) for _, epsilon, _ in Ledger(people.folder / FILE_NAME).totals(1e-3))
+    assert all(
+        np.isinf(epsilon) for _, epsilon, _ in Ledger(people.folder / FILE_NAME).totals(1e-3)
+    )
 
 
 def test_a_private_run_does_not_start_from_counted_n_grams(finished_runs, tmp_path):
     with pytest.raises(RecipeError, match="another model"):
-        trained(Population(finished_runs / "people"), tmp_path / "next", model={"warm_start": str(finished_runs / "counted")})
+        trained(
+            Population(finished_runs / "people"),
+            tmp_path / "next",
+            model={"warm_start": str(finished_runs / "counted")},
+        )
 
 
-def test_a_private_run_that_starts_from_a_file_that_forgot_its_run_is_still_not_private(copied_runs, tmp_path):
+def test_a_private_run_that_starts_from_a_file_that_forgot_its_run_is_still_not_private(
+    copied_runs, tmp_path
+):
     changed_card(copied_runs / "plain", run=None, ledger_head=None)
     (copied_runs / "plain" / "recipe.toml").unlink()
-    run = trained(Population(copied_runs / "people"), tmp_path / "next", model={"warm_start": str(copied_runs / "plain")})
+    run = trained(
+        Population(copied_runs / "people"),
+        tmp_path / "next",
+        model={"warm_start": str(copied_runs / "plain")},
+    )
     assert "NO privacy guarantee" in (run / "guarantee.txt").read_text()

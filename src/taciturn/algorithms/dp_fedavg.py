@@ -25,7 +25,9 @@ def dp_fedavg(
     most_reports: int = MOST_REPORTS,
 ) -> Algorithm:
     """Train each user, for E epochs or, as DP-FedSGD, by one gradient (local_training.py); average the clipped updates with noise."""
-    return federated(user_update, mechanism(bound, estimator, noise, most_reports), participation, server)
+    return federated(
+        user_update, mechanism(bound, estimator, noise, most_reports), participation, server
+    )
 
 
 def dp_ftrl(
@@ -47,13 +49,21 @@ def dp_ftrl(
     return federated(user_update, private, participation, server)
 
 
-def fedavg(user_update: UserUpdate, bound: Bound, participation: Participation, server: Server) -> Algorithm:
+def fedavg(
+    user_update: UserUpdate, bound: Bound, participation: Participation, server: Server
+) -> Algorithm:
     """Take the true average: no noise, no privacy, and charged so (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
     return federated(user_update, mechanism(bound, mean(), no_noise()), participation, server)
 
 
 def private_averaging(
-    user_update: UserUpdate, *, clip_norm: float, noise_multiplier: float, users: int, cohort: float, server: Server | None = None
+    user_update: UserUpdate,
+    *,
+    clip_norm: float,
+    noise_multiplier: float,
+    users: int,
+    cohort: float,
+    server: Server | None = None,
 ) -> Algorithm:
     """Build DP-FedAvg around your own `user_update`.
 
@@ -74,11 +84,17 @@ def private_averaging(
 
         algorithm = tt.private_averaging(user_update, clip_norm=100, noise_multiplier=1.0, users=50, cohort=20)
     """
-    averaged = mechanism(flat_clip(clip_norm), fixed_denominator(cohort), gaussian(noise_multiplier))
-    return federated(user_update, averaged, PoissonSampling(cohort / users), server or optax.sgd(1.0))
+    averaged = mechanism(
+        flat_clip(clip_norm), fixed_denominator(cohort), gaussian(noise_multiplier)
+    )
+    return federated(
+        user_update, averaged, PoissonSampling(cohort / users), server or optax.sgd(1.0)
+    )
 
 
-def federated(user_update: UserUpdate, private: Mechanism, participation: Participation, server: Server) -> Algorithm:
+def federated(
+    user_update: UserUpdate, private: Mechanism, participation: Participation, server: Server
+) -> Algorithm:
     """Build what all of them share: a server that steps along the estimate."""
 
     def server_update(state: ServerState, estimate: Estimate) -> ServerState:
@@ -86,4 +102,10 @@ def federated(user_update: UserUpdate, private: Mechanism, participation: Partic
         step, optimizer = server.update(trees.scale(estimate, -1.0), state.optimizer, state.params)
         return ServerState(trees.add(state.params, step), optimizer)
 
-    return Algorithm(lambda params: ServerState(params, server.init(params)), user_update, server_update, private, participation)
+    return Algorithm(
+        lambda params: ServerState(params, server.init(params)),
+        user_update,
+        server_update,
+        private,
+        participation,
+    )

@@ -11,15 +11,36 @@ import jax
 import jax.numpy as jnp
 
 from taciturn import trees
-from taciturn.algorithms.local_training import LocalTraining, Project, Step, UserUpdate, fedavg_update, gradient_step
-from taciturn.core import PADDING, Algorithm, Estimate, Key, LanguageModel, Message, Params, Participation, ServerState, Update, UserData
+from taciturn.algorithms.local_training import (
+    LocalTraining,
+    Project,
+    Step,
+    UserUpdate,
+    fedavg_update,
+    gradient_step,
+)
+from taciturn.core import (
+    PADDING,
+    Algorithm,
+    Estimate,
+    Key,
+    LanguageModel,
+    Message,
+    Params,
+    Participation,
+    ServerState,
+    Update,
+    UserData,
+)
 from taciturn.models import losses
 from taciturn.privacy.clipping import unbounded
 from taciturn.privacy.estimators import mean
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import no_noise
 
-Text = Callable[[Params], jax.Array]  # of the model that is sent: rows of words, int [rows, length + 1]
+Text = Callable[
+    [Params], jax.Array
+]  # of the model that is sent: rows of words, int [rows, length + 1]
 
 
 def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
@@ -39,7 +60,9 @@ def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
     return step
 
 
-def unforgetting_update(model: LanguageModel, local: LocalTraining, user_share: float, project: Project | None = None) -> UserUpdate:
+def unforgetting_update(
+    model: LanguageModel, local: LocalTraining, user_share: float, project: Project | None = None
+) -> UserUpdate:
     """Learn without forgetting: the general model θ_g, as it was sent, gives the probability of what else could have been written."""
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:
@@ -49,14 +72,27 @@ def unforgetting_update(model: LanguageModel, local: LocalTraining, user_share: 
     return user_update
 
 
-def soft_label_loss(model: LanguageModel, general: Params, own: float, params: Params, tokens: jax.Array, key: Key | None) -> jax.Array:
+def soft_label_loss(
+    model: LanguageModel,
+    general: Params,
+    own: float,
+    params: Params,
+    tokens: jax.Array,
+    key: Key | None,
+) -> jax.Array:
     """Return the loss (1) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formula (2)."""
     expected = jax.lax.stop_gradient(jax.nn.softmax(losses.logits(model, general, tokens[:, :-1])))
     labels = own * jax.nn.one_hot(tokens[:, 1:], expected.shape[-1]) + (1 - own) * expected
     return cross_entropy_with(labels, model, params, tokens, key)
 
 
-def cross_entropy_with(labels: jax.Array, model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
+def cross_entropy_with(
+    labels: jax.Array,
+    model: LanguageModel,
+    params: Params,
+    tokens: jax.Array,
+    key: Key | None = None,
+) -> jax.Array:
     """Return −Σ_w y*_w log p(w | θ), formula (1), for labels y* [..., vocabulary]; a mean over words."""
     scores = jax.nn.log_softmax(losses.logits(model, params, tokens[:, :-1], key))
     present = tokens[:, 1:] != PADDING
@@ -65,7 +101,13 @@ def cross_entropy_with(labels: jax.Array, model: LanguageModel, params: Params, 
 
 
 def transfer_learning(
-    model: LanguageModel, user_update: UserUpdate, text: Text, participation: Participation, rate: float, epochs: int, batch_size: int
+    model: LanguageModel,
+    user_update: UserUpdate,
+    text: Text,
+    participation: Participation,
+    rate: float,
+    epochs: int,
+    batch_size: int,
 ) -> Algorithm:
     """Learning from the average prediction (Popov et al. 2018, §2.3; Shin et al. 2016): devices say what they would have written next in a
     text that everybody has, and the server learns that. The text is public, or sampled from the model that is sent, so that a device can
@@ -76,7 +118,11 @@ def transfer_learning(
 
     def predictions(message: Message, user: UserData, key: Key) -> Update:
         trained = trees.add(message.params, user_update(message, user, key))
-        return {"predictions": jax.nn.softmax(losses.logits(model, trained, text(message.params)[:, :-1]))}
+        return {
+            "predictions": jax.nn.softmax(
+                losses.logits(model, trained, text(message.params)[:, :-1])
+            )
+        }
 
     def server_update(state: ServerState, estimate: Estimate) -> ServerState:
         rows, expected = text(state.params), estimate["predictions"]
@@ -86,11 +132,15 @@ def transfer_learning(
             start = (index % batches) * batch_size
             batch = jax.lax.dynamic_slice_in_dim(rows, start, batch_size)
             labels = jax.lax.dynamic_slice_in_dim(expected, start, batch_size)
-            gradient = jax.grad(lambda params: cross_entropy_with(labels, model, params, batch))(params)
+            gradient = jax.grad(lambda params: cross_entropy_with(labels, model, params, batch))(
+                params
+            )
             return jax.tree.map(lambda p, g: p - rate * g, params, gradient), None
 
         params, _ = jax.lax.scan(step, state.params, jnp.arange(epochs * batches))
         return ServerState(params, state.optimizer)
 
     private = mechanism(unbounded(), mean(), no_noise())
-    return Algorithm(lambda params: ServerState(params, ()), predictions, server_update, private, participation)
+    return Algorithm(
+        lambda params: ServerState(params, ()), predictions, server_update, private, participation
+    )

@@ -15,7 +15,9 @@ from taciturn import trees
 from taciturn.core import PADDING, Key, Message, Params, PyTree, Update, UserData
 from taciturn.models.sgd import Step
 
-Loss = Callable[[Params, jax.Array, Key | None], jax.Array]  # params, batch of token rows, dropout key → mean loss
+Loss = Callable[
+    [Params, jax.Array, Key | None], jax.Array
+]  # params, batch of token rows, dropout key → mean loss
 Project = Callable[[PyTree, Update], Update]
 UserUpdate = Callable[[Message, UserData, Key], Update]
 
@@ -42,13 +44,17 @@ def with_short_steps(take_step: Step, gradient_norm: float) -> Step:
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
         change = trees.subtract(take_step(params, batch, key, rate), params)
-        factor = jnp.minimum(1.0, rate * gradient_norm / jnp.maximum(trees.norm_upper_bound(change), 1e-30))
+        factor = jnp.minimum(
+            1.0, rate * gradient_norm / jnp.maximum(trees.norm_upper_bound(change), 1e-30)
+        )
         return trees.add(params, trees.scale(change, factor))
 
     return step
 
 
-def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None = None) -> UserUpdate:
+def fedavg_update(
+    take_step: Step, local: LocalTraining, project: Project | None = None
+) -> UserUpdate:
     """Run E epochs of SGD over the user's batches, Δ = θ − θ⁰.
 
     With `project`, clipping is *greedy*: after every local step the update is projected back into the ball. Without, the mechanism
@@ -63,12 +69,21 @@ def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None
         def step(epoch: jax.Array | int, index: jax.Array, params: Params) -> Params:
             batch = user.batches[index]
             # By position, not in sequence: how many batches of padding lie between two epochs depends on other users.
-            dropout_key = jax.random.fold_in(jax.random.fold_in(key, epoch), index) if local.keyed else None
-            before, params = params, take_step(params, batch, dropout_key, local.learning_rate)  # θ ← θ − η∇ℓ(θ; b)
+            dropout_key = (
+                jax.random.fold_in(jax.random.fold_in(key, epoch), index) if local.keyed else None
+            )
+            before, params = (
+                params,
+                take_step(params, batch, dropout_key, local.learning_rate),
+            )  # θ ← θ − η∇ℓ(θ; b)
             if pull:
-                params = jax.tree.map(lambda after, p, s: after - pull * (p - s), params, before, start)
+                params = jax.tree.map(
+                    lambda after, p, s: after - pull * (p - s), params, before, start
+                )
             if project is not None:
-                params = trees.add(start, project(message.public, trees.subtract(params, start)))  # θ⁰ + ClipFn(θ − θ⁰)
+                params = trees.add(
+                    start, project(message.public, trees.subtract(params, start))
+                )  # θ⁰ + ClipFn(θ − θ⁰)
             if pull or project is not None:
                 # A batch of padding is not a step. A zero gradient ensures that by itself for every update that is reported
                 # (privacy/clipping.py leaves out those so large that it might not); these two do not, and how much padding a user has
@@ -80,7 +95,11 @@ def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None
         def train_epoch(epoch: jax.Array | int, params: Params) -> Params:
             return jax.lax.fori_loop(0, user.steps, partial(step, epoch), params)
 
-        params = train_epoch(0, start) if local.epochs == 1 else jax.lax.fori_loop(0, local.epochs, train_epoch, start)
+        params = (
+            train_epoch(0, start)
+            if local.epochs == 1
+            else jax.lax.fori_loop(0, local.epochs, train_epoch, start)
+        )
         return trees.subtract(params, start)  # Δ_k = θ − θ⁰
 
     return user_update

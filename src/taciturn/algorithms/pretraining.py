@@ -23,7 +23,10 @@ from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.names import Precision
 
-FAST, SLOW = 1.2e-2, 3e-3  # Adam's rate: models with unit-norm words tolerate the first, at which others diverge
+FAST, SLOW = (
+    1.2e-2,
+    3e-3,
+)  # Adam's rate: models with unit-norm words tolerate the first, at which others diverge
 SMALLEST, LARGEST = 32, 1024  # batches; at the last an H200 reads 3.8M tokens a second
 STEPS, ENOUGH = 2500, 60_000_000  # steps of an epoch and tokens of a training, about
 BLOCK = 20  # steps in one go: the device never waits for Python, and a progress bar still moves
@@ -56,7 +59,12 @@ def fitted(schedule: Schedule, tokens: int, unit_norm: bool) -> Schedule:
     batch = schedule.batch_size or min(max(2 ** round(log2(suits)), SMALLEST), LARGEST)
     rate = FAST if unit_norm else min(FAST, SLOW * (batch / SMALLEST) ** 0.25)
     epochs = schedule.epochs or int(min(max(ENOUGH / max(tokens, 1), 3), 10))
-    return replace(schedule, epochs=epochs, batch_size=batch, learning_rate=schedule.learning_rate or round(rate, 4))
+    return replace(
+        schedule,
+        epochs=epochs,
+        batch_size=batch,
+        learning_rate=schedule.learning_rate or round(rate, 4),
+    )
 
 
 class Training(NamedTuple):
@@ -85,8 +93,12 @@ def split(corpus: PublicCorpus, share: float, seed: int) -> tuple[PublicCorpus, 
         parts = [documents[0][:end]], [documents[0][end:]]
     else:
         count = max(1, round(share * len(documents)))
-        held_out = set(np.random.default_rng(seed).choice(len(documents), count, replace=False).tolist())
-        trained_on = [documents[position] for position in range(len(documents)) if position not in held_out]
+        held_out = set(
+            np.random.default_rng(seed).choice(len(documents), count, replace=False).tolist()
+        )
+        trained_on = [
+            documents[position] for position in range(len(documents)) if position not in held_out
+        ]
         parts = trained_on, [documents[position] for position in sorted(held_out)]
     train, measure = (replace(corpus, documents=Texts.of(part, words)) for part in parts)
     return train, measure
@@ -95,22 +107,34 @@ def split(corpus: PublicCorpus, share: float, seed: int) -> tuple[PublicCorpus, 
 def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraining:
     """Train with Adam, at a rate that rises for a twentieth of the time and then falls like a cosine. The schedule is a fitted one."""
     size, peak_rate = schedule.batch_size, schedule.learning_rate
-    pieces = np.concatenate([Unrolls(schedule.unroll).pieces(document) for document in text.documents])
+    pieces = np.concatenate(
+        [Unrolls(schedule.unroll).pieces(document) for document in text.documents]
+    )
     steps = len(pieces) // size
     if steps == 0:
-        raise ValueError(f"the text is too short: {len(pieces)} pieces of {schedule.unroll} tokens do not fill a batch of {size}")
+        raise ValueError(
+            f"the text is too short: {len(pieces)} pieces of {schedule.unroll} tokens do not fill a batch of {size}"
+        )
     rows, lengths = jnp.asarray(pieces), np.count_nonzero(pieces[:, 1:] != PADDING, axis=1)
     whole = max(2, schedule.epochs * steps)  # a single step leaves a cosine no room
-    rate = optax.warmup_cosine_decay_schedule(0.0, peak_rate, whole // 20 + 1, whole, peak_rate / 20)
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0, peak_rate, whole // 20 + 1, whole, peak_rate / 20
+    )
     optimizer = optax.adam(rate)
 
     @partial(jax.jit, compiler_options=REPEATABLE)
-    def block(training: Training, rows: jax.Array, order: jax.Array, key: Key, first: int, last: int) -> tuple[Training, jax.Array]:
+    def block(
+        training: Training, rows: jax.Array, order: jax.Array, key: Key, first: int, last: int
+    ) -> tuple[Training, jax.Array]:
         """Take steps `first` to `last` of an epoch. One program for all of them runs faster than one for each, on a CPU too."""
 
-        def step(number: jax.Array, carry: tuple[Training, jax.Array]) -> tuple[Training, jax.Array]:
+        def step(
+            number: jax.Array, carry: tuple[Training, jax.Array]
+        ) -> tuple[Training, jax.Array]:
             (params, state), total = carry
-            value, gradient = jax.value_and_grad(loss)(params, rows[order[number]], jax.random.fold_in(key, number))
+            value, gradient = jax.value_and_grad(loss)(
+                params, rows[order[number]], jax.random.fold_in(key, number)
+            )
             updates, state = optimizer.update(gradient, state, params)
             return Training(trees.add(params, updates), state), total + value
 
@@ -120,7 +144,10 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraini
     def epoch(training: Training, number: int) -> Iterator[Block]:
         shuffled = np.random.default_rng((schedule.seed, number)).permutation(len(pieces))
         order = shuffled[: steps * size].reshape(steps, -1).astype(np.int32)
-        on_device, key = jnp.asarray(order), jax.random.fold_in(jax.random.key(schedule.seed), number)
+        on_device, key = (
+            jnp.asarray(order),
+            jax.random.fold_in(jax.random.key(schedule.seed), number),
+        )
         before = None
         for first in range(0, steps, BLOCK):
             last = min(first + BLOCK, steps)

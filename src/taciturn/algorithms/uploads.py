@@ -24,7 +24,10 @@ def compressed(user_update: UserUpdate, share: float, bits: int) -> UserUpdate:
         update_key, rounding_key = jax.random.split(key)
         layers, structure = jax.tree.flatten(user_update(message, user, update_key))
         if share < 1:
-            layers = [jnp.where(largest(layer, math.ceil(share * layer.size)), layer, 0.0) for layer in layers]
+            layers = [
+                jnp.where(largest(layer, math.ceil(share * layer.size)), layer, 0.0)
+                for layer in layers
+            ]
         if bits < 32:
             keys = jax.random.split(rounding_key, len(layers))
             layers = [rounded(layer, bits, key) for layer, key in zip(layers, keys, strict=True)]
@@ -62,7 +65,10 @@ def largest(values: jax.Array, count: int | jax.Array) -> jax.Array:
 
     def finer(stage: jax.Array, threshold: jax.Array) -> jax.Array:
         unit = jnp.uint32(1) << (32 - BITS_AT_A_TIME * (stage + 1)).astype(jnp.uint32)
-        enough = [jnp.sum(magnitude >= threshold + step * unit) >= count for step in range(1, 2**BITS_AT_A_TIME)]
+        enough = [
+            jnp.sum(magnitude >= threshold + step * unit) >= count
+            for step in range(1, 2**BITS_AT_A_TIME)
+        ]
         return threshold + unit * sum(one.astype(jnp.uint32) for one in enough)
 
     # The greatest number that `count` entries reach: the magnitude of the last of them.

@@ -32,7 +32,9 @@ from taciturn.train import TrainState
 FILE_NAME, COINS = "audit_users.npy", "audit_users.json"
 LENGTH = 5e5  # of a direction before it is bounded: longer than clip norms, shorter than what counts as diverged
 BYSTANDERS = 0.25  # directions that no user sends, for each that a user may send: they show what people do to all directions
-MOST_BESIDE = 0.1  # of a cohort, where its people are counted: by an adaptive clip norm, or in a denominator
+MOST_BESIDE = (
+    0.1  # of a cohort, where its people are counted: by an adaptive clip norm, or in a denominator
+)
 
 
 class AuditUsers:
@@ -45,7 +47,9 @@ class AuditUsers:
         self.count, self._rounds = recipe.audit.users, recipe.run.rounds
         self.most_at_once = min(self.count, AUDITED_AT_ONCE)
         self.source = f"random directions of {self.count} synthetic users, who audit the run"
-        generator = np.random.default_rng(int.from_bytes(randomness.derive(root, "audit users", 0), "big"))
+        generator = np.random.default_rng(
+            int.from_bytes(randomness.derive(root, "audit users", 0), "big")
+        )
         self.included = generator.random(self.count) < 0.5
         self.patterns = patterns(recipe)
         self._at_once = math.ceil(self.count / len(self.patterns))
@@ -53,7 +57,9 @@ class AuditUsers:
         self._directions = Directions(params, _lengths(recipe, params), self._columns, generator)
         self._mechanism, self._unit = algorithm.mechanism, _unit(recipe)
         self._add = jax.jit(self._added)
-        self._pattern_of = {round: number for number, pattern in enumerate(self.patterns) for round in pattern}
+        self._pattern_of = {
+            round: number for number, pattern in enumerate(self.patterns) for round in pattern
+        }
         self._round, self._seen = 0, dict[int, np.ndarray]()  # not written yet
 
     def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
@@ -77,22 +83,32 @@ class AuditUsers:
         del program
         ids = np.zeros(self._at_once, np.uint32)
         ids[: len(cohort)] = cohort
-        return self._add(self._directions.vectors, message.public, jnp.asarray(ids), len(cohort), key)
+        return self._add(
+            self._directions.vectors, message.public, jnp.asarray(ids), len(cohort), key
+        )
 
-    def _added(self, vectors: "Vectors", public: PyTree, ids: jax.Array, count: jax.Array, key: Key) -> Report:
+    def _added(
+        self, vectors: "Vectors", public: PyTree, ids: jax.Array, count: jax.Array, key: Key
+    ) -> Report:
         def report(place: jax.Array) -> Report:
             update = self._directions.update(vectors, ids[place])
-            return self._mechanism.bound(public, update, jnp.float32(1), jax.random.fold_in(key, ids[place]))
+            return self._mechanism.bound(
+                public, update, jnp.float32(1), jax.random.fold_in(key, ids[place])
+            )
 
         nothing = trees.zeros_like(jax.eval_shape(report, jnp.int32(0)))
-        return jax.lax.fori_loop(0, count, lambda place, total: trees.add(total, report(place)), nothing)
+        return jax.lax.fori_loop(
+            0, count, lambda place, total: trees.add(total, report(place)), nothing
+        )
 
     def observe(self, before: TrainState, after: TrainState) -> None:
         """Record how far a round's estimate went in each direction, in units of a report of full length."""
         public = self._mechanism.public(before.mechanism)
         clip_norm = float(getattr(public, "clip_norm", public))
         products = self._directions.products(after.estimate)
-        row = int(after.mechanism.round) - 1  # of the noise: after a crash it may differ from the round
+        row = (
+            int(after.mechanism.round) - 1
+        )  # of the noise: after a crash it may differ from the round
         self._seen[before.round] = np.append(row, products / (self._unit * clip_norm))
 
     def save(self, folder: Path, mode: int) -> None:
@@ -114,23 +130,40 @@ class AuditUsers:
 class Vectors(NamedTuple):
     """What directions are made of, for each parameter."""
 
-    signed: jax.Array  # the random sign that all users share, times the size that every direction has there
+    signed: (
+        jax.Array
+    )  # the random sign that all users share, times the size that every direction has there
     places: jax.Array  # uint32: its argument of the Walsh functions
-    order: jax.Array  # int32: the parameters that are used, shuffled, so that places are 0, 1, 2, …, 0, 1, …
-    own: jax.Array  # a sign for each direction; without it, those of a round would add up in a few parameters
+    order: (
+        jax.Array
+    )  # int32: the parameters that are used, shuffled, so that places are 0, 1, 2, …, 0, 1, …
+    own: (
+        jax.Array
+    )  # a sign for each direction; without it, those of a round would add up in a few parameters
 
 
 class Directions:
     """Orthogonal directions in the space of the parameters."""
 
-    def __init__(self, params: Params, lengths: Sequence[float] | None, count: int, generator: np.random.Generator) -> None:
+    def __init__(
+        self,
+        params: Params,
+        lengths: Sequence[float] | None,
+        count: int,
+        generator: np.random.Generator,
+    ) -> None:
         """Draw `count` directions. `lengths` has the length in each layer of one of length 1; without, all parameters count alike."""
-        sizes, self._shaped = [leaf.size for leaf in jax.tree.leaves(params)], ravel_pytree(params)[1]
+        sizes, self._shaped = (
+            [leaf.size for leaf in jax.tree.leaves(params)],
+            ravel_pytree(params)[1],
+        )
         size = sum(sizes)
         self.block = 1 << (count - 1).bit_length()
         if self.block > size:
             most = int((1 << (size.bit_length() - 1)) / (1 + BYSTANDERS))
-            raise ValueError(f"[audit] a model of {size} parameters can tell at most {most} users apart: lower audit.users")
+            raise ValueError(
+                f"[audit] a model of {size} parameters can tell at most {most} users apart: lower audit.users"
+            )
         self._fold = jax.jit(self._folded)
         # Shuffled, so that each place has parameters of every layer; those left over would leave directions not quite orthogonal.
         order = generator.permutation(size)[: size - size % self.block]
@@ -139,9 +172,17 @@ class Directions:
         places[order] = np.arange(len(order)) % self.block
         used = [float(np.linalg.norm(layer)) for layer in np.split(signs, np.cumsum(sizes)[:-1])]
         alike = [norm / math.sqrt(len(order)) for norm in used]
-        each = np.repeat([length / max(norm, 1.0) for length, norm in zip(lengths or alike, used, strict=True)], sizes)
+        each = np.repeat(
+            [length / max(norm, 1.0) for length, norm in zip(lengths or alike, used, strict=True)],
+            sizes,
+        )
         own = 1.0 - 2.0 * generator.integers(0, 2, count)
-        typed = (signs * each, jnp.float32), (places, jnp.uint32), (order, jnp.int32), (own, jnp.float32)
+        typed = (
+            (signs * each, jnp.float32),
+            (places, jnp.uint32),
+            (order, jnp.int32),
+            (own, jnp.float32),
+        )
         self.vectors = Vectors(*(jnp.asarray(values, kind) for values, kind in typed))
 
     def update(self, vectors: Vectors, user: jax.Array) -> Params:
@@ -176,7 +217,11 @@ def walsh(values: np.ndarray) -> np.ndarray:
 def patterns(recipe: Recipe) -> list[list[int]]:
     """Return users' turns: each round belongs to at most one pattern, and user i has pattern i modulo their number. As many turns as
     the claim allows, or, without such a claim, as make μ about 1; fewer, where too many users would join a round."""
-    rounds, limits, multiplier = recipe.run.rounds, build.participation(recipe).limits, recipe.privacy.noise_multiplier
+    rounds, limits, multiplier = (
+        recipe.run.rounds,
+        build.participation(recipe).limits,
+        recipe.privacy.noise_multiplier,
+    )
     assert multiplier  # the recipe is refused otherwise
     at_once = AUDITED_AT_ONCE  # for whom a total has room
     if _people_are_counted(recipe):
@@ -188,7 +233,9 @@ def patterns(recipe: Recipe) -> list[list[int]]:
         if recipe.audit.users <= at_once * len(found):
             return found
     beside = f"{rounds} rounds of {recipe.participation.cohort:g} people, who are counted, and audit users with them"
-    raise ValueError(f"[audit] {recipe.audit.users} users are too many for {beside}: take at most {at_once * rounds}")
+    raise ValueError(
+        f"[audit] {recipe.audit.users} users are too many for {beside}: take at most {at_once * rounds}"
+    )
 
 
 def _people_are_counted(recipe: Recipe) -> bool:
@@ -216,7 +263,11 @@ def _unit(recipe: Recipe) -> float:
     """Return how far a report of clip norm 1 can move an estimate: what the noise must hide."""
     if recipe.privacy.least_weight is not None:
         return 2 / (recipe.participation.probability * recipe.privacy.least_weight)
-    goal = recipe.participation.cohort if recipe.algorithm == "dp-ftrl" else recipe.participation.expected_weight
+    goal = (
+        recipe.participation.cohort
+        if recipe.algorithm == "dp-ftrl"
+        else recipe.participation.expected_weight
+    )
     return 1 / goal
 
 
@@ -230,9 +281,14 @@ class AuditScores:
             self.patterns: list[list[int]] = coins["rounds"]
             values = np.load(folder / FILE_NAME)
             self.rounds = np.flatnonzero(~np.isnan(values[:, 0]))
-            self.rows, products = values[self.rounds, 0].astype(int), values[self.rounds, 1:].astype(np.float64)
+            self.rows, products = (
+                values[self.rounds, 0].astype(int),
+                values[self.rounds, 1:].astype(np.float64),
+            )
             self.products, self.bystanders = np.split(products, [len(self.included)], axis=1)
             if self.products.shape[1:] != self.included.shape or not len(self.rounds):
                 raise ValueError
         except (OSError, EOFError, ValueError, KeyError, TypeError):
-            raise DataError(f"the files {COINS} and {FILE_NAME} of {folder} are damaged, or no round was done") from None
+            raise DataError(
+                f"the files {COINS} and {FILE_NAME} of {folder} are damaged, or no round was done"
+            ) from None

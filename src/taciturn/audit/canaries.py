@@ -55,23 +55,33 @@ class SyntheticUser(NamedTuple):
 
 def canary_words(vocabulary: Vocabulary) -> np.ndarray:
     """Return the ids that canaries and their references are made of: no special tokens, no punctuation."""
-    words = np.array([place for place, word in enumerate(vocabulary.words) if is_word(word)], np.int32)
+    words = np.array(
+        [place for place, word in enumerate(vocabulary.words) if is_word(word)], np.int32
+    )
     if not len(words):
         raise DataError("this vocabulary has no word to make a canary of")
     return words
 
 
-def make_canaries(vocabulary: Vocabulary, seed: int, kinds: CanarySection = CanarySection()) -> list[Canary]:
+def make_canaries(
+    vocabulary: Vocabulary, seed: int, kinds: CanarySection = CanarySection()
+) -> list[Canary]:
     """Draw canaries of every n_u with every n_e: 27, with 189 users, as the paper has them."""
     cells = [cell for cell in product(kinds.users, kinds.copies) for _ in range(kinds.per_cell)]
-    drawn = np.random.default_rng([seed, DRAWING_CANARIES]).choice(canary_words(vocabulary), (len(cells), LENGTH))
+    drawn = np.random.default_rng([seed, DRAWING_CANARIES]).choice(
+        canary_words(vocabulary), (len(cells), LENGTH)
+    )
     return [Canary(tuple(words), *cell) for words, cell in zip(drawn.tolist(), cells, strict=True)]
 
 
-def synthetic_users(canaries: Sequence[Canary], corpus: PublicCorpus, seed: int, sentences: int = 200) -> list[SyntheticUser]:
+def synthetic_users(
+    canaries: Sequence[Canary], corpus: PublicCorpus, seed: int, sentences: int = 200
+) -> list[SyntheticUser]:
     """Make the users who share the canaries. Every sentence is a message of its own, and a user's are in random order."""
     if any(canary.copies > sentences for canary in canaries):
-        raise ValueError(f"a canary cannot have more copies than a user has sentences ({sentences})")
+        raise ValueError(
+            f"a canary cannot have more copies than a user has sentences ({sentences})"
+        )
     generator = np.random.default_rng([seed, DRAWING_TEXTS])
     needed = sum(canary.users * (sentences - canary.copies) for canary in canaries)
     public = iter(_public_sentences(corpus, needed, generator))
@@ -79,12 +89,21 @@ def synthetic_users(canaries: Sequence[Canary], corpus: PublicCorpus, seed: int,
     for canary in canaries:
         secret = np.array([*canary.words, END], np.int32)
         for _ in range(canary.users):
-            said = [secret] * canary.copies + [next(public) for _ in range(sentences - canary.copies)]
-            users.append(SyntheticUser(canary, np.concatenate([said[place] for place in generator.permutation(sentences)])))
+            said = [secret] * canary.copies + [
+                next(public) for _ in range(sentences - canary.copies)
+            ]
+            users.append(
+                SyntheticUser(
+                    canary,
+                    np.concatenate([said[place] for place in generator.permutation(sentences)]),
+                )
+            )
     return users
 
 
-def _public_sentences(corpus: PublicCorpus, count: int, generator: np.random.Generator) -> list[np.ndarray]:
+def _public_sentences(
+    corpus: PublicCorpus, count: int, generator: np.random.Generator
+) -> list[np.ndarray]:
     """Draw uniformly from all sentences of the corpus, with replacement; each is closed by END."""
     ends = corpus.vocabulary.sentence_ends
     counts = [len(sentence_bounds(document, ends)) for document in corpus.documents]
@@ -92,16 +111,22 @@ def _public_sentences(corpus: PublicCorpus, count: int, generator: np.random.Gen
         raise DataError(f"{corpus.source} has no sentence")
     times = np.bincount(generator.integers(sum(counts), size=count), minlength=sum(counts))
     found: list[np.ndarray] = []
-    for document, taken in zip(corpus.documents, np.split(times, np.cumsum(counts)[:-1]), strict=True):
+    for document, taken in zip(
+        corpus.documents, np.split(times, np.cumsum(counts)[:-1]), strict=True
+    ):
         if taken.any():
             sentences = np.split(document.astype(np.int32), sentence_bounds(document, ends)[:-1])
             for number in np.flatnonzero(taken):
                 said = sentences[number]
-                found += [said if said[-1] == END else np.append(said, np.int32(END))] * taken[number]
+                found += [said if said[-1] == END else np.append(said, np.int32(END))] * taken[
+                    number
+                ]
     return [found[place] for place in generator.permutation(count)]
 
 
-def expected_sightings(users: Iterable[SyntheticUser], rate: float, rounds: int, layout: Layout | None = None) -> dict[Canary, float]:
+def expected_sightings(
+    users: Iterable[SyntheticUser], rate: float, rounds: int, layout: Layout | None = None
+) -> dict[Canary, float]:
     """Return how often a training sees each canary if a user joins a share `rate` of the rounds (Table 3): rate × rounds × n_u × n_e where
     texts are read whole. A device reads what its `layout` has room for; only copies in that part count."""
     copies: Counter[Canary] = Counter()
@@ -124,7 +149,10 @@ def copies_read(user: SyntheticUser, layout: Layout | None = None) -> int:
 
 def save_canaries(path: Path, seen: Mapping[Canary, float], vocabulary: Vocabulary) -> None:
     """Save canaries with their words spelled out, for people and other vocabularies, and how often each is seen (`expected_sightings`)."""
-    rows = [one._asdict() | {"words": [vocabulary.words[word] for word in one.words], "seen": often} for one, often in seen.items()]
+    rows = [
+        one._asdict() | {"words": [vocabulary.words[word] for word in one.words], "seen": often}
+        for one, often in seen.items()
+    ]
     write_atomically(path, json.dumps(rows, ensure_ascii=False, indent=1).encode())
 
 
@@ -137,8 +165,13 @@ def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
         raise DataError(f"{path} is not a list of canaries, or is damaged") from None
     foreign = {word for words, *_ in rows for word in words} - set(vocabulary.ids)
     if foreign:
-        raise DataError(f"{path} has canaries of another vocabulary: {min(foreign)!r} is not in this one")
-    return {Canary(tuple(vocabulary.ids[word] for word in words), users, copies): seen for words, users, copies, seen in rows}
+        raise DataError(
+            f"{path} has canaries of another vocabulary: {min(foreign)!r} is not in this one"
+        )
+    return {
+        Canary(tuple(vocabulary.ids[word] for word in words), users, copies): seen
+        for words, users, copies, seen in rows
+    }
 
 
 class PlantedCanaries:
@@ -150,15 +183,24 @@ class PlantedCanaries:
         corpus = PublicCorpus.load(Path(section.text))
         corpus.check_words(vocabulary, "[canaries] text")
         seed = int.from_bytes(randomness.derive(root, "canaries", 0)[:8], "big")
-        self._users = synthetic_users(make_canaries(vocabulary, seed, section), corpus, seed, section.sentences)
+        self._users = synthetic_users(
+            make_canaries(vocabulary, seed, section), corpus, seed, section.sentences
+        )
         self.texts = Texts.of([user.tokens for user in self._users], len(vocabulary))
         self.most_at_once, self._rate = len(self._users), section.rate
-        self._layout, self._weight_cap = build.layout(recipe, vocabulary), recipe.participation.weight_cap
+        self._layout, self._weight_cap = (
+            build.layout(recipe, vocabulary),
+            recipe.participation.weight_cap,
+        )
         self.source = f"the text of {len(self._users)} synthetic users, who took part beside the people ({corpus.source})"
 
     def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
-        theirs = SimulatedFleet(self, self._layout, self._weight_cap, with_room(self._rate * len(self._users)))
-        return WithSyntheticUsers(fleet, theirs, by_coins(len(self._users), self._rate), most_reports)
+        theirs = SimulatedFleet(
+            self, self._layout, self._weight_cap, with_room(self._rate * len(self._users))
+        )
+        return WithSyntheticUsers(
+            fleet, theirs, by_coins(len(self._users), self._rate), most_reports
+        )
 
     def begin(self, round: int) -> None: ...
 

@@ -14,23 +14,45 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.linalg import block_diag, toeplitz
 
-from taciturn.privacy.sensitivity import blt_coefficients, completed_weights, toeplitz_inverse, tree_weights
+from taciturn.privacy.sensitivity import (
+    blt_coefficients,
+    completed_weights,
+    toeplitz_inverse,
+    tree_weights,
+)
 
 
-def noise_rows(kind: str, lengths: Sequence[int], strategy: Mapping[str, list[float]] | None) -> np.ndarray:
+def noise_rows(
+    kind: str, lengths: Sequence[int], strategy: Mapping[str, list[float]] | None
+) -> np.ndarray:
     """Return [rows, draws]: the share of each draw of standard white noise in each row. `lengths` are those of the segments between
     restarts; `strategy` has the coefficients of all of them, where the kind has any."""
     if kind == "independent":
         return np.eye(sum(lengths))
     if kind in ("tree", "honaker"):
         last = len(lengths) - 1
-        return np.asarray(block_diag(*(_tree(length, kind == "honaker", part < last) for part, length in enumerate(lengths))))
-    found = {name: np.reshape(values, (len(lengths), -1)) for name, values in (strategy or {}).items()}
+        return np.asarray(
+            block_diag(
+                *(
+                    _tree(length, kind == "honaker", part < last)
+                    for part, length in enumerate(lengths)
+                )
+            )
+        )
+    found = {
+        name: np.reshape(values, (len(lengths), -1)) for name, values in (strategy or {}).items()
+    }
     if kind == "banded":
-        columns = [np.append(bands, np.zeros(length))[:length] for bands, length in zip(found["bands"], lengths, strict=True)]
+        columns = [
+            np.append(bands, np.zeros(length))[:length]
+            for bands, length in zip(found["bands"], lengths, strict=True)
+        ]
     else:
         pairs = zip(found["decay"], found["scale"], lengths, strict=True)
-        columns = [blt_coefficients(decay.tolist(), scale.tolist(), length) for decay, scale, length in pairs]
+        columns = [
+            blt_coefficients(decay.tolist(), scale.tolist(), length)
+            for decay, scale, length in pairs
+        ]
     inverses = [toeplitz_inverse(column, len(column)) for column in columns]
     return np.asarray(block_diag(*(toeplitz(one, np.zeros(len(one))) for one in inverses)))
 
@@ -58,7 +80,9 @@ def _tree(rows: int, honaker: bool, completed: bool) -> np.ndarray:
     return np.diff(sums, axis=0)
 
 
-def _with_root(sums: np.ndarray, nodes: list[np.ndarray], rows: int, weights: list[float]) -> np.ndarray:
+def _with_root(
+    sums: np.ndarray, nodes: list[np.ndarray], rows: int, weights: list[float]
+) -> np.ndarray:
     level = (rows & -rows).bit_length() - 1
     root = nodes[level][(rows >> level) - 1]
     for height, weight in enumerate(weights[1:], level):
@@ -69,7 +93,9 @@ def _with_root(sums: np.ndarray, nodes: list[np.ndarray], rows: int, weights: li
     return np.vstack([sums[:-1], root])
 
 
-def filters(noise: np.ndarray, turns: np.ndarray, multiplier: float, bystanders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def filters(
+    noise: np.ndarray, turns: np.ndarray, multiplier: float, bystanders: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each column of `turns` [rows, users] and the `noise` [rows, draws] of these rows, weights with which the sum of the rows
     has noise of standard deviation 1, and the μ by which it is larger where a user was in. `bystanders` [rows, directions] are the
     rows in directions that no user sends."""

@@ -18,16 +18,22 @@ class RunObserver(Protocol):
     source: str  # what they bring into the model, for its card
     most_at_once: int  # that report in a round
 
-    def beside(self, fleet: Fleet, most_reports: int) -> Fleet: ...  # with them added; a total holds at most so many reports
+    def beside(
+        self, fleet: Fleet, most_reports: int
+    ) -> Fleet: ...  # with them added; a total holds at most so many reports
 
     def begin(self, round: int) -> None: ...  # before the round is summed, perhaps again
 
     def observe(self, before: TrainState, after: TrainState) -> None: ...  # after a round
 
-    def save(self, folder: Path, mode: int) -> None: ...  # before the state: these rounds are not seen again
+    def save(
+        self, folder: Path, mode: int
+    ) -> None: ...  # before the state: these rounds are not seen again
 
 
-def run_observers(recipe: Recipe, vocabulary: Vocabulary, algorithm: Algorithm, params: Params, root: bytes) -> list[RunObserver]:
+def run_observers(
+    recipe: Recipe, vocabulary: Vocabulary, algorithm: Algorithm, params: Params, root: bytes
+) -> list[RunObserver]:
     """Return the observers of a recipe whose noise is worked out. `params` may be any of the model's shape."""
     found: list[RunObserver] = []
     if recipe.canaries.text is not None:

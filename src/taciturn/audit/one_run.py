@@ -23,7 +23,15 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
 LEVEL = 1e-3
-THRESHOLDS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)  # around half the typical μ, in standard deviations of the noise
+THRESHOLDS = (
+    -3.0,
+    -2.0,
+    -1.0,
+    0.0,
+    1.0,
+    2.0,
+    3.0,
+)  # around half the typical μ, in standard deviations of the noise
 MOST_TIMES = 1e3  # beyond which noise counts as missing
 SURPRISE = float(-ndtri(LEVEL / 2))  # in standard deviations
 LIKELY = (0.8, 0.95)
@@ -59,14 +67,27 @@ def audited(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
     freedom = len(scores) - 1
     spread = math.sqrt(float(rest @ rest) / freedom)
     if spread == 0:
-        raise ValueError("all scores are as they would be without noise or people: nothing was trained")
+        raise ValueError(
+            "all scores are as they would be without noise or people: nothing was trained"
+        )
     by_means = _least_times(signal / spread * power, freedom, power)
     by_curve = [_least_times_at(threshold, scores, mu, included) for threshold in THRESHOLDS]
     # People who happen to pull a user's way add to the spread of scores, and would still be there without noise.
     people = max(0.0, spread**2 - 1)
-    caught = tuple(least_caught(power, freedom, min(signal, 1.0), people, likely) for likely in LIKELY)
+    caught = tuple(
+        least_caught(power, freedom, min(signal, 1.0), people, likely) for likely in LIKELY
+    )
     times, at_least = max(0.0, signal / spread), max(by_means, *by_curve)
-    return Audit(int(included.sum()), int((~included).sum()), float(mu.max()), times, at_least, signal, spread, caught)
+    return Audit(
+        int(included.sum()),
+        int((~included).sum()),
+        float(mu.max()),
+        times,
+        at_least,
+        signal,
+        spread,
+        caught,
+    )
 
 
 def _least_times(statistic: float, freedom: int, power: float) -> float:
@@ -80,7 +101,9 @@ def _wide(statistic: float, freedom: int) -> float:
     return math.sqrt(1 + statistic**2 / (2 * freedom))
 
 
-def _least_times_at(threshold: float, scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> float:
+def _least_times_at(
+    threshold: float, scores: np.ndarray, mu: np.ndarray, included: np.ndarray
+) -> float:
     """Return the smallest r whose trade-off curve reaches the point at one threshold, with confidence for this many users. Where their μ
     are unequal, the number found varies less than with equal ones of the same mean (Hoeffding 1956), whose bounds then hold."""
     guessed = scores > threshold + float(np.mean(mu)) / 2
@@ -93,7 +116,11 @@ def _least_times_at(threshold: float, scores: np.ndarray, mu: np.ndarray, includ
     def missing(times: float) -> float:
         return float(np.mean(ndtr(ndtri(false) + times * mu[included]))) - true
 
-    return MOST_TIMES if missing(MOST_TIMES) < 0 else root_scalar(missing, bracket=(0.0, MOST_TIMES)).root
+    return (
+        MOST_TIMES
+        if missing(MOST_TIMES) < 0
+        else root_scalar(missing, bracket=(0.0, MOST_TIMES)).root
+    )
 
 
 def _at_least(hits: int, of: int, share: float) -> float:

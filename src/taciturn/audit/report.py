@@ -28,12 +28,19 @@ class CanaryResults(NamedTuple):
     """What the model memorised of each planted canary."""
 
     findings: list[Finding]
-    seen: dict[Canary, float]  # how often the training saw each, in expectation; local epochs not counted
+    seen: dict[
+        Canary, float
+    ]  # how often the training saw each, in expectation; local epochs not counted
 
     def kinds(self) -> list[tuple[int, int, list[Finding]]]:
         """Group by (n_u, n_e), as in Ramaswamy et al. 2020, Table 4; the best remembered first."""
-        ranked = sorted(self.findings, key=lambda one: (one.canary.users, one.canary.copies, one.rank))
-        return [(*kind, list(some)) for kind, some in groupby(ranked, lambda one: (one.canary.users, one.canary.copies))]
+        ranked = sorted(
+            self.findings, key=lambda one: (one.canary.users, one.canary.copies, one.rank)
+        )
+        return [
+            (*kind, list(some))
+            for kind, some in groupby(ranked, lambda one: (one.canary.users, one.canary.copies))
+        ]
 
 
 class MembershipResults(NamedTuple):
@@ -53,11 +60,18 @@ class MembershipResults(NamedTuple):
 
 def rows_of_noise(recipe: Recipe) -> np.ndarray:
     """Work out the rows by definition (audit/matched_filter.py), not by the code that draws the noise."""
-    return noise_rows(recipe.noise, segments(build.rows(recipe), recipe.restart_rounds), recipe.privacy.strategy)
+    return noise_rows(
+        recipe.noise, segments(build.rows(recipe), recipe.restart_rounds), recipe.privacy.strategy
+    )
 
 
 def canary_results(
-    folder: Path, model: WordModel, vocabulary: Vocabulary, releases: int, references: int, progress: Progress
+    folder: Path,
+    model: WordModel,
+    vocabulary: Vocabulary,
+    releases: int,
+    references: int,
+    progress: Progress,
 ) -> CanaryResults | None:
     """Look for a run's canaries, if it has any, in its model after this many releases."""
     if not (path := folder / canaries.FILE_NAME).exists():
@@ -73,8 +87,12 @@ def membership_results(folder: Path, recipe: Recipe) -> MembershipResults | None
         return None
     seen, multiplier = AuditScores(folder), recipe.privacy.noise_multiplier
     assert multiplier  # worked out before the run began
-    turns = np.stack([np.isin(seen.rounds, pattern) for pattern in seen.patterns], axis=1).astype(float)
-    by_pattern, apart = filters(rows_of_noise(recipe)[seen.rows], turns, multiplier, seen.bystanders)
+    turns = np.stack([np.isin(seen.rounds, pattern) for pattern in seen.patterns], axis=1).astype(
+        float
+    )
+    by_pattern, apart = filters(
+        rows_of_noise(recipe)[seen.rows], turns, multiplier, seen.bystanders
+    )
     pattern = np.arange(len(seen.included)) % len(seen.patterns)
     scores = np.einsum("ri,ri->i", by_pattern[:, pattern], seen.products)
     came = apart[pattern] > 0  # a run that ended early never reached the turns of the others
@@ -85,7 +103,9 @@ def membership_results(folder: Path, recipe: Recipe) -> MembershipResults | None
         raise DataError(f"{folder} cannot be audited: {error}") from None
     participation, whole = build.participation(recipe), None
     if participation.limits and not participation.sampled_by_curator:
-        squared = build.noise(recipe, multiplier).strategy.sensitivity_squared(len(seen.rows), *participation.limits)
+        squared = build.noise(recipe, multiplier).strategy.sensitivity_squared(
+            len(seen.rows), *participation.limits
+        )
         whole = math.sqrt(squared) / multiplier
     return MembershipResults(found, recipe.delta, max(map(len, seen.patterns)), whole, mu, included)
 

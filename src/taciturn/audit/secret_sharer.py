@@ -29,7 +29,9 @@ CONTINUATION = LENGTH - PREFIX  # words
 DRAWING_REFERENCES = 2  # what a seed is used for; audit/canaries.py has the others
 CPU_MEMORY, ACCELERATOR_MEMORY = 2**26, 2**31  # bytes for one block; more is no faster
 
-Scorer = Callable[[Sequence[int]], np.ndarray]  # a prefix → float32, the log-probability of each continuation after it
+Scorer = Callable[
+    [Sequence[int]], np.ndarray
+]  # a prefix → float32, the log-probability of each continuation after it
 
 
 class Finding(NamedTuple):
@@ -47,11 +49,17 @@ class Finding(NamedTuple):
 
 
 def measure(
-    model: WordModel, vocabulary: Vocabulary, canaries: Sequence[Canary], references: int = REFERENCES, progress: Progress = unwatched
+    model: WordModel,
+    vocabulary: Vocabulary,
+    canaries: Sequence[Canary],
+    references: int = REFERENCES,
+    progress: Progress = unwatched,
 ) -> list[Finding]:
     """Run both attacks on each canary."""
     if model.vocabulary != len(vocabulary):
-        raise DataError(f"the model knows {model.vocabulary} words, and its word list has {len(vocabulary)}")
+        raise DataError(
+            f"the model knows {model.vocabulary} words, and its word list has {len(vocabulary)}"
+        )
     words = canary_words(vocabulary)
     ranks = random_sampling(model, canaries, draw_references(words, references, seed=0), progress)
     findings = []
@@ -64,13 +72,24 @@ def measure(
 
 def draw_references(words: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Draw R without the canary: int32 [count, 3]."""
-    return np.random.default_rng([seed, DRAWING_REFERENCES]).choice(words, (count, CONTINUATION)).astype(np.int32)
+    return (
+        np.random.default_rng([seed, DRAWING_REFERENCES])
+        .choice(words, (count, CONTINUATION))
+        .astype(np.int32)
+    )
 
 
-def random_sampling(model: WordModel, canaries: Sequence[Canary], references: np.ndarray, progress: Progress = unwatched) -> list[int]:
+def random_sampling(
+    model: WordModel,
+    canaries: Sequence[Canary],
+    references: np.ndarray,
+    progress: Progress = unwatched,
+) -> list[int]:
     """Rank each canary's continuation among the references by log-perplexity after its prefix. An equally likely reference comes before
     it, an identical one is not counted. A broken model (NaN) knows nothing, and the rank is the last."""
-    secrets = np.array([canary.continuation for canary in canaries], np.int32).reshape(-1, CONTINUATION)
+    secrets = np.array([canary.continuation for canary in canaries], np.int32).reshape(
+        -1, CONTINUATION
+    )
     # All together, so that the secrets are scored by the same arithmetic as the references.
     score = scorer(model, np.concatenate([references, secrets]))
     ranks, prefixes = [0] * len(canaries), list(dict.fromkeys(canary.prefix for canary in canaries))
@@ -84,7 +103,9 @@ def random_sampling(model: WordModel, canaries: Sequence[Canary], references: np
     return ranks
 
 
-def beam_search(model: WordModel, prefix: Iterable[int], words: np.ndarray, width: int = WIDTH) -> list[tuple[int, ...]]:
+def beam_search(
+    model: WordModel, prefix: Iterable[int], words: np.ndarray, width: int = WIDTH
+) -> list[tuple[int, ...]]:
     """Return the likeliest continuations of these words that a greedy search finds, best first."""
     beams = [(0.0, (), reduce(model.read, prefix, model.start()))]
     for _ in range(CONTINUATION):
@@ -94,14 +115,18 @@ def beam_search(model: WordModel, prefix: Iterable[int], words: np.ndarray, widt
             for place in np.argsort(-scores, kind="stable")[:width].tolist():
                 longer.append((total + float(scores[place]), (*said, int(words[place])), state))
         longer.sort(key=lambda one: -one[0])
-        beams = [(total, said, model.read(state, said[-1])) for total, said, state in longer[:width]]
+        beams = [
+            (total, said, model.read(state, said[-1])) for total, said, state in longer[:width]
+        ]
     return [said for _, said, _ in beams]
 
 
 def scorer(model: WordModel, continuations: np.ndarray, memory: int | None = None) -> Scorer:
     """Return the fastest scorer for this model and these continuations, int [count, 3]."""
     memory = memory or (CPU_MEMORY if jax.default_backend() == "cpu" else ACCELERATOR_MEMORY)
-    order = np.lexsort(continuations.T[::-1])  # those with the same beginning are adjacent, and read together
+    order = np.lexsort(
+        continuations.T[::-1]
+    )  # those with the same beginning are adjacent, and read together
     if isinstance(model, Recurrent):
         score_sorted = _recurrent_scorer(model, continuations[order], memory)
     else:
@@ -118,7 +143,9 @@ def scorer(model: WordModel, continuations: np.ndarray, memory: int | None = Non
 def _recurrent_scorer(model: Recurrent, continuations: np.ndarray, memory: int) -> Scorer:
     """Score a prefix in one program, block by block, without waiting for Python; needs room for all states besides `memory`."""
     weights: StepWeights = jax.device_put(model.weights)
-    size = max(1, memory // (8 * model.vocabulary + 16 * len(weights.gate_bias)))  # rows that fit, of float32
+    size = max(
+        1, memory // (8 * model.vocabulary + 16 * len(weights.gate_bias))
+    )  # rows that fit, of float32
     rows = min(size, len(continuations))
     padded = np.pad(continuations, ((0, -len(continuations) % rows), (0, 0)))
     blocks = jax.device_put(padded.reshape(-1, rows, CONTINUATION))
@@ -132,7 +159,9 @@ def _recurrent_scorer(model: Recurrent, continuations: np.ndarray, memory: int) 
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _after(cell: Cell, size: int, weights: StepWeights, beginning: jax.Array, blocks: jax.Array) -> jax.Array:
+def _after(
+    cell: Cell, size: int, weights: StepWeights, beginning: jax.Array, blocks: jax.Array
+) -> jax.Array:
     """Return log P(w₁ w₂ w₃ | beginning) for every row of the blocks, [blocks, rows, 3]. The states after w₁ are made `size` at a time."""
     # A GPU would otherwise round the factors of products to ten bits, and close ranks would swap.
     with jax.default_matmul_precision("highest"):
@@ -147,7 +176,9 @@ def _after(cell: Cell, size: int, weights: StepWeights, beginning: jax.Array, bl
 
         every = jnp.arange(math.ceil(len(first) / size) * size).reshape(-1, size) % len(first)
         blockwise = jax.lax.map(read_first, every)
-        after_first, normaliser = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), blockwise)
+        after_first, normaliser = jax.tree.map(
+            lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), blockwise
+        )
 
         def continued(rows: jax.Array) -> jax.Array:
             one, two, three = rows.T
@@ -165,7 +196,9 @@ def _context(weights: StepWeights, state: State) -> jax.Array:
 
 def _score(weights: StepWeights, state: State, word: jax.Array) -> jax.Array:
     """Score one word after each state, before normalisation."""
-    return jnp.sum(_context(weights, state) * weights.words[word], axis=-1) + weights.word_bias[word]
+    return (
+        jnp.sum(_context(weights, state) * weights.words[word], axis=-1) + weights.word_bias[word]
+    )
 
 
 def _normaliser(weights: StepWeights, state: State) -> jax.Array:
@@ -175,7 +208,10 @@ def _normaliser(weights: StepWeights, state: State) -> jax.Array:
 
 def _general_scorer(model: WordModel, continuations: np.ndarray, memory: int) -> Scorer:
     """Score sorted continuations by the scores of all words after each distinct beginning."""
-    beginnings = [np.unique(continuations[:, :known], axis=0, return_counts=True) for known in range(CONTINUATION)]
+    beginnings = [
+        np.unique(continuations[:, :known], axis=0, return_counts=True)
+        for known in range(CONTINUATION)
+    ]
     size = min(max(1, memory // (12 * model.vocabulary)), len(continuations))
 
     def score(prefix: Sequence[int]) -> np.ndarray:
@@ -192,12 +228,16 @@ def _general_scorer(model: WordModel, continuations: np.ndarray, memory: int) ->
     return score
 
 
-def _scores_after(model: WordModel, prefix: Sequence[int], size: int) -> Callable[[np.ndarray], np.ndarray]:
+def _scores_after(
+    model: WordModel, prefix: Sequence[int], size: int
+) -> Callable[[np.ndarray], np.ndarray]:
     """Return [count, words read after the prefix] → the log-probabilities of what follows, [count, vocabulary]; at most `size` of them."""
     if isinstance(model, Windowed):
 
         def side_by_side(texts: np.ndarray) -> np.ndarray:
-            rows = np.full((size, 1 + len(prefix) + texts.shape[1]), PADDING, np.int32)  # one size, compiled once
+            rows = np.full(
+                (size, 1 + len(prefix) + texts.shape[1]), PADDING, np.int32
+            )  # one size, compiled once
             rows[: len(texts), : 1 + len(prefix)] = BEGIN, *prefix
             rows[: len(texts), 1 + len(prefix) :] = texts
             return np.asarray(model.scores_at(rows, rows.shape[1] - 1))[: len(texts)]
@@ -205,4 +245,6 @@ def _scores_after(model: WordModel, prefix: Sequence[int], size: int) -> Callabl
         return side_by_side
 
     state = reduce(model.read, prefix, model.start())
-    return lambda texts: np.stack([model.scores(reduce(model.read, text, state)) for text in texts.tolist()])
+    return lambda texts: np.stack(
+        [model.scores(reduce(model.read, text, state)) for text in texts.tolist()]
+    )

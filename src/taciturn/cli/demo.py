@@ -26,10 +26,16 @@ SETTINGS = {
     "run": {"rounds": 24, "evaluate_every": 24, "save_every": 12},
 }
 # Without noise to average out, a quarter of the cohort trains as well, in a quarter of the time.
-TWIN: dict[str, Any] = {"algorithm": "fedavg", "privacy": {}, "participation": {"users": USERS, "cohort": 430 / 4}}
+TWIN: dict[str, Any] = {
+    "algorithm": "fedavg",
+    "privacy": {},
+    "participation": {"users": USERS, "cohort": 430 / 4},
+}
 
 
-def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = Path("demo")) -> dict[str, Any]:
+def demo(
+    out: Annotated[Path, Option(help="folder for everything it makes")] = Path("demo"),
+) -> dict[str, Any]:
     """See everything in a few minutes. A public warm start, private training, a non-private twin, and what it all cost.
 
     Users are simulated: pieces of State of the Union speeches. Each demonstration has a folder of its own below --out.
@@ -44,10 +50,14 @@ def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = P
 
     folder = next_folder(out)  # a new one: a population's ledger is never thrown away
     out.mkdir(parents=True, exist_ok=True)
-    console.print("Taciturn: a keyboard model that learns from everyone and repeats no one.\n", style="bold")
+    console.print(
+        "Taciturn: a keyboard model that learns from everyone and repeats no one.\n", style="bold"
+    )
     words = public_vocabulary(WORDS)
     with stages() as show:
-        simulated_users(folder / "population", words, lambda done, all: show("reading speeches", done, all))
+        simulated_users(
+            folder / "population", words, lambda done, all: show("reading speeches", done, all)
+        )
     corpus = public_speeches(words)
     console.print(
         f"Users:       about {USERS:,} [bold]simulated[/bold] ones, {TOKENS_PER_USER} tokens each (speeches since 1900)\n"
@@ -55,20 +65,38 @@ def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = P
         f"Words:       {WORDS:,}, from the public list of wordfreq\n"
     )
     data = {"data": {"population": str(folder / "population"), "tokens_per_user": TOKENS_PER_USER}}
-    settings = SETTINGS | data | {"model": SETTINGS["model"] | {"warm_start": str(folder / "warm-start")}}
+    settings = (
+        SETTINGS | data | {"model": SETTINGS["model"] | {"warm_start": str(folder / "warm-start")}}
+    )
     recipe, twins_recipe = (tt.Recipe.model_validate(one) for one in (settings, settings | TWIN))
     with bar("warm start", "steps") as show:
-        pretrained(corpus, recipe.model, Schedule(epochs=2), folder / "warm-start", lambda done, all, _: show(done, all, "public text"))
+        pretrained(
+            corpus,
+            recipe.model,
+            Schedule(epochs=2),
+            folder / "warm-start",
+            lambda done, all, _: show(done, all, "public text"),
+        )
     with training_bar("private") as show:
         private = tt.train(recipe, folder / "private", show)
     with training_bar("non-private") as show:
         twin = tt.train(twins_recipe, folder / "non-private-twin", show)
     epsilon, delta = epsilon_text(private.guarantee.epsilon), delta_text(private.guarantee.delta)
-    cost = {"public warm start": ("0", "0"), "private": (epsilon, rho_text(private.guarantee.rho)), "non-private twin": ("∞", "∞")}
+    cost = {
+        "public warm start": ("0", "0"),
+        "private": (epsilon, rho_text(private.guarantee.rho)),
+        "non-private twin": ("∞", "∞"),
+    }
     figures = ("accuracy_top1", ".2%"), ("accuracy_top3", ".2%"), ("perplexity", ".1f")
     models = zip(cost.items(), (private.before, private.scores, twin.scores), strict=True)
-    rows = [(name, *(f"{scores[metric].value:{spec}}" for metric, spec in figures), *spent) for (name, spent), scores in models]
-    columns, title = ("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ"), f"\nOn held-out speeches; ε at δ = {delta}"
+    rows = [
+        (name, *(f"{scores[metric].value:{spec}}" for metric, spec in figures), *spent)
+        for (name, spent), scores in models
+    ]
+    columns, title = (
+        ("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ"),
+        f"\nOn held-out speeches; ε at δ = {delta}",
+    )
     print_table(columns, rows, title, styles=["", "bold"])
     gain, gap = private.scores.gain_over(private.before), twin.scores.gain_over(private.scores)
     say(

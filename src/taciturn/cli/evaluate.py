@@ -17,7 +17,12 @@ NAMES = {
     "loss": "loss",
     "perplexity": "perplexity",
 }
-HeldOutOf = Annotated[Path | None, Option("--data", help="held-out users of another population, built with --same-people-as the run's")]
+HeldOutOf = Annotated[
+    Path | None,
+    Option(
+        "--data", help="held-out users of another population, built with --same-people-as the run's"
+    ),
+]
 Run = Annotated[Path, Argument(help="a run folder")]
 
 
@@ -28,18 +33,32 @@ def evaluate(run: Run, data: HeldOutOf = None) -> dict[str, Any]:
     """
     begin(f"reading {run}")
     with stages() as show:
-        scores, guarantee, is_rebuilt = tt.FinishedRun(run).evaluate(data, lambda done, all: show("measuring", done, all))
-    console.print(f"{run}, on held-out users{f' of {data}' if data else ''} (who have no guarantee)")
+        scores, guarantee, is_rebuilt = tt.FinishedRun(run).evaluate(
+            data, lambda done, all: show("measuring", done, all)
+        )
+    console.print(
+        f"{run}, on held-out users{f' of {data}' if data else ''} (who have no guarantee)"
+    )
     epsilon = f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon)
     print_metrics(NAMES, [scores], epsilon, ("ρ", rho_text(guarantee.rho)))
     if is_rebuilt:
-        say("The population's text was replaced since this run, so these are not the texts that it was measured on.", style="yellow")
+        say(
+            "The population's text was replaced since this run, so these are not the texts that it was measured on.",
+            style="yellow",
+        )
     content: dict[str, Any] = {metric: vars(scores[metric]) for metric in NAMES}
-    content |= {"epsilon": guarantee.epsilon, "rho": guarantee.rho, "delta": guarantee.delta, "run": guarantee.run}
+    content |= {
+        "epsilon": guarantee.epsilon,
+        "rho": guarantee.rho,
+        "delta": guarantee.delta,
+        "run": guarantee.run,
+    }
     return content
 
 
-def compare(first: Run, second: Annotated[Path, Argument(help="another run folder")], data: HeldOutOf = None) -> dict[str, Any]:
+def compare(
+    first: Run, second: Annotated[Path, Argument(help="another run folder")], data: HeldOutOf = None
+) -> dict[str, Any]:
     """Compare two runs' models on the same held-out users. Differences have 95 % intervals over users.
 
     Example: taciturn compare runs/first runs/second
@@ -57,7 +76,10 @@ def compare(first: Run, second: Annotated[Path, Argument(help="another run folde
 
 def report(
     run: Run,
-    beside: Annotated[list[Path] | None, Option(help="n-grams to compare with; repeatable (default: those beside RUN)")] = None,
+    beside: Annotated[
+        list[Path] | None,
+        Option(help="n-grams to compare with; repeatable (default: those beside RUN)"),
+    ] = None,
     browser: Annotated[bool, Option("--open/--no-open", help="open it in a browser")] = True,
 ) -> dict[str, str]:
     """Write RUN/report.html and open it. It shows the guarantee, curves, and what the model is worth to which people.

@@ -14,17 +14,25 @@ To = Option(
     help="model: model.safetensors; onnx, onnx-int8: an ONNX step graph, of floats or of bytes; arpa: n-grams for Presage, fcitx, KenLM; "
     "combined: a word list for HeliBoard and other AOSP keyboards; js: one script for pages and Keyman"
 )
-Blocklist = Annotated[Path | None, Option(help="file of words never to suggest, one on each line; # begins a comment")]
+Blocklist = Annotated[
+    Path | None, Option(help="file of words never to suggest, one on each line; # begins a comment")
+]
 
 
 def export(
     run: Annotated[Path, Argument(help="a run folder, or a folder of n-grams counted on users")],
     out: Annotated[Path, Option(help="new folder for the model and its guarantee")],
     to: Annotated[ExportFormat, To] = "model",
-    non_private: Annotated[bool, Option("--non-private", help="export a model without any guarantee")] = False,
+    non_private: Annotated[
+        bool, Option("--non-private", help="export a model without any guarantee")
+    ] = False,
     blocklist: Blocklist = None,
-    samples: Annotated[int, Option(min=1000, help="arpa, combined: words that the model generates, to be counted")] = 2_000_000,
-    entries: Annotated[int, Option(min=0, help="arpa, combined: n-grams to keep besides single words")] = 300_000,
+    samples: Annotated[
+        int, Option(min=1000, help="arpa, combined: words that the model generates, to be counted")
+    ] = 2_000_000,
+    entries: Annotated[
+        int, Option(min=0, help="arpa, combined: n-grams to keep besides single words")
+    ] = 300_000,
 ) -> dict[str, Any]:
     """Write a run's model as a file that keyboards load. Its guarantee is inside and beside it.
 
@@ -35,7 +43,11 @@ def export(
     begin(f"reading {run}")
     from taciturn.keyboard.predictor import load_blocklist
 
-    how = {"blocklist": load_blocklist(blocklist) if blocklist else [], "words": samples, "entries": entries}
+    how = {
+        "blocklist": load_blocklist(blocklist) if blocklist else [],
+        "words": samples,
+        "entries": entries,
+    }
     with stages() as show:
         exported = tt.FinishedRun(run).export(out, to, non_private, **how, progress=show)
     for path in exported.files:
@@ -43,9 +55,20 @@ def export(
     check, guarantee = exported.check, exported.guarantee
     if check is not None:
         near = f"probabilities differ by {check.difference:.2g} at most"
-        if to in ("arpa", "combined"):  # there the most is of a word that only words further back give away
+        if to in (
+            "arpa",
+            "combined",
+        ):  # there the most is of a word that only words further back give away
             near = "at the others they differ, as expected: this file looks back at a word or two, the model at all of them"
-        say(f"Compared with the model on {check.positions:,} positions of text: the same best word at {check.agreement:.2%}; {near}")
-    console.print(f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…")
+        say(
+            f"Compared with the model on {check.positions:,} positions of text: the same best word at {check.agreement:.2%}; {near}"
+        )
+    console.print(
+        f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…"
+    )
     cost = {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "head": guarantee.head}
-    return {"files": [str(path) for path in exported.files], **cost, "agreement": None if check is None else check.agreement}
+    return {
+        "files": [str(path) for path in exported.files],
+        **cost,
+        "agreement": None if check is None else check.agreement,
+    }

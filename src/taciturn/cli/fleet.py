@@ -20,24 +20,45 @@ if TYPE_CHECKING:
     from taciturn.fleets.wire.redis_store import RedisStore
     from taciturn.fleets.wire.server import WireServer
 
-fleet_app = group("fleet", "Train on real devices, or try a fleet on this machine.", "taciturn fleet up 5 recipe.toml")
+fleet_app = group(
+    "fleet",
+    "Train on real devices, or try a fleet on this machine.",
+    "taciturn fleet up 5 recipe.toml",
+)
 END_SECONDS = 20
 TACITURN, NO_REST = (sys.executable, "-c", "from taciturn.cli import main; main()"), 1e-6  # hours
-Store = typer.Option(envvar="TACITURN_STORE", help="the Redis of server and front ends: redis://host:port, or rediss:// elsewhere")
-Metrics = typer.Option(help="show counts for Prometheus at /metrics on this port of this machine, or on host:port")
+Store = typer.Option(
+    envvar="TACITURN_STORE",
+    help="the Redis of server and front ends: redis://host:port, or rediss:// elsewhere",
+)
+Metrics = typer.Option(
+    help="show counts for Prometheus at /metrics on this port of this machine, or on host:port"
+)
 JsonLog = typer.Option("--json-log", help="log lines as JSON, on standard error")
-Fleet = typer.Argument(help="the server's folder; if the server is elsewhere, any folder for enrolled.txt, to be copied there")
-Authority = typer.Option(help="folder of the fleet's authority (default: FLEET-authority, beside it)")
+Fleet = typer.Argument(
+    help="the server's folder; if the server is elsewhere, any folder for enrolled.txt, to be copied there"
+)
+Authority = typer.Option(
+    help="folder of the fleet's authority (default: FLEET-authority, beside it)"
+)
 Days = typer.Option(min=1, help="how long certificates are valid")
-OVER_DEVICES = ("fleet.kind=devices", "privacy.encoding=modular")  # turns a recipe into one for devices
+OVER_DEVICES = (
+    "fleet.kind=devices",
+    "privacy.encoding=modular",
+)  # turns a recipe into one for devices
 
 
 @fleet_app.command()
 def new(
     fleet: Annotated[Path, typer.Argument(help="new folder for the server's side")],
-    recipe: Annotated[Path, typer.Argument(help='a recipe with algorithm = "dp-ftrl" and min-separation')],
+    recipe: Annotated[
+        Path, typer.Argument(help='a recipe with algorithm = "dp-ftrl" and min-separation')
+    ],
     set: Settings = None,
-    name: Annotated[list[str] | None, typer.Option(help="name or address by which devices know the server, besides localhost")] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="name or address by which devices know the server, besides localhost"),
+    ] = None,
 ) -> dict[str, str]:
     """Make a fleet. It has an authority, a certificate for the server, and the recipe with its noise worked out.
 
@@ -51,15 +72,22 @@ def new(
     from taciturn.recipe.text import load_recipe
 
     new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
-    console.print(f"{fleet} is ready. Keep {beside(fleet)} away from the server: with its keys anyone can invent devices.")
-    console.print(f"Enrol devices: taciturn fleet enrol {fleet} REQUEST …; then: taciturn fleet serve {fleet}")
+    console.print(
+        f"{fleet} is ready. Keep {beside(fleet)} away from the server: with its keys anyone can invent devices."
+    )
+    console.print(
+        f"Enrol devices: taciturn fleet enrol {fleet} REQUEST …; then: taciturn fleet serve {fleet}"
+    )
     return {"fleet": str(fleet), "authority": str(beside(fleet))}
 
 
 @fleet_app.command()
 def enrol(
     fleet: Annotated[Path, Fleet],
-    requests: Annotated[list[str], typer.Argument(help="what `taciturn fleet device FOLDER --new` printed, or files with it")],
+    requests: Annotated[
+        list[str],
+        typer.Argument(help="what `taciturn fleet device FOLDER --new` printed, or files with it"),
+    ],
     authority: Annotated[Path | None, Authority] = None,
     days: Annotated[int, Days] = 365,
 ) -> dict[str, Any]:
@@ -72,18 +100,28 @@ def enrol(
     """
     from taciturn.fleets import enrolment
 
-    lines = [path.read_text(errors="replace") if len(one) < 256 and (path := Path(one)).is_file() else one for one in requests]
+    lines = [
+        path.read_text(errors="replace")
+        if len(one) < 256 and (path := Path(one)).is_file()
+        else one
+        for one in requests
+    ]
     numbers = enrolment.enrol(authority or enrolment.beside(fleet), fleet, lines, days)
     for given, number in zip(requests, numbers, strict=True):
         console.print(f"device {number}: {given if len(given) < 80 else given[:60] + '…'}")
-    console.print(f"{len(enrolment.read_enrolled(fleet).certificates)} devices are enrolled in {fleet}")
+    console.print(
+        f"{len(enrolment.read_enrolled(fleet).certificates)} devices are enrolled in {fleet}"
+    )
     return {"devices": dict(zip(requests, numbers, strict=True))}
 
 
 @fleet_app.command()
 def dismiss(
     fleet: Annotated[Path, Fleet],
-    devices: Annotated[list[int], typer.Argument(help="their numbers, as `taciturn fleet enrol` printed them", min=0)],
+    devices: Annotated[
+        list[int],
+        typer.Argument(help="their numbers, as `taciturn fleet enrol` printed them", min=0),
+    ],
     authority: Annotated[Path | None, Authority] = None,
 ) -> dict[str, int]:
     """Dismiss devices for good. The authority signs a new list of dismissed devices, whose keys are never accepted again.
@@ -95,13 +133,17 @@ def dismiss(
     from taciturn.fleets import enrolment
 
     number = enrolment.dismiss(authority or enrolment.beside(fleet), fleet, devices)
-    console.print(f"{len(enrolment.read_enrolled(fleet).dismissed.devices)} devices are dismissed (list {number})")
+    console.print(
+        f"{len(enrolment.read_enrolled(fleet).dismissed.devices)} devices are dismissed (list {number})"
+    )
     return {"list": number}
 
 
 @fleet_app.command()
 def renew(
-    fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Authority] = None, days: Annotated[int, Days] = 365
+    fleet: Annotated[Path, Fleet],
+    authority: Annotated[Path | None, Authority] = None,
+    days: Annotated[int, Days] = 365,
 ) -> dict[str, int]:
     """Renew the certificates that expire within three months. Devices keep their keys, and get the certificates from the server.
 
@@ -110,19 +152,29 @@ def renew(
     from taciturn.fleets import enrolment
 
     count = enrolment.renew(authority or enrolment.beside(fleet), fleet, days)
-    copy = f"; where the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else ""
+    copy = (
+        f"; where the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else ""
+    )
     console.print(f"{count} certificates renewed{copy}")
     return {"renewed": count}
 
 
 @fleet_app.command()
 def serve(
-    fleet: Annotated[Path, typer.Argument(help="the server's folder, made by `taciturn fleet new`")],
+    fleet: Annotated[
+        Path, typer.Argument(help="the server's folder, made by `taciturn fleet new`")
+    ],
     run: Annotated[Path | None, typer.Option(help="folder of the run (default: FLEET/run)")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="resume the run if it was interrupted")] = False,
-    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")] = "127.0.0.1",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="resume the run if it was interrupted")
+    ] = False,
+    host: Annotated[
+        str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
-    insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine only")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="without TLS; on this machine only")
+    ] = False,
     store: Annotated[str | None, Store] = None,
     metrics: Annotated[str | None, Metrics] = None,
     json_log: Annotated[bool, JsonLog] = False,
@@ -142,17 +194,28 @@ def serve(
     enrolled = EnrolledNow(fleet)
     with logged_lines(json_log), metrics_page(metrics):
         here, own = fleet / "wire", (host, port, enrolled.number_of, insecure)
-        with shared_server(here, _redis(store, enrolled)) if store else wire_server(here, *own) as server:
+        with (
+            shared_server(here, _redis(store, enrolled))
+            if store
+            else wire_server(here, *own) as server
+        ):
             return _serve(server, enrolled, fleet, run or fleet / "run", resume)
 
 
 @fleet_app.command("front-end", endless=True)
 def front_end(
-    fleet: Annotated[Path, typer.Argument(help="the server's folder, or one with copies of wire/ and enrolled.txt")],
+    fleet: Annotated[
+        Path,
+        typer.Argument(help="the server's folder, or one with copies of wire/ and enrolled.txt"),
+    ],
     store: Annotated[str, Store],
-    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
-    insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine only")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="without TLS; on this machine only")
+    ] = False,
     metrics: Annotated[str | None, Metrics] = None,
     json_log: Annotated[bool, JsonLog] = False,
 ) -> None:
@@ -169,24 +232,59 @@ def front_end(
     from taciturn.fleets.wire.server import front_end
 
     enrolled = EnrolledNow(fleet)
-    opening = front_end(fleet / "wire", host, port, _redis(store, enrolled), enrolled.number_of, insecure)
+    opening = front_end(
+        fleet / "wire", host, port, _redis(store, enrolled), enrolled.number_of, insecure
+    )
     with logged_lines(json_log), ends_on_sigterm(), metrics_page(metrics), opening as opened:
-        console.print(f"{len(enrolled().certificates)} devices are enrolled; this front end listens on {opened.address}")
+        console.print(
+            f"{len(enrolled().certificates)} devices are enrolled; this front end listens on {opened.address}"
+        )
         opened.wait()
 
 
 @fleet_app.command(endless=True)
 def device(
-    folder: Annotated[Path, typer.Argument(help="the device's own folder, with a copy of the fleet's for-devices/ as fleet/")],
-    new: Annotated[bool, typer.Option("--new", help="make a key that stays here, and print a request for `taciturn fleet enrol`")] = False,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="the device's own folder, with a copy of the fleet's for-devices/ as fleet/"
+        ),
+    ],
+    new: Annotated[
+        bool,
+        typer.Option(
+            "--new",
+            help="make a key that stays here, and print a request for `taciturn fleet enrol`",
+        ),
+    ] = False,
     server: Annotated[str | None, typer.Option(help="host:port of `taciturn fleet serve`")] = None,
-    data: Annotated[Path | None, typer.Option(help="its user's messages: .txt, one on each line, or a table; kept in the folder")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine only")] = False,
-    opt_out: Annotated[bool, typer.Option("--opt-out", help="never take part again, and delete the text")] = False,
-    while_: Annotated[str, typer.Option("--while", help="take part only while charging,unmetered,idle (or some of them)")] = "",
-    while_command: Annotated[str | None, typer.Option(help="take part only while this command exits with status 0")] = None,
-    least_tokens: Annotated[int, typer.Option(min=1, help="take part only with at least this much text")] = 1,
-    delete_used: Annotated[bool, typer.Option("--delete-used", help="delete text once it was used for a report")] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="its user's messages: .txt, one on each line, or a table; kept in the folder"
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="without TLS; on this machine only")
+    ] = False,
+    opt_out: Annotated[
+        bool, typer.Option("--opt-out", help="never take part again, and delete the text")
+    ] = False,
+    while_: Annotated[
+        str,
+        typer.Option(
+            "--while", help="take part only while charging,unmetered,idle (or some of them)"
+        ),
+    ] = "",
+    while_command: Annotated[
+        str | None, typer.Option(help="take part only while this command exits with status 0")
+    ] = None,
+    least_tokens: Annotated[
+        int, typer.Option(min=1, help="take part only with at least this much text")
+    ] = 1,
+    delete_used: Annotated[
+        bool, typer.Option("--delete-used", help="delete text once it was used for a report")
+    ] = False,
 ) -> None:
     """Run a device. It keeps a person's text, and trains on it when the server asks, at most as often as the recipe allows.
 
@@ -202,11 +300,15 @@ def device(
 
     if new:
         print(device_request(folder))  # one line, as it is: for a pipe
-        console.print(f"The same line is in {folder / DEVICE_REQUEST}. It is not secret: give it to the fleet's authority.")
+        console.print(
+            f"The same line is in {folder / DEVICE_REQUEST}. It is not secret: give it to the fleet's authority."
+        )
         return
     if opt_out:
         if not any((folder / one).exists() for one in (DEVICE_REQUEST, "fleet", folders.TOKENS)):
-            raise LinkError(f"{not_a('the folder of a device', folder)}: name the one that `taciturn fleet device FOLDER --new` has made")
+            raise LinkError(
+                f"{not_a('the folder of a device', folder)}: name the one that `taciturn fleet device FOLDER --new` has made"
+            )
         folders.opt_out(folder)
         console.print(f"{folder} has opted out; its text is deleted.")
         return
@@ -218,13 +320,23 @@ def device(
     eligible = why_not_now([word for word in while_.split(",") if word], while_command)
     handler = folders.open_device(folder, eligible, least_tokens, delete_used)
     with logged_lines():
-        run_device(server, folder, handler, None if insecure else folder / "fleet" / AUTHORITY_CERTIFICATE, insecure)
+        run_device(
+            server,
+            folder,
+            handler,
+            None if insecure else folder / "fleet" / AUTHORITY_CERTIFICATE,
+            insecure,
+        )
 
 
 @fleet_app.command()
 def up(
-    count: Annotated[int, typer.Argument(min=3, help="devices; each takes about half a gigabyte of memory")],
-    recipe: Annotated[Path, typer.Argument(help='a recipe with algorithm = "dp-ftrl" and min-separation')],
+    count: Annotated[
+        int, typer.Argument(min=3, help="devices; each takes about half a gigabyte of memory")
+    ],
+    recipe: Annotated[
+        Path, typer.Argument(help='a recipe with algorithm = "dp-ftrl" and min-separation')
+    ],
     out: Annotated[Path, typer.Option(help="new folder for everything")] = Path("fleet"),
     set: Settings = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
@@ -256,11 +368,15 @@ def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
     try:
         from taciturn.fleets.wire.redis_store import RedisStore
     except ModuleNotFoundError:
-        raise LinkError("--store needs a package that is not installed: pip install 'taciturn[fleet-redis]'") from None
+        raise LinkError(
+            "--store needs a package that is not installed: pip install 'taciturn[fleet-redis]'"
+        ) from None
     return RedisStore(url, enrolled().dismissed.fleet.hex())
 
 
-def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool) -> dict[str, Any]:
+def _serve(
+    server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool
+) -> dict[str, Any]:
     from taciturn.fleets.devices.fleet import Connected
     from taciturn.fleets.folders import fleet_authority, fleet_recipe
     from taciturn.fleets.wire.metrics import COUNTS

@@ -10,7 +10,11 @@ from taciturn.cli.export import Blocklist
 from taciturn.cli.output import begin, console, group, print_metrics, say, stages
 from taciturn.names import Smoothing
 
-keyboard_app = group("keyboard", "Try models at a keyboard: type, or simulate people who do.", "taciturn keyboard open runs/first")
+keyboard_app = group(
+    "keyboard",
+    "Try models at a keyboard: type, or simulate people who do.",
+    "taciturn keyboard open runs/first",
+)
 NAMES = {
     "keystroke_saving": "keystroke saving rate",
     "recall_top1": "Top1 recall, words",
@@ -26,9 +30,15 @@ NAMES = {
 
 @keyboard_app.command("open", endless=True)
 def open_keyboard(
-    run: Annotated[Path, Argument(help="a run folder, a personal model, or a folder of counted n-grams")],
-    beside: Annotated[Path | None, Option(help="a second model beside it, or an .arpa file")] = None,
-    port: Annotated[int, Option(min=0, max=65535, help="port of the page on this machine; 0 takes a free one")] = 8765,
+    run: Annotated[
+        Path, Argument(help="a run folder, a personal model, or a folder of counted n-grams")
+    ],
+    beside: Annotated[
+        Path | None, Option(help="a second model beside it, or an .arpa file")
+    ] = None,
+    port: Annotated[
+        int, Option(min=0, max=65535, help="port of the page on this machine; 0 takes a free one")
+    ] = 8765,
     blocklist: Blocklist = None,
     browser: Annotated[bool, Option("--browser/--no-browser", help="open it in a browser")] = True,
 ) -> None:
@@ -46,7 +56,9 @@ def open_keyboard(
 
     blocked = load_blocklist(blocklist) if blocklist else []
     with stages() as show:
-        server = keyboard_server([run] if beside is None else [run, beside], blocked, port, partial(show, "preparing"))
+        server = keyboard_server(
+            [run] if beside is None else [run, beside], blocked, port, partial(show, "preparing")
+        )
     say(f"{server.url}  (Ctrl-C ends it)")
     if server.secret:  # other users of this machine can see a program's arguments
         console.print("This is a personal model: open the address yourself, and keep it secret.")
@@ -62,14 +74,35 @@ def open_keyboard(
 
 @keyboard_app.command()
 def evaluate(
-    model: Annotated[Path, Argument(help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file")],
-    text: Annotated[list[Path], Option(help="files of (user, text), as for `data build`; may be repeated; or sotu (speeches)")],
+    model: Annotated[
+        Path,
+        Argument(
+            help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file"
+        ),
+    ],
+    text: Annotated[
+        list[Path],
+        Option(
+            help="files of (user, text), as for `data build`; may be repeated; or sotu (speeches)"
+        ),
+    ],
     other: Annotated[Path | None, Argument(help="a second one, to compare with the first")] = None,
-    history: Annotated[bool, Option("--history", help="let the (second) model also learn from what each person has typed")] = False,
-    people: Annotated[int, Option(min=1, help="number of people, chosen by a hash of their ids")] = 1000,
+    history: Annotated[
+        bool,
+        Option(
+            "--history", help="let the (second) model also learn from what each person has typed"
+        ),
+    ] = False,
+    people: Annotated[
+        int, Option(min=1, help="number of people, chosen by a hash of their ids")
+    ] = 1000,
     words: Annotated[int, Option(min=1, help="most words that each of them types")] = 400,
-    user_column: Annotated[str | None, Option(help="column with the author (default: user_id, user, author …)")] = None,
-    text_column: Annotated[str | None, Option(help="column with the text (default: text, body, message …)")] = None,
+    user_column: Annotated[
+        str | None, Option(help="column with the author (default: user_id, user, author …)")
+    ] = None,
+    text_column: Annotated[
+        str | None, Option(help="column with the text (default: text, body, message …)")
+    ] = None,
 ) -> dict[str, Any]:
     """Simulate people typing. It shows keystroke savings, accepted suggestions, corrections and words per minute.
 
@@ -90,10 +123,14 @@ def evaluate(
     others = "people on whom an ARPA file or a personal model was trained cannot be known, so they may be among them"
     if tried.trained_on is not None:
         others = f"left out: {tried.trained_on:,} on whom a model was trained, or who opted out"
-    console.print(f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and punctuation marks; {others}")
+    console.print(
+        f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and punctuation marks; {others}"
+    )
     for number, path in enumerate(paths):
         letter = f"{'AB'[number]}: " if len(paths) > 1 else ""
-        with_history = ", with each person's own history" if history and number == len(paths) - 1 else ""
+        with_history = (
+            ", with each person's own history" if history and number == len(paths) - 1 else ""
+        )
         say(f"{letter}{path}{with_history}")
     print_metrics(NAMES, tried.typings)
     console.print(
@@ -103,8 +140,17 @@ def evaluate(
         style="dim",
     )
     found = zip(paths, tried.typings, strict=True)
-    listed = [{"model": str(path)} | {metric: vars(typed[metric]) for metric in NAMES} for path, typed in found]
-    content = {"people": tried.people, "words": tried.words, "left_out": tried.trained_on, "history": history, "models": listed}
+    listed = [
+        {"model": str(path)} | {metric: vars(typed[metric]) for metric in NAMES}
+        for path, typed in found
+    ]
+    content = {
+        "people": tried.people,
+        "words": tried.words,
+        "left_out": tried.trained_on,
+        "history": history,
+        "models": listed,
+    }
     if len(listed) > 1:
         first, second = tried.typings
         content["change"] = {metric: vars(second.change_from(first, metric)) for metric in NAMES}
@@ -117,7 +163,13 @@ def ngram(
     out: Annotated[Path, Option(help="new folder for the model")],
     smoothing: Annotated[Smoothing, Option(help="modified Kneser–Ney or Katz")] = "kneser-ney",
     order: Annotated[int, Option(min=1, max=5, help="words of the longest n-gram")] = 4,
-    non_private: Annotated[bool, Option("--non-private", help="count users' text without any guarantee; the ledger records ε = ∞")] = False,
+    non_private: Annotated[
+        bool,
+        Option(
+            "--non-private",
+            help="count users' text without any guarantee; the ledger records ε = ∞",
+        ),
+    ] = False,
 ) -> dict[str, Any]:
     """Count n-grams: the baseline that keyboards use today.
 
@@ -129,7 +181,9 @@ def ngram(
 
     is_population = (source / "manifest.json").exists()
     with stages() as show:
-        count = partial(count_population, non_private=non_private) if is_population else count_public
+        count = (
+            partial(count_population, non_private=non_private) if is_population else count_public
+        )
         count(source, out, smoothing, order, progress=partial(show, "counting"))
     warning = "; NO privacy guarantee (ε = ∞), and its ledger says so" if is_population else ""
     console.print(f"{out}: {order}-grams, {smoothing}{warning}")

@@ -14,19 +14,29 @@ from taciturn.privacy.figures import delta_text, epsilon_text, pair_text, rho_te
 if TYPE_CHECKING:
     from taciturn.privacy.ledger import Ledger
 
-Folder = Annotated[Path, Argument(help="folder of a population; or a ledger that was made from Python, or its folder")]
+Folder = Annotated[
+    Path,
+    Argument(help="folder of a population; or a ledger that was made from Python, or its folder"),
+]
 RunName = Annotated[str, Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
 FIGURES = ("run", "releases", "epsilon", "delta", "rho")
-NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by another": "one user replaced"}
+NEIGHBOURS = {
+    "add or remove one user": "one user more",
+    "replace one user by another": "one user replaced",
+}
 
-ledger_app = group("ledger", "Show and limit what is released about a population.", "taciturn ledger show people")
+ledger_app = group(
+    "ledger", "Show and limit what is released about a population.", "taciturn ledger show people"
+)
 
 
 def _made_from_python(place: Path) -> Path | None:
     """Return the file of a ledger that has no population's folder around it. Its head is beside it, unlike with a run's copy of rows."""
     file = (place / "ledger.jsonl" if place.is_dir() else place).resolve()
     # Either names the ledger of these people, which one that is opened by itself is not held against.
-    is_of_people = any((file.parent / name).exists() for name in ("manifest.json", "private/ledger.json"))
+    is_of_people = any(
+        (file.parent / name).exists() for name in ("manifest.json", "private/ledger.json")
+    )
     return file if file.with_suffix(".head").exists() and not is_of_people else None
 
 
@@ -41,7 +51,10 @@ def _opened(place: Path) -> "Ledger":
 
 @ledger_app.command()
 def show(
-    population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the runs' smallest)")] = None
+    population: Folder,
+    delta: Annotated[
+        float | None, Option(help="δ of the totals (default: the runs' smallest)")
+    ] = None,
 ) -> dict[str, Any]:
     """Show what was ever released about a population's users. It lists runs, releases, ε, ρ, and the total of all runs.
 
@@ -52,10 +65,21 @@ def show(
     begin(f"reading {population}")
     book = _opened(population)
     guarantees = [book.guarantee(run) for run in book.runs()]
-    found: dict[str, Any] = {"runs": [{name: getattr(one, name) for name in FIGURES} for one in guarantees]}
+    found: dict[str, Any] = {
+        "runs": [{name: getattr(one, name) for name in FIGURES} for one in guarantees]
+    }
 
-    def row(name: str, releases: str, epsilon: float, delta: float, rho: float, adjacency: str) -> tuple[str, ...]:
-        return name, releases, epsilon_text(epsilon), delta_text(delta), rho_text(rho), NEIGHBOURS.get(adjacency, adjacency)
+    def row(
+        name: str, releases: str, epsilon: float, delta: float, rho: float, adjacency: str
+    ) -> tuple[str, ...]:
+        return (
+            name,
+            releases,
+            epsilon_text(epsilon),
+            delta_text(delta),
+            rho_text(rho),
+            NEIGHBOURS.get(adjacency, adjacency),
+        )
 
     rows = []
     for one in guarantees:
@@ -65,33 +89,54 @@ def show(
         delta = delta or min(one.delta for one in guarantees)
         epsilon, rho = book.total(delta)
         found["total"] = {"epsilon": epsilon, "rho": rho, "delta": delta}
-        rows += [row("together", "", total[1], delta, total[2], total[0]) for total in book.totals(delta)]
+        rows += [
+            row("together", "", total[1], delta, total[2], total[0]) for total in book.totals(delta)
+        ]
         rows.append(row("all together", "", epsilon, delta, rho, "zero out one user"))
     columns = "run", "releases", "ε", "δ", "ρ", "neighbours differ by"
-    print_table(columns, rows, f"{population}: what was released about these users", left=("run", "neighbours differ by"))
+    print_table(
+        columns,
+        rows,
+        f"{population}: what was released about these users",
+        left=("run", "neighbours differ by"),
+    )
     # Explain the totals, and what there is beside them: a budget, an anchor.
     torn = sum(row["kind"] == "torn" for row in book.rows)
     lines = [
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
         "chosen after seeing earlier ones; under the adjacency of the last row all runs add up, whatever they state themselves.",
         f"The ledger has {len(book.rows)} rows, each of which fits the one before it; the last is {book.head[:16]}…"
-        + (f" {torn} were left incomplete by a crash, before anything was released." if torn else ""),
+        + (
+            f" {torn} were left incomplete by a crash, before anything was released."
+            if torn
+            else ""
+        ),
     ]
     if book.budget:
         waiting = [run for run in book.runs() if not book.is_closed(run)]
-        still = f" Not closed, and counted with all they may still release: {', '.join(waiting)}." if waiting else ""
-        lines.append(f"Budget for all runs together: {pair_text(book.budget.epsilon, book.budget.delta)}.{still}")
+        still = (
+            f" Not closed, and counted with all they may still release: {', '.join(waiting)}."
+            if waiting
+            else ""
+        )
+        lines.append(
+            f"Budget for all runs together: {pair_text(book.budget.epsilon, book.budget.delta)}.{still}"
+        )
     if book.anchor:
         lines.append(f"Anchored in {book.anchor}.")
     console.print("\n".join(lines))
     found["made_from_python"] = _made_from_python(population) is not None
     if found["made_from_python"]:
-        console.print("Made from Python: whether its runs are about the same people, and whether other ledgers know of them, is unknown.")
+        console.print(
+            "Made from Python: whether its runs are about the same people, and whether other ledgers know of them, is unknown."
+        )
     return found
 
 
 @ledger_app.command()
-def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to write")]) -> dict[str, str]:
+def export(
+    population: Folder, file: Annotated[Path, Argument(help="JSON file to write")]
+) -> dict[str, str]:
     """Write what every run cost, for others to recompute ε. The file has events of dp-accounting.
 
     Example: taciturn ledger export people costs.json
@@ -108,7 +153,10 @@ def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to
 def budget(
     population: Folder,
     epsilon: Annotated[float, Option(help="what all runs together may cost, in whatever order")],
-    delta: Annotated[float | None, Option(help="δ of it (default: that of the last budget, or the runs' smallest, or 1e-10)")] = None,
+    delta: Annotated[
+        float | None,
+        Option(help="δ of it (default: that of the last budget, or the runs' smallest, or 1e-10)"),
+    ] = None,
 ) -> dict[str, float]:
     """Set a budget for all runs on these people together. It can only be lowered later.
 
@@ -121,10 +169,16 @@ def budget(
     from taciturn.privacy.population_budget import PopulationBudget
 
     book = _opened(population)
-    known = [book.budget.delta] if book.budget else [book.run_rows(run)[0]["delta"] for run in book.runs()]
+    known = (
+        [book.budget.delta]
+        if book.budget
+        else [book.run_rows(run)[0]["delta"] for run in book.runs()]
+    )
     fixed = PopulationBudget(epsilon, min(known, default=1e-10) if delta is None else delta)
     book.set_budget(fixed)
-    console.print(f"From now on all runs together may cost at most {pair_text(fixed.epsilon, fixed.delta)}.")
+    console.print(
+        f"From now on all runs together may cost at most {pair_text(fixed.epsilon, fixed.delta)}."
+    )
     return asdict(fixed)
 
 
@@ -142,7 +196,10 @@ def close(population: Folder, run: RunName) -> dict[str, str]:
 @ledger_app.command()
 def adopt(
     population: Folder,
-    same_people_as: Annotated[Path | None, Option(help="where the folder of the same people is now, whose ledger this one shares")] = None,
+    same_people_as: Annotated[
+        Path | None,
+        Option(help="where the folder of the same people is now, whose ledger this one shares"),
+    ] = None,
 ) -> dict[str, Any]:
     """Adopt a folder that was copied, restored or moved. It is then the one to use.
 
@@ -155,16 +212,31 @@ def adopt(
 
     own = _made_from_python(population) if same_people_as is None else None
     book, retired = adopt(own) if own else adopt_ledger(population, same_people_as)
-    there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
+    there = (
+        f"{retired} is retired"
+        if retired
+        else "no other copy was found; if there is one, delete it"
+    )
     say(f"{book.path} is adopted (rows: {len(book.rows)}, runs: {len(book.runs())}); {there}.")
-    return {"ledger": str(book.path), "rows": len(book.rows), "retired": str(retired) if retired else None}
+    return {
+        "ledger": str(book.path),
+        "rows": len(book.rows),
+        "retired": str(retired) if retired else None,
+    }
 
 
 @ledger_app.command()
 def anchor(
     population: Folder,
-    file: Annotated[Path | None, Option(help="a file on another disk, which is created and updated")] = None,
-    command: Annotated[str | None, Option(help="a command that gets the last head and the new one, and agrees with exit status 0")] = None,
+    file: Annotated[
+        Path | None, Option(help="a file on another disk, which is created and updated")
+    ] = None,
+    command: Annotated[
+        str | None,
+        Option(
+            help="a command that gets the last head and the new one, and agrees with exit status 0"
+        ),
+    ] = None,
 ) -> dict[str, str]:
     """Keep the ledger's newest head outside of its folder too. An older copy that was restored is then noticed.
 
@@ -178,7 +250,9 @@ def anchor(
         raise TaciturnError("name one anchor: --file PATH or --command COMMAND, not both")
     book = _opened(population)
     if file and file.resolve().is_relative_to(book.path.parent):
-        raise TaciturnError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")
+        raise TaciturnError(
+            f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere"
+        )
     book.set_anchor(Anchor(file.resolve() if file else None, command))
     say(f"Anchored in {book.anchor}.")
     return {"anchor": str(book.anchor)}

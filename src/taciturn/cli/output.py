@@ -19,7 +19,15 @@ import click
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from typer.core import TyperCommand
 
@@ -31,19 +39,31 @@ if TYPE_CHECKING:
     from taciturn.evaluation.intervals import Interval, Sums
     from taciturn.runs.loop import TrainedRun
 
-console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # a pipe has no width to wrap at
+console = Console(
+    highlight=False, soft_wrap=not sys.stdout.isatty()
+)  # a pipe has no width to wrap at
 say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
-QUIET = click.Option(["--quiet"], is_flag=True, help="print nothing but errors, and what --json prints")
-JSON = click.Option(["--json", "json_"], is_flag=True, help="print what was found as JSON, and nothing else")
+QUIET = click.Option(
+    ["--quiet"], is_flag=True, help="print nothing but errors, and what --json prints"
+)
+JSON = click.Option(
+    ["--json", "json_"], is_flag=True, help="print what was found as JSON, and nothing else"
+)
 LINE_SECONDS = 10.0
-SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
+SPECS = {
+    "loss": ".2f",
+    "perplexity": ".2f",
+    "words_per_minute": ".1f",
+}  # all other metrics are shares
 
 
 class Commands(typer.Typer):
     """Commands that all take --quiet and --json. Each prints what it does, and returns what it found, for JSON; with an exit
     status beside it where that is not 0. One that runs until it is stopped returns nothing, and takes --quiet alone."""
 
-    def command(self, name: str | None = None, *, endless: bool = False, **settings: Any) -> Callable[[Callable], Callable]:
+    def command(
+        self, name: str | None = None, *, endless: bool = False, **settings: Any
+    ) -> Callable[[Callable], Callable]:
         return super().command(name, cls=_Endless if endless else _Telling, **settings)
 
 
@@ -79,26 +99,39 @@ def group(name: str, help: str, example: str) -> Commands:
 def finite(value: float | None) -> float | None:
     """Refuse «nan» and «inf», which pass for numbers within any range."""
     if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is not a number that can be used here; give one such as 0.5")
+        raise typer.BadParameter(
+            f"{value} is not a number that can be used here; give one such as 0.5"
+        )
     return value
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, left: Sequence[str] = (), styles: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    left: Sequence[str] = (),
+    styles: Sequence[str] = (),
 ) -> None:
     """Print figures; words go into columns without a name, or those of `left`. `styles` are those of the rows."""
     made = Table(title=title, title_justify="left")
     for name in columns:
-        made.add_column(name, justify="left" if not name or name in left else "right", no_wrap=not name)
+        made.add_column(
+            name, justify="left" if not name or name in left else "right", no_wrap=not name
+        )
     for row, style in zip_longest(rows, styles):
         made.add_row(*row, style=style)
     console.print(made)
 
 
-def print_metrics(names: Mapping[str, str], measured: "Sequence[Sums]", *more: Sequence[str]) -> None:
+def print_metrics(
+    names: Mapping[str, str], measured: "Sequence[Sums]", *more: Sequence[str]
+) -> None:
     """Print the metrics of one model, or of two with the relative change, in bold where its interval excludes zero; then `more` rows."""
     columns, styles = ["", "value ± 95 %"], []
-    rows = [[name, *(f"{one[metric]:{SPECS.get(metric, '.2%')}}" for one in measured)] for metric, name in names.items()]
+    rows = [
+        [name, *(f"{one[metric]:{SPECS.get(metric, '.2%')}}" for one in measured)]
+        for metric, name in names.items()
+    ]
     if len(measured) == 2:
         columns = ["", "A ± 95 %", "B ± 95 %", "B over A, relative"]
         changes = [measured[1].change_from(measured[0], metric) for metric in names]
@@ -121,19 +154,36 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
         console.print(f"Noise multiplier {finished.recipe.privacy.noise_multiplier:g}")
     if finished.clip_estimate is not None:
         fixed = f"--set privacy.clipping=flat --set privacy.clip_norm={finished.clip_estimate:.3g}"
-        console.print(f"The clip norm ended at {finished.clip_estimate:.3g}. To spend nothing on finding it next time: {fixed}")
+        console.print(
+            f"The clip norm ended at {finished.clip_estimate:.3g}. To spend nothing on finding it next time: {fixed}"
+        )
     accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
-    console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f} (95 % intervals over held-out users)")
+    console.print(
+        f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f} (95 % intervals over held-out users)"
+    )
     if gain:
         before = finished.before["accuracy_top1"].value
-        console.print(f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, {before:.2%}")
+        console.print(
+            f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, {before:.2%}"
+        )
     if (finished.folder / "report.html").exists():
         say(f"On one page: {finished.folder / 'report.html'}")
     page = finished.model.kind and finished.model.kind.javascript_cell
-    say(f"Next: taciturn {'keyboard open' if page else 'export --to arpa --out FOLDER'} {finished.folder}")
+    say(
+        f"Next: taciturn {'keyboard open' if page else 'export --to arpa --out FOLDER'} {finished.folder}"
+    )
     guarantee = finished.guarantee
-    cost = {"run": str(finished.folder), "epsilon": guarantee.epsilon, "delta": guarantee.delta, "rho": guarantee.rho}
-    return cost | {"accuracy_top1": vars(accuracy), "perplexity": vars(perplexity), "stopped": finished.stopped}
+    cost = {
+        "run": str(finished.folder),
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "rho": guarantee.rho,
+    }
+    return cost | {
+        "accuracy_top1": vars(accuracy),
+        "perplexity": vars(perplexity),
+        "stopped": finished.stopped,
+    }
 
 
 def leave_interrupted(words: str) -> NoReturn:
@@ -162,9 +212,15 @@ def _lines(unit: str, wait: float) -> Iterator[Callable[..., None]]:
         nonlocal known, line
         now = known = time.monotonic()
         calls = began.setdefault(stage, [])
-        calls += [(now, done)] if all and len(calls) < 2 else []  # the time left is judged from the second, as before it all is compiled
+        calls += (
+            [(now, done)] if all and len(calls) < 2 else []
+        )  # the time left is judged from the second, as before it all is compiled
         since, before = calls[-1] if calls else (now, done)
-        left = timedelta(seconds=round((now - since) * (all - done) / (done - before))) if all and all > done > before else None
+        left = (
+            timedelta(seconds=round((now - since) * (all - done) / (done - before)))
+            if all and all > done > before
+            else None
+        )
         line = f"{stage}: {'  '.join(filter(None, (f'{done:,} of {all:,} {unit}'.strip() if all else '', note)))}"
         if now >= due or all is None or (done == all and unit):
             say_line(now, f"  {left} left" if left else "")
@@ -172,7 +228,9 @@ def _lines(unit: str, wait: float) -> Iterator[Callable[..., None]]:
     def keep_saying() -> None:
         while not ended.wait(1):
             now = time.monotonic()
-            if line and now >= due and now - known >= LINE_SECONDS:  # else the next call has more to say
+            if (
+                line and now >= due and now - known >= LINE_SECONDS
+            ):  # else the next call has more to say
                 say_line(now, f"  (for {timedelta(seconds=round(now - known))} now)")
 
     threading.Thread(target=keep_saying, daemon=True).start()
@@ -194,7 +252,9 @@ def stages(unit: str = "", stay: bool = False) -> Iterator[Callable[..., None]]:
     with Progress(*begin, *end, console=console, transient=not stay) as view:
         task = functools.cache(functools.partial(view.add_task, total=None, note=""))
         try:
-            yield lambda stage, done, all, note="": view.update(task(stage), completed=done, total=all, note=note)
+            yield lambda stage, done, all, note="": view.update(
+                task(stage), completed=done, total=all, note=note
+            )
         except BaseException:
             view.live.transient = True  # what was refused leaves no dead bar behind
             raise
@@ -204,7 +264,9 @@ def stages(unit: str = "", stay: bool = False) -> Iterator[Callable[..., None]]:
 def bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
     """Show one bar, which stays; yields show(done, all, note)."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is ended says how to resume it, as after Ctrl-C
+        signal.signal(
+            signal.SIGTERM, signal.default_int_handler
+        )  # a job that is ended says how to resume it, as after Ctrl-C
     with stages(unit, stay=True) as show:
         yield functools.partial(show, title)
 
@@ -215,13 +277,21 @@ def training_bar(title: str) -> Iterator[Callable[..., None]]:
         show(0, None, "compiling, and measuring the start")
         measured = "Top1 {:.2%}, ε {} at round {}".format
         yield lambda done, all, row: show(
-            done, all, measured(row["accuracy_top1"], epsilon_text(row["epsilon"]), row["round"]) if done else "compiling a round"
+            done,
+            all,
+            measured(row["accuracy_top1"], epsilon_text(row["epsilon"]), row["round"])
+            if done
+            else "compiling a round",
         )
 
 
 DOING = {  # what devices do in a stage of a round
-    "advertise": "making keys", "share": "sharing secrets", "report": "training", "sign": "signing the list", "unmask": "unmasking",
-}  # fmt: skip
+    "advertise": "making keys",
+    "share": "sharing secrets",
+    "report": "training",
+    "sign": "signing the list",
+    "unmask": "unmasking",
+}
 
 
 @contextmanager
@@ -234,7 +304,12 @@ def fleet_view(address: str, enrolled: int) -> Iterator[tuple[StageProgress, Cal
 
         def watch(stage: str, done: int, all: int) -> None:
             compiles = stage == "report" and not finished
-            show(DOING.get(stage, stage), done, all, "devices; each compiles the model first" if compiles else "devices")
+            show(
+                DOING.get(stage, stage),
+                done,
+                all,
+                "devices; each compiles the model first" if compiles else "devices",
+            )
 
         def progress(done: int, all: int, row: dict[str, Any]) -> None:
             nonlocal finished
@@ -249,7 +324,10 @@ def fleet_view(address: str, enrolled: int) -> Iterator[tuple[StageProgress, Cal
 @contextmanager
 def logged_lines(as_json: bool = False) -> Iterator[None]:
     """Print the fleet's log. No line names a device: those that do are at DEBUG, and not shown."""
-    log, handler = logging.getLogger("taciturn.fleet"), RichHandler(console=console, show_path=False)
+    log, handler = (
+        logging.getLogger("taciturn.fleet"),
+        RichHandler(console=console, show_path=False),
+    )
     if as_json:
         handler = logging.StreamHandler()
         handler.setFormatter(_JsonLine())
@@ -265,4 +343,7 @@ def logged_lines(as_json: bool = False) -> Iterator[None]:
 class _JsonLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        return json.dumps({"time": at, "level": record.levelname.lower(), "message": record.getMessage()}, ensure_ascii=False)
+        return json.dumps(
+            {"time": at, "level": record.levelname.lower(), "message": record.getMessage()},
+            ensure_ascii=False,
+        )

@@ -19,16 +19,34 @@ def plan(
     rounds: Annotated[int, Option(min=1, help="T: number of rounds")],
     report_goal: Annotated[int, Option(min=1, help="m: users a round")],
     delta: Annotated[float | None, Option(help="δ (default: 1/N², at least 1e-15)")] = None,
-    noise_multiplier: Annotated[float | None, Option(help="z; or name an ε or a ρ to reach")] = None,
+    noise_multiplier: Annotated[
+        float | None, Option(help="z; or name an ε or a ρ to reach")
+    ] = None,
     epsilon: Annotated[float | None, Option(help="ε to reach")] = None,
     rho: Annotated[float | None, Option(help="ρ to reach, of zCDP")] = None,
-    min_separation: Annotated[int | None, Option(min=0, help="MinS: rounds between a user's turns (default: all that N, m allow)")] = None,
-    timer_hours: Annotated[float | None, Option(help="in place of MinS: a device's rest after an upload, on a simulated fleet")] = None,
-    max_participations: Annotated[int | None, Option(min=1, help="MaxP (default: all that T and MinS allow)")] = None,
+    min_separation: Annotated[
+        int | None,
+        Option(min=0, help="MinS: rounds between a user's turns (default: all that N, m allow)"),
+    ] = None,
+    timer_hours: Annotated[
+        float | None,
+        Option(help="in place of MinS: a device's rest after an upload, on a simulated fleet"),
+    ] = None,
+    max_participations: Annotated[
+        int | None, Option(min=1, help="MaxP (default: all that T and MinS allow)")
+    ] = None,
     mechanism: Annotated[Literal[MechanismName, "all"], Option(help="noise and sampling")] = "all",
     accountant: Annotated[AccountantName, Option(help="how ε is computed")] = "pld",
-    grow_to_rho: Annotated[float | None, Option(help="raise goal and noise of a trial until ρ falls to this, and choose a timer")] = None,
-    largest_goal: Annotated[int, Option(min=1, help="with --grow-to-rho: the most reports a round that your servers can handle")] = 20_000,
+    grow_to_rho: Annotated[
+        float | None,
+        Option(help="raise goal and noise of a trial until ρ falls to this, and choose a timer"),
+    ] = None,
+    largest_goal: Annotated[
+        int,
+        Option(
+            min=1, help="with --grow-to-rho: the most reports a round that your servers can handle"
+        ),
+    ] = 20_000,
 ) -> dict[str, Any]:
     """Work out what a guarantee would take. It shows noise, separation, ρ and ε, for every mechanism, and reads no text.
 
@@ -47,16 +65,22 @@ def plan(
         if min_separation is not None:
             raise planning.PlanError("give --min-separation or --timer-hours, not both")
         with stages() as show:
-            came = planning.simulated_timer(population, rounds, report_goal, timer_hours, partial(show, "simulating"))
+            came = planning.simulated_timer(
+                population, rounds, report_goal, timer_hours, partial(show, "simulating")
+            )
         turns = f"at least {came.min_separation} rounds between two turns of a device, at most {came.max_participations} turns"
         took = f"{rounds:,} rounds in {came.hours / 24:.1f} days"
-        console.print(f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {took}, {turns}.")
+        console.print(
+            f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {took}, {turns}."
+        )
         min_separation = came.min_separation
     chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
     noise, turns = (delta, noise_multiplier, epsilon, rho), (min_separation, max_participations)
     question = planning.Question(population, rounds, report_goal, *noise, *turns, accountant)
     if grow_to_rho is not None:
-        return _grown(question, grow_to_rho, largest_goal, "blt" if mechanism == "all" else mechanism)
+        return _grown(
+            question, grow_to_rho, largest_goal, "blt" if mechanism == "all" else mechanism
+        )
     with bar("planning", "kinds of noise") as show:
         wait = "(finding the best correlated noise takes a minute the first time)"
         answers = []
@@ -65,8 +89,12 @@ def plan(
             answers.append(planning.plan(question, name))
         show(len(chosen), len(chosen), "")
     updates = f"{population:,} users, {report_goal:,} a round, {rounds:,} rounds: {rounds * report_goal:,} user updates"
-    claim = f"the claim is {question.separation}, and at most {question.participations} participations"
-    console.print(f"{updates}. {question.possible_separation} rounds of rest are possible; {claim}. δ = {delta_text(question.at_delta)}")
+    claim = (
+        f"the claim is {question.separation}, and at most {question.participations} participations"
+    )
+    console.print(
+        f"{updates}. {question.possible_separation} rounds of rest are possible; {claim}. δ = {delta_text(question.at_delta)}"
+    )
     base = next((one.error for one in answers if one.mechanism == "independent"), None)
     rows = []
     for one in answers:
@@ -78,14 +106,22 @@ def plan(
 
 
 def _claim(question: "Question") -> dict[str, float]:
-    return {"min_separation": question.separation, "max_participations": question.participations, "delta": question.at_delta}
+    return {
+        "min_separation": question.separation,
+        "max_participations": question.participations,
+        "delta": question.at_delta,
+    }
 
 
-def _grown(trial: "Question", target: float, largest_goal: int, mechanism: MechanismName) -> dict[str, Any]:
+def _grown(
+    trial: "Question", target: float, largest_goal: int, mechanism: MechanismName
+) -> dict[str, Any]:
     from taciturn.planning import PlanError, grown
 
     if mechanism in ("poisson", "cyclic-poisson"):
-        raise PlanError(f"{mechanism} needs a curator that draws cohorts, and devices with a timer come on their own: choose another")
+        raise PlanError(
+            f"{mechanism} needs a curator that draws cohorts, and devices with a timer come on their own: choose another"
+        )
     with stages() as show:
         found = grown(trial, target, largest_goal, mechanism, show)
     question, answer, came = found.question, found.answer, found.came
@@ -103,5 +139,9 @@ def _grown(trial: "Question", target: float, largest_goal: int, mechanism: Mecha
             "rest do not come to that ρ: expect a worse model, or allow more reports (--largest-goal), fewer rounds or a larger ρ.",
             style="yellow",
         )
-    goal = {"report_goal": question.report_goal, "timer_hours": found.timer_hours, "days": came.hours / 24}
+    goal = {
+        "report_goal": question.report_goal,
+        "timer_hours": found.timer_hours,
+        "days": came.hours / 24,
+    }
     return {**_claim(question), **goal, "more_noise": found.more_noise, "answer": asdict(answer)}

@@ -17,17 +17,61 @@ if TYPE_CHECKING:
 def pretrain(
     corpus: Annotated[Path, Argument(help="folder made by `taciturn data public`")],
     out: Annotated[Path, Option(help="folder for model.safetensors and pretraining.json")],
-    epochs: Annotated[int | None, Option(min=1, help="at most; the rate falls over them (default: 3 to 10, more for less text)")] = None,
-    set: Annotated[list[str] | None, Option(help="model setting as in the recipe to follow: kind=cifg, width=64")] = None,
-    start: Annotated[Path | None, Option(help="a model of public text to start from; taciturn:english comes with the package")] = None,
-    batch_size: Annotated[int | None, Option(min=1, help="pieces of text a step (default: 32 to 1024, by the text's size)")] = None,
-    unroll: Annotated[int, Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
-    learning_rate: Annotated[float | None, Option(min=1e-9, callback=finite, help="Adam's highest (default: 0.003 to 0.012)")] = None,
-    precision: Annotated[Precision, Option(help="of matrix products; mixed takes them in bfloat16")] = "float32",
-    held_out: Annotated[float, Option(min=0.0, max=0.5, help="share of documents to measure with after each epoch; at least one")] = 0.02,
-    patience: Annotated[int, Option(min=1, help="stop after this many epochs in a row without a better one; the best is written")] = 2,
-    seed: Annotated[int, Option(min=0, help="the same seed gives the same model, on machines of one kind")] = 0,
-    resume: Annotated[bool, Option("--resume", help="resume a training that was interrupted, with the options that began it")] = False,
+    epochs: Annotated[
+        int | None,
+        Option(
+            min=1, help="at most; the rate falls over them (default: 3 to 10, more for less text)"
+        ),
+    ] = None,
+    set: Annotated[
+        list[str] | None,
+        Option(help="model setting as in the recipe to follow: kind=cifg, width=64"),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        Option(
+            help="a model of public text to start from; taciturn:english comes with the package"
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        Option(min=1, help="pieces of text a step (default: 32 to 1024, by the text's size)"),
+    ] = None,
+    unroll: Annotated[
+        int, Option(min=1, help="tokens predicted in a row: the length of a piece")
+    ] = 20,
+    learning_rate: Annotated[
+        float | None,
+        Option(min=1e-9, callback=finite, help="Adam's highest (default: 0.003 to 0.012)"),
+    ] = None,
+    precision: Annotated[
+        Precision, Option(help="of matrix products; mixed takes them in bfloat16")
+    ] = "float32",
+    held_out: Annotated[
+        float,
+        Option(
+            min=0.0,
+            max=0.5,
+            help="share of documents to measure with after each epoch; at least one",
+        ),
+    ] = 0.02,
+    patience: Annotated[
+        int,
+        Option(
+            min=1,
+            help="stop after this many epochs in a row without a better one; the best is written",
+        ),
+    ] = 2,
+    seed: Annotated[
+        int, Option(min=0, help="the same seed gives the same model, on machines of one kind")
+    ] = 0,
+    resume: Annotated[
+        bool,
+        Option(
+            "--resume",
+            help="resume a training that was interrupted, with the options that began it",
+        ),
+    ] = False,
 ) -> dict[str, Any]:
     """Train a model on public text, to start private training from. Costs no privacy.
 
@@ -40,24 +84,60 @@ def pretrain(
     from taciturn.recipe.text import model_settings
 
     settings = model_settings(set or [])
-    schedule = Schedule(epochs or 0, batch_size or 0, unroll, learning_rate or 0.0, precision, held_out, patience, seed)
+    schedule = Schedule(
+        epochs or 0,
+        batch_size or 0,
+        unroll,
+        learning_rate or 0.0,
+        precision,
+        held_out,
+        patience,
+        seed,
+    )
     finished = watched(corpus, settings, schedule, out, resume, start)
     # All epochs; the one whose model was written is in bold.
     title = f"Measured on {finished.held_out}"
-    specs = {"epoch": "d", "training_loss": ".3f", "loss": ".3f", "perplexity": ".1f", "accuracy_top1": ".2%", "tokens_per_second": ",.0f"}
-    rows = [[format(getattr(one, name), spec) for name, spec in specs.items()] for one in finished.epochs]
+    specs = {
+        "epoch": "d",
+        "training_loss": ".3f",
+        "loss": ".3f",
+        "perplexity": ".1f",
+        "accuracy_top1": ".2%",
+        "tokens_per_second": ",.0f",
+    }
+    rows = [
+        [format(getattr(one, name), spec) for name, spec in specs.items()]
+        for one in finished.epochs
+    ]
     styles = ["bold" if one == finished.best else "" for one in finished.epochs]
-    print_table(("epoch", "training loss", "held-out loss", "perplexity", "Top1", "tokens/s"), rows, title, styles=styles)
+    print_table(
+        ("epoch", "training loss", "held-out loss", "perplexity", "Top1", "tokens/s"),
+        rows,
+        title,
+        styles=styles,
+    )
     if finished.stopped:
         say(f"Stopped early, {finished.stopped}.", style="yellow")
     if finished.best != finished.epochs[-1]:
         console.print(f"Epoch {finished.best.epoch} was the best; its model was written.")
-    say(f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}")
-    return {"model": str(out), "best": finished.best._asdict(), "epochs": [one._asdict() for one in finished.epochs]}
+    say(
+        f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}"
+    )
+    return {
+        "model": str(out),
+        "best": finished.best._asdict(),
+        "epochs": [one._asdict() for one in finished.epochs],
+    }
 
 
 def watched(
-    corpus: Path, settings: "ModelSection", schedule: "Schedule", out: Path, resume: bool, start: Path | None, again: str = " and --resume"
+    corpus: Path,
+    settings: "ModelSection",
+    schedule: "Schedule",
+    out: Path,
+    resume: bool,
+    start: Path | None,
+    again: str = " and --resume",
 ) -> "Pretrained":
     """Pretrain under a progress bar; after Ctrl-C, say how to resume."""
     from taciturn.data.public import PublicCorpus
@@ -72,5 +152,7 @@ def watched(
             return pretrained(public, settings, schedule, out, show, resume, start)
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()
-        kept = "All finished epochs are kept" if saved else "No epoch was finished, so nothing is kept"
+        kept = (
+            "All finished epochs are kept" if saved else "No epoch was finished, so nothing is kept"
+        )
         leave_interrupted(f"{kept}; continue with the same command{again}")

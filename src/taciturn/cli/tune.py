@@ -12,8 +12,18 @@ from taciturn.privacy.figures import epsilon_text
 def tune(
     recipe: Annotated[Path, Argument(help="a recipe in TOML")],
     on: Annotated[Path, Option(help="public text, a folder made by `taciturn data public`")],
-    try_: Annotated[list[str], Option("--try", help="section.key=value,value,…; may be repeated, which tries all combinations")],
-    out: Annotated[Path, Option(help="folder for the simulated users and the runs; name it again to continue a sweep")] = Path("tuning"),
+    try_: Annotated[
+        list[str],
+        Option(
+            "--try", help="section.key=value,value,…; may be repeated, which tries all combinations"
+        ),
+    ],
+    out: Annotated[
+        Path,
+        Option(
+            help="folder for the simulated users and the runs; name it again to continue a sweep"
+        ),
+    ] = Path("tuning"),
 ) -> list[dict[str, Any]]:
     """Try settings on simulated users with public text. It costs no privacy: choose settings here, then train on people.
 
@@ -26,11 +36,20 @@ def tune(
     corpus = PublicCorpus.load(on)
     try:
         with bar("tuning", "runs") as show:
-            trials = tuned(recipe, corpus, out, try_, lambda done, all, rounds, of: show(done, all, f"round {rounds} of {of}"))
+            trials = tuned(
+                recipe,
+                corpus,
+                out,
+                try_,
+                lambda done, all, rounds, of: show(done, all, f"round {rounds} of {of}"),
+            )
             show(len(trials), len(trials), "")
     except KeyboardInterrupt:
         leave_interrupted("Nothing is lost; continue with the same command")
-    rows = [("\n".join(one.settings), f"{one.top1:.2%}", f"{one.top3:.2%}", epsilon_text(one.epsilon)) for one in trials]
+    rows = [
+        ("\n".join(one.settings), f"{one.top1:.2%}", f"{one.top3:.2%}", epsilon_text(one.epsilon))
+        for one in trials
+    ]
     title = f"On simulated users, pieces of {corpus.source}"
     print_table(("", "AccuracyTop1", "AccuracyTop3", "ε"), rows, title, styles=["bold"])
     settings = " ".join(f"--set {setting}" for setting in trials[0].settings)

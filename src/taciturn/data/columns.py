@@ -33,17 +33,29 @@ class Columns:
         for role, usual in USUAL.items():
             named = getattr(self, role)
             found[role] = chosen = named or next((name for name in usual if name in names), None)
-            if named is None and ((role == "user" and not with_user) or (role == "time" and chosen is None)):
+            if named is None and (
+                (role == "user" and not with_user) or (role == "time" and chosen is None)
+            ):
                 found[role] = None
             elif chosen and names.count(chosen) > 1:
                 raise DataError(f"{path} has two columns named {chosen}; rename one of them")
             elif chosen not in names:
                 # Without a header line, what stands in its place may be somebody's text: it is not repeated.
-                known = any(name in names for all in USUAL.values() for name in all) or any(getattr(self, one) in names for one in USUAL)
-                listed = f"its columns are {', '.join(names)}" if known else f"its {len(names)} columns have none of the usual names"
-                raise DataError(f"{path} has no column {named or usual[0]}; {listed}: name the one with the {role} by --{role}-column")
+                known = any(name in names for all in USUAL.values() for name in all) or any(
+                    getattr(self, one) in names for one in USUAL
+                )
+                listed = (
+                    f"its columns are {', '.join(names)}"
+                    if known
+                    else f"its {len(names)} columns have none of the usual names"
+                )
+                raise DataError(
+                    f"{path} has no column {named or usual[0]}; {listed}: name the one with the {role} by --{role}-column"
+                )
         if missing := next((name for name in self.sensitive if name not in names), None):
-            raise DataError(f"{path} has no column {missing}; its columns are {', '.join(names)}: name one by --sensitive-column")
+            raise DataError(
+                f"{path} has no column {missing}; its columns are {', '.join(names)}: name one by --sensitive-column"
+            )
         return Columns(**found, sensitive=self.sensitive)
 
     @property

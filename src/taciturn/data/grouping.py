@@ -20,15 +20,29 @@ pc: Any = pyarrow.compute
 SPREAD = 6  # bits, and so 64 files at each level
 FILE_BYTES = 2**26  # that a file may hold before it is distributed again
 BUFFER_BYTES = 2**25  # that wait to be distributed together
-MOST_OF_ONE_USER = 2**25  # bytes of text; no person writes more, and a user who does is left out entirely
-DEALT = pa.schema({"position": pa.uint64(), "id": pa.string(), "user": pa.string(), "text": pa.string(), "time": pa.string()})
+MOST_OF_ONE_USER = (
+    2**25
+)  # bytes of text; no person writes more, and a user who does is left out entirely
+DEALT = pa.schema(
+    {
+        "position": pa.uint64(),
+        "id": pa.string(),
+        "user": pa.string(),
+        "text": pa.string(),
+        "time": pa.string(),
+    }
+)
 
 
 def placed(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
     """Return rows with the id and position of their users, and how many had none after all."""
     ids = [user_id(spelling) for spelling in rows.column("user").to_pylist()]
     positions = np.fromiter((position(id) for id in ids), np.uint64, len(ids))
-    columns = [pa.array(positions), pa.array(ids, pa.string()), *(rows.column(name) for name in ("user", "text", "time"))]
+    columns = [
+        pa.array(positions),
+        pa.array(ids, pa.string()),
+        *(rows.column(name) for name in ("user", "text", "time")),
+    ]
     table = pa.record_batch(columns, schema=DEALT)
     nobody = ids.count("")
     return (table.filter(pa.array([bool(id) for id in ids])) if nobody else table), nobody
@@ -59,12 +73,17 @@ class Deal:
         rows = pa.Table.from_batches(self._waiting, DEALT).combine_chunks()
         places = (rows["position"].to_numpy() >> self._shift) & np.uint64(2**SPREAD - 1)
         order = np.argsort(places, kind="stable")
-        dealt, bounds = rows.take(pa.array(order)), np.searchsorted(places[order], np.arange(2**SPREAD + 1))
+        dealt, bounds = (
+            rows.take(pa.array(order)),
+            np.searchsorted(places[order], np.arange(2**SPREAD + 1)),
+        )
         for place in np.flatnonzero(np.diff(bounds)).tolist():
             path = self._folder / f"{place:02}.arrow"
             if path not in self._files:
                 self._files[path] = pa.ipc.new_stream(str(path), DEALT)
-            self._files[path].write_table(dealt.slice(bounds[place], bounds[place + 1] - bounds[place]))
+            self._files[path].write_table(
+                dealt.slice(bounds[place], bounds[place + 1] - bounds[place])
+            )
         self._waiting, self._bytes = [], 0
 
 
@@ -84,7 +103,11 @@ def groups(file: Path, tally: Counter[str], level: int = 0) -> Iterator[Path]:
     folder.mkdir()
     deal = Deal(folder, level + 1)
     for batch in read_batches(file):
-        deal.add(batch.filter(pa.array([id not in giants for id in batch.column("id").to_pylist()])) if giants else batch)
+        deal.add(
+            batch.filter(pa.array([id not in giants for id in batch.column("id").to_pylist()]))
+            if giants
+            else batch
+        )
     file.unlink()
     for part in deal.close():
         yield from groups(part, tally, level + 1)

@@ -26,7 +26,13 @@ import pyarrow as pa
 from taciturn.core import END, UNKNOWN
 from taciturn.data import grouping
 from taciturn.data.grouping import Deal, groups, packed, placed, read_batches
-from taciturn.data.population import Population, check_protections, hashed_id, remembered_opt_outs, writing_population
+from taciturn.data.population import (
+    Population,
+    check_protections,
+    hashed_id,
+    remembered_opt_outs,
+    writing_population,
+)
 from taciturn.data.scrub import scrub
 from taciturn.data.sources import Source
 from taciturn.data.texts import SHARD_TOKENS, token_type
@@ -54,10 +60,16 @@ class Rules:
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out_share <= 0.9:
-            raise DataError(f"--held-out must lie between 0 and 0.9, not {self.held_out_share}: leave it out for 1/16")
+            raise DataError(
+                f"--held-out must lie between 0 and 0.9, not {self.held_out_share}: leave it out for 1/16"
+            )
         if self.most_tokens < self.least_tokens:
-            cut = f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}"
-            raise DataError(f"{cut}, so no user would be left: lower --least-tokens, or raise --most-tokens")
+            cut = (
+                f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}"
+            )
+            raise DataError(
+                f"{cut}, so no user would be left: lower --least-tokens, or raise --most-tokens"
+            )
 
 
 def ingest(
@@ -75,7 +87,13 @@ def ingest(
             raise DataError(f"{path} lies inside --out {folder}; name another --out")
     writing = writing_population(folder, rules.vocabulary, shard_tokens, same_people_as)
     with _full_disk_in_words(folder), writing as writer:
-        check_protections(folder, same_people_as or folder, rules.scrub, source.columns.sensitive, rules.held_out_share)
+        check_protections(
+            folder,
+            same_people_as or folder,
+            rules.scrub,
+            source.columns.sensitive,
+            rules.held_out_share,
+        )
         opted_out = remembered_opt_outs(folder, writer.salt, filter(None, map(user_id, opt_outs)))
         tokenizer = _Tokenizer(rules, writer.salt, opted_out)
         tally: Counter[str] = Counter()
@@ -122,7 +140,10 @@ class _Tokenizer:
         for (user, position), rows in groupby(zip(*columns, strict=True), key=lambda row: row[:2]):
             spelled, messages = zip(*((row[2].strip(), row[3]) for row in rows), strict=True)
             too_long = sum(map(len, messages)) > grouping.MOST_OF_ONE_USER // 4
-            if too_long and sum(len(message.encode()) for message in messages) > grouping.MOST_OF_ONE_USER:
+            if (
+                too_long
+                and sum(len(message.encode()) for message in messages) > grouping.MOST_OF_ONE_USER
+            ):
                 tally[f"left out: {grouping.too_much()}"] += 1
                 continue
             hashed = hashed_id(self._salt, user)
@@ -185,7 +206,10 @@ def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> It
     if size < SMALL or processes == 1:
         yield from map(tokenizer, packs)
         return
-    without_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # the main process ends the others
+    without_ctrl_c = (
+        signal.signal,
+        (signal.SIGINT, signal.SIG_IGN),
+    )  # the main process ends the others
     with ProcessPoolExecutor(processes, get_context("spawn"), *without_ctrl_c) as pool:
         ahead: deque[Future[_Tokenized]] = deque()
         try:
@@ -196,20 +220,44 @@ def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> It
             while ahead:
                 yield ahead.popleft().result()
         except BrokenProcessPool:
-            raise DataError("a tokenising process was killed, most likely because memory ran out; nothing was changed") from None
+            raise DataError(
+                "a tokenising process was killed, most likely because memory ran out; nothing was changed"
+            ) from None
 
 
-def _record(source: Source, rules: Rules, opted_out: int, tally: Counter[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _record(
+    source: Source, rules: Rules, opted_out: int, tally: Counter[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what was done and what was counted, for the record."""
 
     def under(prefix: str) -> dict[str, int]:
-        return {name.removeprefix(prefix): count for name, count in sorted(tally.items()) if count and name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): count
+            for name, count in sorted(tally.items())
+            if count and name.startswith(prefix)
+        }
 
-    about = {"source": ", ".join(path.name for path in source.paths), "columns": list(source.read_columns)}
-    about |= {name: getattr(rules, name) for name in ("least_tokens", "most_tokens", "held_out_share")} | {"scrubbed": rules.scrub}
-    about |= {"sensitive_columns": list(source.columns.sensitive), "opt_outs": opted_out, "unicode": unicodedata.unidata_version}
-    left_out = {"left_out": source.left_out.counts | under("left out: "), "first_left_out": source.left_out.first}
-    changed = {"noted": source.noted.counts, "changed": under("changed: "), "scrubbed": under("scrubbed: ")}
+    about = {
+        "source": ", ".join(path.name for path in source.paths),
+        "columns": list(source.read_columns),
+    }
+    about |= {
+        name: getattr(rules, name) for name in ("least_tokens", "most_tokens", "held_out_share")
+    } | {"scrubbed": rules.scrub}
+    about |= {
+        "sensitive_columns": list(source.columns.sensitive),
+        "opt_outs": opted_out,
+        "unicode": unicodedata.unidata_version,
+    }
+    left_out = {
+        "left_out": source.left_out.counts | under("left out: "),
+        "first_left_out": source.left_out.first,
+    }
+    changed = {
+        "noted": source.noted.counts,
+        "changed": under("changed: "),
+        "scrubbed": under("scrubbed: "),
+    }
     unknown = {split: tally[f"{split}_unknown"] for split in ("train", "held_out")}
     return about, {"rows": source.rows, **left_out, **changed, "unknown": unknown}
 
@@ -220,5 +268,7 @@ def _full_disk_in_words(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise DataError(f"the disk of {folder} is full; a build needs twice the size of the text. Nothing was changed.") from None
+            raise DataError(
+                f"the disk of {folder} is full; a build needs twice the size of the text. Nothing was changed."
+            ) from None
         raise

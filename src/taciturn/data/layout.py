@@ -42,7 +42,9 @@ class Sentences:
     ends: tuple[int, ...]  # the words that end a sentence
 
     def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
-        bounds = np.concatenate([[0], sentence_bounds(tokens, self.ends)])[: None if most is None else most + 1]
+        bounds = np.concatenate([[0], sentence_bounds(tokens, self.ends)])[
+            : None if most is None else most + 1
+        ]
         starts, lengths = bounds[:-1], np.minimum(np.diff(bounds), self.length)
         rows = np.zeros((len(starts), self.length + 1), np.int32)
         inside = np.arange(self.length) < lengths[:, None]
@@ -79,14 +81,20 @@ class Layout:
     def users_data(self, texts: Sequence[np.ndarray], weight_cap: float | None = None) -> UserData:
         """Return the same of several users, in arrays. A batch holds pieces from all over the text, so that a local step sees more of the
         user; those with text come first. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
-        batches = np.zeros((len(texts), self.steps, self.batch_size, row := self.cut.length + 1), np.int32)
+        batches = np.zeros(
+            (len(texts), self.steps, self.batch_size, row := self.cut.length + 1), np.int32
+        )
         steps = [0] * len(texts)
         for user, tokens in enumerate(texts):
             pieces = self.cut.pieces(tokens, self.steps * self.batch_size)
             steps[user] = own = math.ceil(len(pieces) / self.batch_size)
-            full, rest = divmod(len(pieces), max(own, 1))  # rows that every batch has, and batches that have one more
+            full, rest = divmod(
+                len(pieces), max(own, 1)
+            )  # rows that every batch has, and batches that have one more
             batches[user, :own, :full] = pieces[: full * own].reshape(full, own, row).swapaxes(0, 1)
             if rest:
                 batches[user, :rest, full] = pieces[full * own :]
-        weights = np.array([len(tokens) for tokens in texts], np.float32) / np.float32(weight_cap or 1)
+        weights = np.array([len(tokens) for tokens in texts], np.float32) / np.float32(
+            weight_cap or 1
+        )
         return UserData(batches, np.minimum(weights, np.float32(1)), np.array(steps, np.int32))  # pyright: ignore

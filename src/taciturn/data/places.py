@@ -56,8 +56,13 @@ class Remote:
 
     def rglob(self, _: str) -> Iterator["Remote"]:
         with _explained(self):
-            inside = self.store.get_file_info(filesystems.FileSelector(str(self.path), recursive=True))
-        return (Remote(self.scheme, PurePosixPath(one.path), self.store, one.type, one.size or 0) for one in inside)
+            inside = self.store.get_file_info(
+                filesystems.FileSelector(str(self.path), recursive=True)
+            )
+        return (
+            Remote(self.scheme, PurePosixPath(one.path), self.store, one.type, one.size or 0)
+            for one in inside
+        )
 
     def stat(self) -> SimpleNamespace:
         return SimpleNamespace(st_size=self.size)
@@ -79,10 +84,14 @@ def place(named: Path | str) -> Place:
         return Path(named)
     scheme, rest = address.groups()
     if "@" in rest.split("/")[0]:
-        raise DataError(f"{scheme}://…@{rest.split('@')[-1]}: addresses end up in logs: put keys into the environment instead")
+        raise DataError(
+            f"{scheme}://…@{rest.split('@')[-1]}: addresses end up in logs: put keys into the environment instead"
+        )
     with _explained(f"{scheme}://{rest}"):
         if scheme in ("s3", "gs", "gcs"):
-            limit = "?retry_limit_seconds=20" if scheme != "s3" and "?" not in rest else ""  # by default a quarter of an hour
+            limit = (
+                "?retry_limit_seconds=20" if scheme != "s3" and "?" not in rest else ""
+            )  # by default a quarter of an hour
             store, path = filesystems.FileSystem.from_uri(f"{scheme}://{rest}{limit}")
         else:
             store, path = _by_fsspec(f"{scheme}://{rest}")
@@ -96,7 +105,9 @@ def _by_fsspec(address: str) -> tuple[Any, str]:
 
         store, path = url_to_fs(address)
     except (ImportError, ValueError) as error:
-        raise DataError(f"{address} needs fsspec and its package for such addresses ({error}); pip install them") from None
+        raise DataError(
+            f"{address} needs fsspec and its package for such addresses ({error}); pip install them"
+        ) from None
     return filesystems.PyFileSystem(filesystems.FSSpecHandler(store)), path
 
 
@@ -105,6 +116,11 @@ def _explained(address: Any) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # ArrowInvalid, for a malformed address, is a ValueError
-        said = str(error).split("\n")[0].split(" error_info=")[0]  # Google's details repeat it, and name functions
-        why = next((why for pattern, why in WHY.items() if re.search(pattern, said.lower())), "it cannot be read")
+        said = (
+            str(error).split("\n")[0].split(" error_info=")[0]
+        )  # Google's details repeat it, and name functions
+        why = next(
+            (why for pattern, why in WHY.items() if re.search(pattern, said.lower())),
+            "it cannot be read",
+        )
         raise DataError(f"{address}: {why} ({said})") from None

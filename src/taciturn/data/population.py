@@ -56,7 +56,9 @@ class Population:
         text = folder / self.manifest["text"]
         self.vocabulary = Vocabulary.load(text / "vocabulary.txt", self.manifest["vocabulary"])
         if len(self.vocabulary) != self.manifest["vocabulary"]["size"]:
-            raise DataError(f"{text / 'vocabulary.txt'} is incomplete; build the population again, its ledger stays")
+            raise DataError(
+                f"{text / 'vocabulary.txt'} is incomplete; build the population again, its ledger stays"
+            )
         self.texts = Texts.load(text, "train", self.manifest[COUNTS]["train"])
 
     def __len__(self) -> int:
@@ -75,7 +77,9 @@ class Population:
 
     def pin_ledger(self, ledger: NamedLedger) -> None:
         """Record it, in the manifest and in a file that outlives it, so that a lost ledger is not mistaken for one that never existed."""
-        write_atomically(self.folder / "private" / LEDGER, json.dumps(ledger._asdict()).encode(), 0o600)
+        write_atomically(
+            self.folder / "private" / LEDGER, json.dumps(ledger._asdict()).encode(), 0o600
+        )
         with locked(self.folder / "private" / MANIFEST_LOCK):
             _save_manifest(self.folder, {**_manifest(self.folder), "ledger": ledger._asdict()})
 
@@ -94,11 +98,15 @@ def check_strangers(measured: Path, protected: Path) -> None:
     """Refuse to measure held-out users of one folder with a model of another, unless none of them was trained on there or opted out."""
     if _manifest(measured)["salt"] != _manifest(protected)["salt"]:
         untold = "know people by different hashes, so whether held-out users of the one were trained on in the other cannot be told"
-        raise DataError(f"{measured} and {protected} {untold}. Build {measured} again, with --same-people-as {protected}")
+        raise DataError(
+            f"{measured} and {protected} {untold}. Build {measured} again, with --same-people-as {protected}"
+        )
     known = _trained_or_opted_out(protected)
     if known & _hashed_ids(measured, "held_out"):
         promised = "who were promised protection, which held-out users do not have. Build both with the same --held-out"
-        raise DataError(f"held-out users of {measured} include people whom {protected} trains on, or who opted out, {promised}")
+        raise DataError(
+            f"held-out users of {measured} include people whom {protected} trains on, or who opted out, {promised}"
+        )
 
 
 def _hashed_ids(folder: Path, split: str) -> set[str]:
@@ -125,7 +133,9 @@ class HeldOutUsers:
         """Refuse to publish averages over a few users: they reveal what each of them wrote."""
         if sum(len(text) > 0 for text in self.texts) < LEAST_HELD_OUT:
             few = f"fewer than {LEAST_HELD_OUT} held-out users, and figures of so few reveal each"
-            raise DataError(f"{self.folder} has {few}; build it from more users, or with a larger --held-out")
+            raise DataError(
+                f"{self.folder} has {few}; build it from more users, or with a larger --held-out"
+            )
 
 
 class PopulationWriter:
@@ -134,14 +144,21 @@ class PopulationWriter:
     def __init__(self, folder: Path, text: Path, vocabulary: Vocabulary, shard_tokens: int) -> None:
         self.folder, self.text, self.vocabulary = folder, text, vocabulary
         self.salt = _salt(folder)
-        self._writers = {split: TextWriter(text, split, len(vocabulary), shard_tokens) for split in ("train", "held_out")}
+        self._writers = {
+            split: TextWriter(text, split, len(vocabulary), shard_tokens)
+            for split in ("train", "held_out")
+        }
         self._names = {split: (text / name).open("x") for split, name in NAMES.items()}
         # Keyed, so that guesses at the text cannot be tested.
-        self._digests = {split: hmac.new(self.salt, split.encode(), hashlib.sha256) for split in self._writers}
+        self._digests = {
+            split: hmac.new(self.salt, split.encode(), hashlib.sha256) for split in self._writers
+        }
 
     def add(self, split: str, hashed_id: str, tokens: list[int] | np.ndarray) -> None:
         self._writers[split].add(tokens)
-        self._digests[split].update(len(tokens).to_bytes(8, "little") + np.asarray(tokens, np.uint32).tobytes())
+        self._digests[split].update(
+            len(tokens).to_bytes(8, "little") + np.asarray(tokens, np.uint32).tobytes()
+        )
         self._names[split].write(f"{hashed_id}\n")
 
     def finish(self, about: dict[str, Any], counts: dict[str, Any]) -> Population:
@@ -152,20 +169,50 @@ class PopulationWriter:
                 os.fsync(names.fileno())
         self.vocabulary.save(self.text / "vocabulary.txt")
         written = {split: writer.close() for split, writer in self._writers.items()}
-        if not written["train"]["shards"] and not about.get("on_devices"):  # there the users' text stays on devices
-            left_out = "; ".join(f"{reason}: {count:,}" for reason, count in counts.get("left_out", {}).items())
-            utf8 = "; save the text as UTF-8 (iconv -f latin1 -t utf-8)" if "not UTF-8" in left_out else ""
+        if not written["train"]["shards"] and not about.get(
+            "on_devices"
+        ):  # there the users' text stays on devices
+            left_out = "; ".join(
+                f"{reason}: {count:,}" for reason, count in counts.get("left_out", {}).items()
+            )
+            utf8 = (
+                "; save the text as UTF-8 (iconv -f latin1 -t utf-8)"
+                if "not UTF-8" in left_out
+                else ""
+            )
             hint = utf8 or (", or lower --least-tokens" if "tokens:" in left_out else "")
-            raise DataError(f"no user is left to train on ({left_out or 'there is no text at all'}): name other text{hint}")
+            raise DataError(
+                f"no user is left to train on ({left_out or 'there is no text at all'}): name other text{hint}"
+            )
         sync_folder(self.text)
-        parts = ["\n".join(self.vocabulary.words).encode(), *(split.digest() for split in self._digests.values())]
+        parts = [
+            "\n".join(self.vocabulary.words).encode(),
+            *(split.digest() for split in self._digests.values()),
+        ]
         digest = hmac.new(self.salt, b"".join(parts), hashlib.sha256)
-        units = [(split, index, unit) for split in written for index, unit in enumerate(("users", "tokens"))]
-        sums = {f"{split}_{unit}": sum(shard[index] for shard in written[split]["shards"]) for split, index, unit in units}
-        manifest = {"format": FORMAT, "id": digest.hexdigest()[:16], "text": self.text.name, "about": about}
+        units = [
+            (split, index, unit)
+            for split in written
+            for index, unit in enumerate(("users", "tokens"))
+        ]
+        sums = {
+            f"{split}_{unit}": sum(shard[index] for shard in written[split]["shards"])
+            for split, index, unit in units
+        }
+        manifest = {
+            "format": FORMAT,
+            "id": digest.hexdigest()[:16],
+            "text": self.text.name,
+            "about": about,
+        }
         manifest["salt"] = hashed_id(self.salt, "")  # by which a lost salt is noticed
         manifest["vocabulary"] = {"size": len(self.vocabulary), **self.vocabulary.about}
-        manifest[COUNTS] = {"note": "measured on users' text; do not publish", **sums, **counts, **written}
+        manifest[COUNTS] = {
+            "note": "measured on users' text; do not publish",
+            **sums,
+            **counts,
+            **written,
+        }
         with locked(self.folder / "private" / MANIFEST_LOCK):
             ledger = named_ledger(self.folder)
             _save_manifest(self.folder, manifest | ({"ledger": ledger._asdict()} if ledger else {}))
@@ -174,14 +221,21 @@ class PopulationWriter:
 
 @contextmanager
 def writing_population(
-    folder: Path, vocabulary: Vocabulary, shard_tokens: int = SHARD_TOKENS, same_people_as: Path | None = None
+    folder: Path,
+    vocabulary: Vocabulary,
+    shard_tokens: int = SHARD_TOKENS,
+    same_people_as: Path | None = None,
 ) -> Iterator[PopulationWriter]:
     """Yield a writer; a build that does not reach `finish` leaves nothing behind."""
     created = not folder.exists()
     if not created and not (folder / "manifest.json").exists():
-        foreign = [path.name for path in folder.iterdir() if path.name not in STAYS and not _is_text(path)]
+        foreign = [
+            path.name for path in folder.iterdir() if path.name not in STAYS and not _is_text(path)
+        ]
         if foreign:
-            raise DataError(f"{folder} already holds other things ({foreign[0]}); choose a new --out")
+            raise DataError(
+                f"{folder} already holds other things ({foreign[0]}); choose a new --out"
+            )
     private = folder / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
@@ -190,7 +244,9 @@ def writing_population(
         umask = os.umask(0o077)  # whatever is written from here on is private to its owner
         try:
             _remove_leftovers(folder)
-            numbers = [int(path.name.removeprefix("text-")) for path in folder.iterdir() if _is_text(path)]
+            numbers = [
+                int(path.name.removeprefix("text-")) for path in folder.iterdir() if _is_text(path)
+            ]
             if same_people_as:
                 _share_ledger(folder, same_people_as)
             text = folder / f"text-{max(numbers, default=0) + 1}"
@@ -204,16 +260,22 @@ def writing_population(
                 _remove_leftovers(folder)
 
 
-def check_protections(folder: Path, with_runs: Path, scrub: bool, sensitive: Iterable[str], held_out_share: float) -> None:
+def check_protections(
+    folder: Path, with_runs: Path, scrub: bool, sensitive: Iterable[str], held_out_share: float
+) -> None:
     """Refuse to protect a population that is built again less than before, and to hold out people whom a run has trained on."""
     about = manifest_before(folder).get("about", {})
     if about.get("scrubbed") and not scrub:
         raise DataError(f"{folder} was built with --scrub: say it again, or build a new folder")
     if dropped := set(about.get("sensitive_columns", ())).difference(sensitive):
-        raise DataError(f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder")
+        raise DataError(
+            f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder"
+        )
     before = manifest_before(with_runs).get("about", {}).get("held_out_share", held_out_share)
     if named_ledger(with_runs) is not None and before != held_out_share:
-        wrong = f"with --held-out {held_out_share:g} users they were trained on would pass for held out"
+        wrong = (
+            f"with --held-out {held_out_share:g} users they were trained on would pass for held out"
+        )
         raise DataError(f"{with_runs} has runs that held out a share of {before:g}: {wrong}")
 
 
@@ -229,11 +291,18 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _is_text(path: Path) -> bool:
     """Return whether a build made this folder."""
-    return bool(fullmatch(r"text-\d+", path.name)) and path.is_dir() and (path / "users.txt").exists()
+    return (
+        bool(fullmatch(r"text-\d+", path.name)) and path.is_dir() and (path / "users.txt").exists()
+    )
 
 
 def write_population(
-    folder: Path, train: dict[str, list[int]], held_out: dict[str, list[int]], vocabulary: Vocabulary, about: dict[str, Any], **how: Any
+    folder: Path,
+    train: dict[str, list[int]],
+    held_out: dict[str, list[int]],
+    vocabulary: Vocabulary,
+    about: dict[str, Any],
+    **how: Any,
 ) -> Population:
     """Write a population of users who are in memory: user id → word ids; `how` as `writing_population` takes it."""
     with writing_population(folder, vocabulary, **how) as writer:
@@ -252,7 +321,9 @@ def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str] = ()) ->
     path = folder / "private" / OPTED_OUT
     known = set(path.read_text().split()) if path.exists() else set()
     if len(known) < manifest_before(folder).get("about", {}).get("opt_outs", 0):
-        raise DataError(f"{path} lacks some of those who opted out; restore it from a copy, or build a new folder")
+        raise DataError(
+            f"{path} lacks some of those who opted out; restore it from a copy, or build a new folder"
+        )
     new = {hashed_id(salt, user) for user in users} - known
     if new:
         write_atomically(path, "".join(f"{one}\n" for one in sorted(known | new)).encode(), 0o600)
@@ -270,7 +341,9 @@ def _salt(folder: Path) -> bytes:
         write_atomically(path, secrets.token_bytes(32), 0o600)
     salt = path.read_bytes() if path.exists() else b""
     if len(salt) != 32 or expected not in (None, hashed_id(salt, "")):
-        raise DataError(f"{path} is lost or damaged, and with it who opted out; restore it from a copy, or build a new folder")
+        raise DataError(
+            f"{path} is lost or damaged, and with it who opted out; restore it from a copy, or build a new folder"
+        )
     return salt
 
 
@@ -278,12 +351,17 @@ def named_ledger(folder: Path) -> NamedLedger | None:
     """Return the ledger that a folder's manifest or its private folder names: either proves that there was one."""
     path = folder / "private" / LEDGER
     try:
-        named = [manifest_before(folder).get("ledger"), json.loads(path.read_text()) if path.exists() else None]
+        named = [
+            manifest_before(folder).get("ledger"),
+            json.loads(path.read_text()) if path.exists() else None,
+        ]
         found = {NamedLedger(**one) for one in named if one is not None}
     except (ValueError, TypeError):
         raise DataError(f"{path} is damaged; restore it from a copy") from None
     if len(found) > 1:
-        raise DataError(f"{folder / 'manifest.json'} and {path} name two ledgers: restore both from one copy")
+        raise DataError(
+            f"{folder / 'manifest.json'} and {path} name two ledgers: restore both from one copy"
+        )
     return found.pop() if found else None
 
 
@@ -295,13 +373,19 @@ def _share_ledger(folder: Path, other: Path) -> None:
     at = os.path.relpath((other / theirs.folder).resolve(), folder.resolve())
     shared = NamedLedger(theirs.id, at)
     if own not in (None, shared):
-        raise DataError(f"{folder} already has a ledger, and two cannot be merged; build another folder")
+        raise DataError(
+            f"{folder} already has a ledger, and two cannot be merged; build another folder"
+        )
     salt, private = _salt(other), folder / "private"
     if (private / "salt").exists() and _salt(folder) != salt:
-        raise DataError(f"{folder} knows its people by other hashes than {other}; build another folder")
+        raise DataError(
+            f"{folder} knows its people by other hashes than {other}; build another folder"
+        )
     write_atomically(private / "salt", salt, 0o600)
     opted_out = remembered_opt_outs(other, salt) | remembered_opt_outs(folder, salt)
-    write_atomically(private / OPTED_OUT, "".join(f"{one}\n" for one in sorted(opted_out)).encode(), 0o600)
+    write_atomically(
+        private / OPTED_OUT, "".join(f"{one}\n" for one in sorted(opted_out)).encode(), 0o600
+    )
     write_atomically(private / LEDGER, json.dumps(shared._asdict()).encode(), 0o600)
 
 
@@ -316,8 +400,12 @@ def manifest_before(folder: Path) -> dict[str, Any]:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     if not (folder / "manifest.json").exists():
-        raise DataError(f"{not_a('a population', folder)}; build a population with: taciturn data build TEXT --out FOLDER")
+        raise DataError(
+            f"{not_a('a population', folder)}; build a population with: taciturn data build TEXT --out FOLDER"
+        )
     manifest = manifest_before(folder)
     if manifest.get("format") != FORMAT or COUNTS not in manifest:
-        raise DataError(f"{folder} was written by another version of taciturn, or is damaged; build it again, its ledger stays")
+        raise DataError(
+            f"{folder} was written by another version of taciturn, or is damaged; build it again, its ledger stays"
+        )
     return manifest

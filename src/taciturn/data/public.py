@@ -45,7 +45,9 @@ class PublicCorpus:
 
     def check_words(self, vocabulary: Vocabulary, setting: str) -> None:
         if self.vocabulary.words != vocabulary.words:
-            raise ValueError(f"{setting} has other words than the population; make it with --vocabulary POPULATION")
+            raise ValueError(
+                f"{setting} has other words than the population; make it with --vocabulary POPULATION"
+            )
 
     def save(self, folder: Path) -> None:
         _write_documents(folder, self.documents, self.vocabulary, self.source)
@@ -53,18 +55,29 @@ class PublicCorpus:
     @classmethod
     def load(cls, folder: Path) -> "PublicCorpus":
         if not (folder / "about.json").exists():
-            raise DataError(f"{not_a('a public corpus', folder)}; make a public corpus with: taciturn data public TEXT --out FOLDER")
+            raise DataError(
+                f"{not_a('a public corpus', folder)}; make a public corpus with: taciturn data public TEXT --out FOLDER"
+            )
         try:
             about = json.loads((folder / "about.json").read_text())
         except ValueError:
             about = {}
         if about.get("format") != FORMAT:
-            raise DataError(f"{folder} is damaged, or was written by another version of taciturn; make it again")
+            raise DataError(
+                f"{folder} is damaged, or was written by another version of taciturn; make it again"
+            )
         vocabulary = Vocabulary.load(folder / "vocabulary.txt", about["vocabulary"])
         return cls(Texts.load(folder, "documents", about["documents"]), vocabulary, about["source"])
 
 
-def ingest_public(source: Source, folder: Path, vocabulary: Vocabulary | int, name: str, language: str, progress: StageProgress) -> None:
+def ingest_public(
+    source: Source,
+    folder: Path,
+    vocabulary: Vocabulary | int,
+    name: str,
+    language: str,
+    progress: StageProgress,
+) -> None:
     """Read public text: a row, or a paragraph of a text file, is a document. A number of words means the most frequent ones here."""
 
     def texts(what: str) -> Iterator[str]:
@@ -72,19 +85,30 @@ def ingest_public(source: Source, folder: Path, vocabulary: Vocabulary | int, na
             yield from batch.column("text").to_pylist()
 
     if isinstance(vocabulary, int):
-        vocabulary = counted_vocabulary(texts("counting words"), vocabulary, f"words of {name}", language)
+        vocabulary = counted_vocabulary(
+            texts("counting words"), vocabulary, f"words of {name}", language
+        )
     encoded = ([*words, END] for words in map(vocabulary.encode, texts("tokenising")) if words)
     _write_documents(folder, encoded, vocabulary, name)
 
 
-def _write_documents(folder: Path, documents: Iterable, vocabulary: Vocabulary, source: str) -> None:
+def _write_documents(
+    folder: Path, documents: Iterable, vocabulary: Vocabulary, source: str
+) -> None:
     with new_folder(folder, "name a new --out") as made:
         writer = TextWriter(made, "documents", len(vocabulary))
         for document in documents:
             writer.add(document)
         written = writer.close()
         if not written["shards"]:
-            raise DataError(f"there is no text in {source}, or none in UTF-8; name other files, or save them as UTF-8 (iconv -t utf-8)")
+            raise DataError(
+                f"there is no text in {source}, or none in UTF-8; name other files, or save them as UTF-8 (iconv -t utf-8)"
+            )
         vocabulary.save(made / "vocabulary.txt")
-        about = {"format": FORMAT, "source": source, "vocabulary": vocabulary.about, "documents": written}
+        about = {
+            "format": FORMAT,
+            "source": source,
+            "vocabulary": vocabulary.about,
+            "documents": written,
+        }
         write_atomically(made / "about.json", json.dumps(about).encode())

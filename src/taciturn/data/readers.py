@@ -30,7 +30,9 @@ Row = tuple[Sequence[str | None], str]  # values of the wanted columns, and wher
 
 def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Read:
     try:
-        file = parquet.ParquetFile(path if isinstance(path, Path) else path.random_access(), pre_buffer=False)
+        file = parquet.ParquetFile(
+            path if isinstance(path, Path) else path.random_access(), pre_buffer=False
+        )
     except pa.ArrowInvalid:
         raise DataError(f"{path} is not a Parquet file, or is incomplete; write it again") from None
     columns, rows = choose(file.schema_arrow.names), max(file.metadata.num_rows, 1)
@@ -46,11 +48,21 @@ def read_arrow(path: Place, choose: Choose, left_out: LeftOut) -> Read:
         reader = pa.ipc.open_stream(stream)
         columns = choose(reader.schema.names)
         wanted = (batch.select(columns.wanted) for batch in reader)
-        pieces = (batch.slice(start, BATCH_ROWS) for batch in wanted for start in range(0, len(batch), BATCH_ROWS))
+        pieces = (
+            batch.slice(start, BATCH_ROWS)
+            for batch in wanted
+            for start in range(0, len(batch), BATCH_ROWS)
+        )
         yield from _as_strings(path, columns, pieces, lambda _: position(), left_out)
 
 
-def _as_strings(path: Place, columns: Columns, tables: Iterable[pa.RecordBatch], share: Callable[[int], float], left_out: LeftOut) -> Read:
+def _as_strings(
+    path: Place,
+    columns: Columns,
+    tables: Iterable[pa.RecordBatch],
+    share: Callable[[int], float],
+    left_out: LeftOut,
+) -> Read:
     row = 0
     for table in tables:
         numbers = np.arange(row + 1, row + len(table) + 1)
@@ -59,12 +71,19 @@ def _as_strings(path: Place, columns: Columns, tables: Iterable[pa.RecordBatch],
             strings = _strings(table, columns.text)
         except pa.ArrowInvalid:
             keep = _not_broken(table)
-            left_out.add("rows that are not UTF-8", keep.count(False), f"{path.name}, row {numbers[keep.index(False)]}")
+            left_out.add(
+                "rows that are not UTF-8",
+                keep.count(False),
+                f"{path.name}, row {numbers[keep.index(False)]}",
+            )
             numbers = numbers[keep]
             strings = _strings(table.filter(pa.array(keep, pa.bool_())), columns.text)
         except TypeError as error:
             raise DataError(f"{path}: {error}") from None
-        yield share(row), Batch(columns, strings, lambda index, numbers=numbers: f"row {numbers[index]}")
+        yield (
+            share(row),
+            Batch(columns, strings, lambda index, numbers=numbers: f"row {numbers[index]}"),
+        )
 
 
 def _strings(table: pa.RecordBatch, text: str | None) -> dict[str, pa.Array]:
@@ -73,7 +92,9 @@ def _strings(table: pa.RecordBatch, text: str | None) -> dict[str, pa.Array]:
     for name, array in zip(table.schema.names, table.columns, strict=True):
         plain: Any = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
         if pa.types.is_nested(plain.type) or (name == text and not _holds_bytes(plain.type)):
-            raise TypeError(f"the column {'of the text ' if name == text else ''}holds {plain.type}; name another")
+            raise TypeError(
+                f"the column {'of the text ' if name == text else ''}holds {plain.type}; name another"
+            )
         found[name] = plain.cast(pa.string())
         found[name].validate(full=True)
     return found
@@ -85,8 +106,14 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 def _not_broken(table: pa.RecordBatch) -> list[bool]:
     """Return which rows are UTF-8 throughout."""
-    columns = [column.cast(pa.large_binary()).to_pylist() for column in table.columns if _holds_bytes(column.type)]
-    return [all(value is None or _is_utf8(value) for value in row) for row in zip(*columns, strict=True)]
+    columns = [
+        column.cast(pa.large_binary()).to_pylist()
+        for column in table.columns
+        if _holds_bytes(column.type)
+    ]
+    return [
+        all(value is None or _is_utf8(value) for value in row) for row in zip(*columns, strict=True)
+    ]
 
 
 def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> Read:
@@ -95,20 +122,34 @@ def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> 
         lines = _Lines(stream, path, left_out)
         first = next(lines, "")
         if not first.strip():
-            raise DataError(f"{path} is empty: its first line must name the columns, for example user,text")
+            raise DataError(
+                f"{path} is empty: its first line must name the columns, for example user,text"
+            )
         # Tab-separated text is not quoted: a quote in it belongs to the text.
-        style: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {"delimiter": max(",;\t|", key=first.count)}
+        style: Any = (
+            {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+            if is_tsv
+            else {"delimiter": max(",;\t|", key=first.count)}
+        )
         try:
             names = [name.strip() for name in next(csv.reader([first], **style))]
         except csv.Error:
-            raise DataError(f"{path}, line 1, does not name columns: name a file of text whose first line is such as user,text") from None
+            raise DataError(
+                f"{path}, line 1, does not name columns: name a file of text whose first line is such as user,text"
+            ) from None
         columns = choose(names)
         wanted = [names.index(name) for name in columns.wanted]
-        rows = _csv_rows(path, lines, csv.reader(lines, strict=True, **style), len(names), left_out, noted)
-        yield from _batches(columns, (([row[column] for column in wanted], place) for row, place in rows), position)
+        rows = _csv_rows(
+            path, lines, csv.reader(lines, strict=True, **style), len(names), left_out, noted
+        )
+        yield from _batches(
+            columns, (([row[column] for column in wanted], place) for row, place in rows), position
+        )
 
 
-def _csv_rows(path: Place, lines: "_Lines", reader: Any, width: int, left_out: LeftOut, noted: LeftOut) -> Iterator[tuple[list[str], str]]:
+def _csv_rows(
+    path: Place, lines: "_Lines", reader: Any, width: int, left_out: LeftOut, noted: LeftOut
+) -> Iterator[tuple[list[str], str]]:
     while True:
         at, skipped, lines.broken = lines.number + 1, lines.skipped, False
         row, problem, unsure = [], "", ""
@@ -128,7 +169,9 @@ def _csv_rows(path: Place, lines: "_Lines", reader: Any, width: int, left_out: L
         if (lines.number > at and (problem or lines.skipped > skipped)) or lines.skipped_quotes % 2:
             unsure = unsure or "a quote opened there swallows other lines, and the row is malformed"
         if unsure:
-            raise DataError(f"{path}, line {at}: {unsure}, so everything after it is unsure; correct that line")
+            raise DataError(
+                f"{path}, line {at}: {unsure}, so everything after it is unsure; correct that line"
+            )
         if lines.number > at:
             noted.add("rows that span several lines", 1, f"{path.name}, line {at}")
         if problem:
@@ -148,32 +191,52 @@ def read_json(path: Place, choose: Choose, left_out: LeftOut) -> Read:
             if len(head) == 500 or size > BATCH_BYTES:
                 break
         if not head:
-            raise DataError(f"{path} has no line with a JSON object; write one on each line: " + '{"user": "ann", "text": "…"}')
+            raise DataError(
+                f"{path} has no line with a JSON object; write one on each line: "
+                + '{"user": "ann", "text": "…"}'
+            )
         names = dict.fromkeys(chain.from_iterable(content for content, _ in head))
         columns = choose(list(names))
-        late = [name for usual in USUAL.values() for name in usual if name not in names and columns.time is None]
-        yield from _batches(columns, _json_rows(path, columns, late, chain(head, objects), left_out), position)
+        late = [
+            name
+            for usual in USUAL.values()
+            for name in usual
+            if name not in names and columns.time is None
+        ]
+        yield from _batches(
+            columns, _json_rows(path, columns, late, chain(head, objects), left_out), position
+        )
 
 
-def _json_rows(path: Place, columns: Columns, late: list[str], objects: Iterable, left_out: LeftOut) -> Iterator[Row]:
+def _json_rows(
+    path: Place, columns: Columns, late: list[str], objects: Iterable, left_out: LeftOut
+) -> Iterator[Row]:
     """Read rows. `late` are names of columns that must not appear any more."""
     for content, place in objects:
         if any(name in content for name in late):
-            raise DataError(f"{path}, {place}: a column that may be the time appears only here; name it with --time-column")
+            raise DataError(
+                f"{path}, {place}: a column that may be the time appears only here; name it with --time-column"
+            )
         found = (content.get(name) for name in columns.wanted)
         values = [one if one is None or isinstance(one, str) else json.dumps(one) for one in found]
         if not isinstance(content.get(columns.text or ""), str | None):
             left_out.add("malformed rows", 1, f"{path.name}, {place}")
-        elif all(value is None or _is_utf8(value.encode("utf-8", "surrogatepass")) for value in values):
+        elif all(
+            value is None or _is_utf8(value.encode("utf-8", "surrogatepass")) for value in values
+        ):
             yield values, place
         else:
             left_out.add("rows that are not UTF-8", 1, f"{path.name}, {place}")
 
 
-def _objects(path: Place, stream: IO[bytes], left_out: LeftOut) -> Iterator[tuple[dict[str, Any], str]]:
+def _objects(
+    path: Place, stream: IO[bytes], left_out: LeftOut
+) -> Iterator[tuple[dict[str, Any], str]]:
     for number, line in _Lines(stream, path, left_out).sound():
         if number == 1 and line.lstrip().startswith("["):
-            raise DataError(f"{path} is one JSON list; write it as JSON lines, one object a line (jq -c '.[]')")
+            raise DataError(
+                f"{path} is one JSON list; write it as JSON lines, one object a line (jq -c '.[]')"
+            )
         if line.strip():
             try:
                 content = json.loads(line)
@@ -189,7 +252,11 @@ def read_messages(path: Place, user: str, name: str, left_out: LeftOut) -> Read:
     """Read a text file of one user: a line is a message, and their order is kept."""
     with _opened(path) as (stream, position):
         lines = _Lines(stream, path, left_out).sound("rows", name)
-        rows = (([user, line, f"{name} {number:012}"], f"line {number}") for number, line in lines if line.strip())
+        rows = (
+            ([user, line, f"{name} {number:012}"], f"line {number}")
+            for number, line in lines
+            if line.strip()
+        )
         yield from _batches(Columns("user", "text", "time"), rows, position)
 
 
@@ -215,7 +282,14 @@ def _batches(columns: Columns, rows: Iterable[Row], position: Callable[[], float
     for row, place in chain(rows, [(None, "")]):
         if values and (row is None or len(values) >= BATCH_ROWS or size >= BATCH_BYTES):
             found = zip(columns.wanted, zip(*values, strict=True), strict=True)
-            yield position(), Batch(columns, {name: pa.array(column, pa.string()) for name, column in found}, places.__getitem__)
+            yield (
+                position(),
+                Batch(
+                    columns,
+                    {name: pa.array(column, pa.string()) for name, column in found},
+                    places.__getitem__,
+                ),
+            )
             values, places, size = [], [], 0
         if row is not None:
             values.append(row)
@@ -238,7 +312,11 @@ class _Lines:
             if not broken:
                 yield self.number, line
             else:
-                self._left_out.add(f"{what} that are not UTF-8", 1, f"{name or self._path.name}, line {self.number}")
+                self._left_out.add(
+                    f"{what} that are not UTF-8",
+                    1,
+                    f"{name or self._path.name}, line {self.number}",
+                )
 
     def __iter__(self) -> "_Lines":
         return self
@@ -251,9 +329,13 @@ class _Lines:
             self.number += 1
             if self.number == 1:
                 if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-                    raise DataError(f"{self._path} is UTF-16; save it as UTF-8 (iconv -f utf-16 -t utf-8)")
+                    raise DataError(
+                        f"{self._path} is UTF-16; save it as UTF-8 (iconv -f utf-16 -t utf-8)"
+                    )
                 if b"\0" in line:
-                    raise DataError(f"{self._path} is not text, as it has null bytes in it; name a file of text in UTF-8")
+                    raise DataError(
+                        f"{self._path} is not text, as it has null bytes in it; name a file of text in UTF-8"
+                    )
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if len(line) > LONGEST:
                 self.skipped += 1
@@ -283,7 +365,10 @@ def _opened(path: Place) -> Iterator[tuple[Any, Callable[[], float]]]:
     """Open a file, unpacked while it is read; yield it and a function that returns the fraction read."""
     size = max(path.stat().st_size, 1)
     with path.open("rb") as file:
-        yield UNPACK.get(path.suffix.lower(), lambda file: file)(file), lambda: min(file.tell() / size, 1.0)
+        yield (
+            UNPACK.get(path.suffix.lower(), lambda file: file)(file),
+            lambda: min(file.tell() / size, 1.0),
+        )
 
 
 def _is_utf8(content: bytes) -> bool:

@@ -17,7 +17,9 @@ from taciturn.data.vocabulary import SCRUBBED, without_long_runs
 _TOKEN = regex.compile(r"\S+")
 _HOST = regex.compile(r"[\w-]++(?:\.[\w-]++)*+")
 # Hosts that people write without a scheme; endings that are also words (it, no, me) are not among them.
-_ENDING = regex.compile("com|org|net|edu|gov|mil|info|biz|io|eu|uk|de|fr|nl|ch|pl|ru|cz|dk|fi|pt|br|mx|jp|cn|au|nz|za|kr|рф")
+_ENDING = regex.compile(
+    "com|org|net|edu|gov|mil|info|biz|io|eu|uk|de|fr|nl|ch|pl|ru|cz|dk|fi|pt|br|mx|jp|cn|au|nz|za|kr|рф"
+)
 # Digits that belong together: at most two spaces, dashes, dots or brackets separate them.
 _DIGITS = regex.compile(r"\+?\(?\d(?:[\s\p{Z}\p{Pd}()./_*]{0,2}\d)++")
 
@@ -37,10 +39,14 @@ def scrub(text: str) -> tuple[str, Counter[str]]:
         digits = [int(digit) for digit in found[0] if digit.isdecimal()]
         if len(digits) < 7:
             return found[0]
-        removed["card numbers" if 13 <= len(digits) <= 19 and _luhn(digits) else "phone numbers"] += 1
+        removed[
+            "card numbers" if 13 <= len(digits) <= 19 and _luhn(digits) else "phone numbers"
+        ] += 1
         return SCRUBBED
 
-    text = unicodedata.normalize("NFKC", without_long_runs(text))  # one form for dashes, spaces and wide letters
+    text = unicodedata.normalize(
+        "NFKC", without_long_runs(text)
+    )  # one form for dashes, spaces and wide letters
     return _DIGITS.sub(number, _TOKEN.sub(address, text)), removed
 
 
@@ -55,7 +61,12 @@ def _address(token: str) -> str | None:
     found = _HOST.match(start)
     if not found or "." not in found[0]:
         return None
-    goes_on = start[found.end() : found.end() + 1] in ("/", ":", "?", "#") and found.end() + 1 < len(start)
+    goes_on = start[found.end() : found.end() + 1] in (
+        "/",
+        ":",
+        "?",
+        "#",
+    ) and found.end() + 1 < len(start)
     ending = found[0].rsplit(".", 1)[1]
     is_host = _ENDING.fullmatch(ending) or (goes_on and ending.isalpha() and len(ending) > 1)
     return "web addresses" if is_host else None

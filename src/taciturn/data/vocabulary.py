@@ -28,7 +28,9 @@ MORE_PUNCTUATION = {
     **dict.fromkeys(("zh", "ja"), ("。", "、")),
 }
 SENTENCE_ENDS = ("<eos>", ".", "!", "?", "...", "।", "؟", "。")
-SCRUBBED = "\ue000"  # stands where something was removed; in no word list, so always an unknown word
+SCRUBBED = (
+    "\ue000"  # stands where something was removed; in no word list, so always an unknown word
+)
 
 # A word is letters and their marks, joined by apostrophes, Catalan's dot or invisible joiners; emoji and punctuation that
 # people type stand for themselves.
@@ -39,9 +41,14 @@ _TOKEN = regex.compile(
     rf"|{SCRUBBED}"
 )
 _SIGNS = str.maketrans(
-    dict.fromkeys("’‘ʼ`´", "'") | dict.fromkeys("“”„«»", '"') | dict.fromkeys("–—−", "-") | {"…": "...", "！": "!", "？": "?", "，": ","}
+    dict.fromkeys("’‘ʼ`´", "'")
+    | dict.fromkeys("“”„«»", '"')
+    | dict.fromkeys("–—−", "-")
+    | {"…": "...", "！": "!", "？": "?", "，": ","}
 )
-_SIGNS |= str.maketrans("", "", "\ufe0f\u00ad\u200b")  # the emoji selector, the soft hyphen, the zero-width space
+_SIGNS |= str.maketrans(
+    "", "", "\ufe0f\u00ad\u200b"
+)  # the emoji selector, the soft hyphen, the zero-width space
 # wordfreq omits vowel points in these, and spells these letters in its own way.
 _POINTS = regex.compile(r"[\p{Mn}ـ]")
 _UNPOINTED = {"ar", "fa", "he", "ur"}
@@ -95,7 +102,9 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         if self.words[: len(SPECIAL)] != SPECIAL:
-            raise DataError(f"a vocabulary starts with {' '.join(SPECIAL)}; this one starts with {' '.join(self.words[:4])}")
+            raise DataError(
+                f"a vocabulary starts with {' '.join(SPECIAL)}; this one starts with {' '.join(self.words[:4])}"
+            )
         if len(set(self.words)) != len(self.words):
             raise DataError("a word is in this vocabulary twice; remove one of them")
 
@@ -114,7 +123,9 @@ class Vocabulary:
     def fixed(self) -> int:
         """Return how many entries at the front are not words; the words follow, most frequent first."""
         signs = set(SPECIAL + _punctuation(self.language))
-        return next((place for place, word in enumerate(self.words) if word not in signs), len(self.words))
+        return next(
+            (place for place, word in enumerate(self.words) if word not in signs), len(self.words)
+        )
 
     def encode(self, text: str) -> list[int]:
         get = self.ids.get
@@ -137,7 +148,9 @@ class Vocabulary:
         start = 0
         while start < len(word):
             longest = min(len(word) - start, self._longest)
-            end = start + next((n for n in range(longest, 1, -1) if word[start : start + n] in self.ids), 1)
+            end = start + next(
+                (n for n in range(longest, 1, -1) if word[start : start + n] in self.ids), 1
+            )
             yield word[start:end]
             start = end
 
@@ -158,7 +171,9 @@ class Vocabulary:
         try:
             words = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
         except (OSError, UnicodeDecodeError):
-            raise DataError(f"{path} is missing or damaged; restore it from a copy, or make {path.parent} again") from None
+            raise DataError(
+                f"{path} is missing or damaged; restore it from a copy, or make {path.parent} again"
+            ) from None
         return cls.of(words, about)
 
 
@@ -170,33 +185,49 @@ def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> V
         frequent = wordfreq.top_n_list(language, max(size + size // 20, 1000))
     except (LookupError, ValueError):
         known = ", ".join(sorted(wordfreq.available_languages()))
-        raise DataError(f"wordfreq has no list for the language {language!r}; choose one of: {known}") from None
+        raise DataError(
+            f"wordfreq has no list for the language {language!r}; choose one of: {known}"
+        ) from None
     if unit == "character":
         letters = Counter(chain.from_iterable(frequent))
         signs = (" ", *"0123456789", "@", "/")
-        found = (letter for letter, _ in letters.most_common() if letter.isalpha() or regex.match(r"\p{M}", letter))
-        return _vocabulary((*signs, *found), size, f"characters of wordfreq {language}", language, unit)
+        found = (
+            letter
+            for letter, _ in letters.most_common()
+            if letter.isalpha() or regex.match(r"\p{M}", letter)
+        )
+        return _vocabulary(
+            (*signs, *found), size, f"characters of wordfreq {language}", language, unit
+        )
     # Some listed words («3d», «e.g») are several tokens here, and would never occur.
     whole = (word for word in frequent if tokenize(word, language) == [word])
     chosen = _vocabulary(whole, size, f"wordfreq {language}", language, unit)
     if size > 10_000 and len(chosen) < size:  # for languages with fewer the default is not refused
-        raise DataError(f"wordfreq lists {len(chosen):,} words for the language {language!r}: ask for at most that many, not {size:,}")
+        raise DataError(
+            f"wordfreq lists {len(chosen):,} words for the language {language!r}: ask for at most that many, not {size:,}"
+        )
     return chosen
 
 
-def counted_vocabulary(texts: Iterable[str], size: int, source: str, language: str = "en") -> Vocabulary:
+def counted_vocabulary(
+    texts: Iterable[str], size: int, source: str, language: str = "en"
+) -> Vocabulary:
     """Return the most frequent words of public text. Never call it on users' text: which words people use is private."""
     counts = Counter(chain.from_iterable(tokenize(text, language) for text in texts))
     by_count = sorted(counts, key=lambda word: (-counts[word], word))
     return _vocabulary(by_count, size, source, language, "word")
 
 
-def _vocabulary(words: Iterable[str], size: int, source: str, language: str, unit: Unit) -> Vocabulary:
+def _vocabulary(
+    words: Iterable[str], size: int, source: str, language: str, unit: Unit
+) -> Vocabulary:
     fixed = SPECIAL + _punctuation(language)
     if unit == "character":
         fixed = tuple(sign for sign in fixed if sign in SPECIAL or len(sign) == 1)
     if size <= len(fixed):
-        raise DataError(f"a vocabulary of {size} has no room for words, as {len(fixed)} entries are punctuation: take more")
+        raise DataError(
+            f"a vocabulary of {size} has no room for words, as {len(fixed)} entries are punctuation: take more"
+        )
     chosen = (word for word in words if word not in fixed)
     return Vocabulary((*fixed, *islice(chosen, size - len(fixed))), source, language, unit)
 

@@ -56,7 +56,9 @@ class Scores(Sums):
     def of(self, users: np.ndarray) -> "Scores":
         """From columns of one user each: of these users together, the n-th of them in bucket n mod 100."""
         buckets = np.arange(len(users)) % BUCKETS
-        return Scores(*(np.bincount(buckets, getattr(self, one.name)[users]) for one in fields(self)))
+        return Scores(
+            *(np.bincount(buckets, getattr(self, one.name)[users]) for one in fields(self))
+        )
 
     @property
     def together(self) -> "Scores":
@@ -64,25 +66,41 @@ class Scores(Sums):
         return self.of(np.arange(len(self.tokens)))
 
 
-def evaluate(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
+def evaluate(
+    model: LanguageModel,
+    params: Params,
+    texts: Texts,
+    cut: Cut = WINDOW,
+    progress: Progress = unwatched,
+) -> Scores:
     """Score a model on users' texts; the n-th user goes to bucket n mod 100."""
     return evaluate_each(model, params, texts, cut, progress).together
 
 
-def evaluate_each(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
+def evaluate_each(
+    model: LanguageModel,
+    params: Params,
+    texts: Texts,
+    cut: Cut = WINDOW,
+    progress: Progress = unwatched,
+) -> Scores:
     """Score with a column for each user, from which groups are made. Its own intervals would take time quadratic in the users."""
     if not texts.tokens:
         raise ValueError("there is no held-out text to measure with")
     sums = np.zeros((len(fields(Scores)), len(texts)))
     for rows, users in batched_pieces(texts, cut):
-        scored = np.asarray(jax.device_get(_scored(model, params, rows)), np.float64)[:, : len(users)]
+        scored = np.asarray(jax.device_get(_scored(model, params, rows)), np.float64)[
+            :, : len(users)
+        ]
         for column, values in zip(sums, scored, strict=True):
             np.add.at(column, users, values)
         progress(int(users[-1]) + 1, len(texts))
     return Scores(*sums)
 
 
-def evaluate_steps(model: WordModel, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
+def evaluate_steps(
+    model: WordModel, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched
+) -> Scores:
     """Score a model that reads word by word, as n-grams do, on the same rows of text and by the same rules. One column per user."""
     sums = np.zeros((len(fields(Scores)), len(texts)))
     for user, tokens in enumerate(texts):
@@ -91,7 +109,12 @@ def evaluate_steps(model: WordModel, texts: Texts, cut: Cut = WINDOW, progress: 
             for target in map(int, row[1:][row[1:] != PADDING]):
                 scores, known = model.scores(state), target > UNKNOWN
                 rank = rank_among_answers(scores, target)
-                sums[:, user] += (1, known, *(known and rank < places for places in (1, 3, 5)), -float(scores[target]))
+                sums[:, user] += (
+                    1,
+                    known,
+                    *(known and rank < places for places in (1, 3, 5)),
+                    -float(scores[target]),
+                )
                 state = model.read(state, target)
         progress(user + 1, len(texts))
     return Scores(*sums)
@@ -130,7 +153,9 @@ def _scored(model: LanguageModel, params: Params, rows: jax.Array) -> jax.Array:
     # How many words the model prefers, without special tokens, which are not answers. Among equals the first is preferred, so
     # that a model that scores all words alike is not always right; a broken one (NaN) never is.
     words = jnp.arange(scores.shape[-1])
-    preferred = (scores > target_scores) | ((scores == target_scores) & (words < targets[..., None]))
+    preferred = (scores > target_scores) | (
+        (scores == target_scores) & (words < targets[..., None])
+    )
     rank = jnp.sum(preferred.at[..., NO_ANSWERS].set(False), axis=-1)
     rank = jnp.where(jnp.isfinite(loss), rank, scores.shape[-1])
     present, known = targets != PADDING, targets > UNKNOWN

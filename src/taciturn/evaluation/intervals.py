@@ -10,7 +10,9 @@ from scipy.special import stdtrit
 
 BUCKETS = 100
 
-Figures = dict[str, Callable[[Any, np.ndarray], float]]  # of sums over the buckets that are kept, by name
+Figures = dict[
+    str, Callable[[Any, np.ndarray], float]
+]  # of sums over the buckets that are kept, by name
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,11 @@ class Interval:
         return self.value - margin, self.value + margin
 
     def __format__(self, spec: str) -> str:
-        return f"{self.value:{spec}} ± {self.margin:{spec}}" if math.isfinite(self.margin) else f"{self.value:{spec}}"  # of one user
+        return (
+            f"{self.value:{spec}} ± {self.margin:{spec}}"
+            if math.isfinite(self.margin)
+            else f"{self.value:{spec}}"
+        )  # of one user
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,10 @@ class Sums:
     def gain_over(self, other: Self, metric: str = "accuracy_top1") -> Interval:
         """Return the difference on the same users, paired: a much narrower interval than two apart."""
         self._check_same_text(other)
-        return jackknife(lambda kept: self.metrics[metric](self, kept) - self.metrics[metric](other, kept), len(self.tokens))
+        return jackknife(
+            lambda kept: self.metrics[metric](self, kept) - self.metrics[metric](other, kept),
+            len(self.tokens),
+        )
 
     def change_from(self, other: Self, metric: str) -> Interval:
         """Return the relative change on the same users, as A/B tables have it: 0.01 is one per cent more."""
@@ -78,5 +87,9 @@ def jackknife(statistic: Callable[[np.ndarray], float], buckets: int) -> Interva
         everyone[bucket] = False
         without.append(float(statistic(everyone)))
         everyone[bucket] = True
-    spread = math.sqrt((buckets - 1) / buckets * sum((one - np.mean(without)) ** 2 for one in without))
-    return Interval(value, float(stdtrit(buckets - 1, 0.975)) * spread)  # Student's t: few buckets make wide intervals
+    spread = math.sqrt(
+        (buckets - 1) / buckets * sum((one - np.mean(without)) ** 2 for one in without)
+    )
+    return Interval(
+        value, float(stdtrit(buckets - 1, 0.975)) * spread
+    )  # Student's t: few buckets make wide intervals

@@ -17,7 +17,9 @@ from taciturn.files import write_atomically
 from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers, joined, parted
 
 SPECIAL = {UNKNOWN: "<unk>", BEGIN: "<s>", END: "</s>"}
-IDS = {b"<UNK>": UNKNOWN, b"<s>": BEGIN, b"</s>": END} | {name.encode(): place for place, name in enumerate(NAMES)}
+IDS = {b"<UNK>": UNKNOWN, b"<s>": BEGIN, b"</s>": END} | {
+    name.encode(): place for place, name in enumerate(NAMES)
+}
 IMPOSSIBLE = -99.0  # what ARPA files write for the logarithm of 0
 BLOCK = 100_000  # n-grams in memory at a time
 LN10 = math.log(10)
@@ -26,14 +28,22 @@ LN10 = math.log(10)
 def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequence[str]) -> None:
     """Write a file atomically, with comments at its top."""
     if len(words) != model.vocabulary:
-        raise DataError(f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together")
+        raise DataError(
+            f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together"
+        )
     names = ["<pad>", *arpa_words(words)]
     if len(set(names)) != len(names):
-        raise DataError("a word is in the list twice, or has the name of a special token (<s>, </s>, <unk>)")
+        raise DataError(
+            "a word is in the list twice, or has the name of a special token (<s>, </s>, <unk>)"
+        )
     for name in names:
         if name.encode().split() != [name.encode()]:  # a gap that is not ASCII is harmless
-            raise DataError(f"an ARPA file cannot hold the word {name!r}: gaps separate words there")
-    write_atomically(path, (part.encode() for part in _parts(model, np.array(names, object), comments)))
+            raise DataError(
+                f"an ARPA file cannot hold the word {name!r}: gaps separate words there"
+            )
+    write_atomically(
+        path, (part.encode() for part in _parts(model, np.array(names, object), comments))
+    )
 
 
 def _parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> Iterator[str]:
@@ -53,7 +63,9 @@ def arpa_words(words: Sequence[str]) -> list[str]:
     return [SPECIAL.get(place, word) for place, word in enumerate(words) if place != PADDING]
 
 
-def _block(levels: Sequence[Level], start: int, names: np.ndarray, vocabulary: int, weights: bool) -> str:
+def _block(
+    levels: Sequence[Level], start: int, names: np.ndarray, vocabulary: int, weights: bool
+) -> str:
     """Format some n-grams of the last of the levels as lines."""
     *shorter, level = levels
     some = slice(start, start + BLOCK)
@@ -67,7 +79,9 @@ def _block(levels: Sequence[Level], start: int, names: np.ndarray, vocabulary: i
     if not weights:
         return "".join(f"{p:.7g}\t{text}\n" for p, text in zip(probabilities, spelled, strict=True))
     backoffs = (level.backoff[some] / LN10).tolist()
-    return "".join(f"{p:.7g}\t{t}\t{b:.7g}\n" for p, t, b in zip(probabilities, spelled, backoffs, strict=True))
+    return "".join(
+        f"{p:.7g}\t{t}\t{b:.7g}\n" for p, t, b in zip(probabilities, spelled, backoffs, strict=True)
+    )
 
 
 def read_arpa(path: Path) -> tuple[NGram, list[str]]:
@@ -125,7 +139,9 @@ def _sizes(lines: _Lines) -> list[int]:
             return sizes
         found = re.fullmatch(rb"ngram\s+(\d+)\s*=\s*(\d+)", line)
         if not found or int(found[1]) != len(sizes) + 1:
-            raise lines.error(f"expected 'ngram {len(sizes) + 1}=' with a number, or \\1-grams:, found {_shown(line)}")
+            raise lines.error(
+                f"expected 'ngram {len(sizes) + 1}=' with a number, or \\1-grams:, found {_shown(line)}"
+            )
         sizes.append(int(found[2]))
     raise lines.error("the file ends before its n-grams begin")
 
@@ -136,7 +152,10 @@ def _entries(lines: _Lines, n: int, size: int) -> Iterator[tuple[list[bytes], fl
     for read, line in enumerate(islice(lines, size), 1):
         fields = line.split()
         try:
-            probability, weight = float(fields[0]), float(fields[n + 1]) if len(fields) > n + 1 else 0.0
+            probability, weight = (
+                float(fields[0]),
+                float(fields[n + 1]) if len(fields) > n + 1 else 0.0,
+            )
         except ValueError:
             probability = weight = math.nan
         if not n + 1 <= len(fields) <= n + 2 or not probability <= 0 or not weight < math.inf:
@@ -166,14 +185,18 @@ def _unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
     return level, [*NAMES, *words]
 
 
-def _longer(lines: _Lines, n: int, size: int, ids: dict[bytes, int], levels: Sequence[Level]) -> Level:
+def _longer(
+    lines: _Lines, n: int, size: int, ids: dict[bytes, int], levels: Sequence[Level]
+) -> Level:
     """Return the n-grams of one length above the first, sorted."""
     words, values, numbers = array("i"), array("f"), array("q")
     for names, *logarithms in _entries(lines, n, size):
         try:
             words.extend([ids[name] for name in names])
         except KeyError as error:
-            raise lines.error(f"the word {_shown(error.args[0])} is not among the 1-grams") from None
+            raise lines.error(
+                f"the word {_shown(error.args[0])} is not among the 1-grams"
+            ) from None
         values.extend(one * LN10 for one in logarithms)
         numbers.append(lines.number)
     table = np.array(words, np.int32).reshape(-1, n)

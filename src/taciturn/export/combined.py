@@ -24,22 +24,38 @@ ROUNDS = 50  # after which a chain of words has forgotten its start
 
 
 def write_combined(
-    path: Path, model: NGram, words: Sequence[str], language: str, description: str, version: int, date: int, bigrams_per_word: int = 3
+    path: Path,
+    model: NGram,
+    words: Sequence[str],
+    language: str,
+    description: str,
+    version: int,
+    date: int,
+    bigrams_per_word: int = 3,
 ) -> None:
     """Write a list. `date` is in seconds since 1970; keyboards prefer a dictionary with a higher version, and some want more than 18."""
     if len(words) != model.vocabulary:
-        raise ValueError(f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together")
+        raise ValueError(
+            f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together"
+        )
     locale = language.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
         raise ValueError(f"{language!r} is not the name of a language, such as en or pt-BR")
     # A header cannot hold these characters, nor an empty description.
     plain = re.sub(r"[\s,=:]+", " ", description).strip() or "-"
-    lines = [f"dictionary=main:{locale.lower()},locale={locale},description={plain},date={date},version={version}"]
-    held = [len(word) <= LONGEST and any(map(str.isalpha, word)) and not re.search(r"[\s,]", word) for word in words]
+    lines = [
+        f"dictionary=main:{locale.lower()},locale={locale},description={plain},date={date},version={version}"
+    ]
+    held = [
+        len(word) <= LONGEST and any(map(str.isalpha, word)) and not re.search(r"[\s,]", word)
+        for word in words
+    ]
     listed = np.array(held) & (np.arange(len(words)) > END)  # words that this format can hold
     frequency = _f(_frequencies(model))
     followers = _followers(model, listed, bigrams_per_word)
-    for place in sorted(np.flatnonzero(listed).tolist(), key=lambda place: (-frequency[place], place)):
+    for place in sorted(
+        np.flatnonzero(listed).tolist(), key=lambda place: (-frequency[place], place)
+    ):
         lines.append(f" word={words[place]},f={frequency[place]}")
         lines += [f"  bigram={words[other]},f={f}" for other, f in followers.get(place, ())]
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
@@ -64,13 +80,20 @@ def _frequencies(model: NGram) -> np.ndarray:
     unigrams = np.exp(model.levels[0].probability, dtype=np.float64)
     if model.order == 1:
         return unigrams
-    weights, (contexts, words) = np.exp(model.levels[0].backoff), parted(model.levels[1].keys, model.vocabulary)
-    more = np.exp(model.levels[1].probability, dtype=np.float64) - weights[contexts] * unigrams[words]
+    weights, (contexts, words) = (
+        np.exp(model.levels[0].backoff),
+        parted(model.levels[1].keys, model.vocabulary),
+    )
+    more = (
+        np.exp(model.levels[1].probability, dtype=np.float64) - weights[contexts] * unigrams[words]
+    )
     frequencies = unigrams
     for _ in range(ROUNDS):
         before = frequencies.copy()
         before[BEGIN], before[END] = before[END], 0.0  # after a message comes the next one
-        frequencies = unigrams * (before @ weights) + np.bincount(words, before[contexts] * more, len(unigrams))
+        frequencies = unigrams * (before @ weights) + np.bincount(
+            words, before[contexts] * more, len(unigrams)
+        )
         frequencies /= frequencies.sum()
     return frequencies
 
@@ -84,7 +107,9 @@ def _followers(model: NGram, listed: np.ndarray, most: int) -> dict[int, list[tu
     probability = model.levels[1].probability
     rows = np.flatnonzero(listed[contexts] & listed[words])
     rows = rows[np.lexsort((-probability[rows], contexts[rows]))]
-    for context, word, f in zip(contexts[rows], words[rows], _f(np.exp(probability[rows])), strict=True):
+    for context, word, f in zip(
+        contexts[rows], words[rows], _f(np.exp(probability[rows])), strict=True
+    ):
         chosen = followers.setdefault(int(context), [])
         if len(chosen) < most:
             chosen.append((int(word), int(f)))

@@ -16,7 +16,12 @@ from taciturn.core import BEGIN, END, PADDING, UNKNOWN, WordModel
 from taciturn.data.vocabulary import normalize
 from taciturn.export.arpa import arpa_words, read_arpa, write_arpa
 from taciturn.export.combined import STEP, read_combined, write_combined
-from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram
+from taciturn.export.javascript import (
+    Published,
+    check_javascript,
+    javascript_model,
+    javascript_ngram,
+)
 from taciturn.export.onnx import onnx_model, onnx_scores
 from taciturn.export.word_model import LoadedModel
 from taciturn.files import new_folder
@@ -38,7 +43,9 @@ PAGE_ENTRIES = 200_000  # n-grams that a page can hold
 # Below, something is broken. N-grams are compared with the counted ones, from which files may differ by rounding only.
 LEAST_AGREEMENT = {"onnx": 0.999, "onnx-int8": 0.9, "js": 0.9, "arpa": 0.99, "combined": 0.99}
 
-Scoring = Callable[[np.ndarray], np.ndarray]  # a text → the log-probabilities at its start and after each word
+Scoring = Callable[
+    [np.ndarray], np.ndarray
+]  # a text → the log-probabilities at its start and after each word
 
 
 class Check(NamedTuple):
@@ -75,21 +82,30 @@ class Export:
         check_may_leave(self.guarantee, self.non_private)
         self.card, self.model = self.loaded.card, self.loaded.model
         with new_folder(out, "name a new folder") as made:
-            self.blocked = [normalize(word, self.loaded.vocabulary.language).strip() for word in self.blocklist]
-            if self.blocked and (self.to == "model" or (self.to in ("arpa", "combined") and isinstance(self.model, NGram))):
+            self.blocked = [
+                normalize(word, self.loaded.vocabulary.language).strip() for word in self.blocklist
+            ]
+            if self.blocked and (
+                self.to == "model"
+                or (self.to in ("arpa", "combined") and isinstance(self.model, NGram))
+            ):
                 refused = f"a file of this kind cannot hold a blocklist (--to {self.to})"
                 raise ExportRefused(f"{refused}: leave it out, or block the words on the device")
             check = self._write(made)
         return Exported(self.guarantee, sorted(out.iterdir()), check)
 
     def _write(self, out: Path) -> Check | None:
-        self.statement, self.json = (words(self.guarantee, self.card.public_text) for words in (statement, statement_json))
+        self.statement, self.json = (
+            words(self.guarantee, self.card.public_text) for words in (statement, statement_json)
+        )
         self.loaded.vocabulary.save(out / "vocabulary.txt")
         (out / "guarantee.txt").write_text(self.statement, encoding="utf-8")
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
         match self.to:
             case "model":
-                return save_model(out / "model.safetensors", self.loaded.params, self.card)  # what was verified, not the file
+                return save_model(
+                    out / "model.safetensors", self.loaded.params, self.card
+                )  # what was verified, not the file
             case "onnx" | "onnx-int8":
                 return self._onnx(out / ("model.onnx" if self.to == "onnx" else "model.int8.onnx"))
             case "js":
@@ -105,13 +121,22 @@ class Export:
             raise _no_cell("ONNX", self.loaded)
         never = {PADDING, UNKNOWN, BEGIN, END, *self._ids(self.blocked)}
         about = {"guarantee": self.json, "text": json.dumps(self.card.text)}
-        content = onnx_model(model.cell, model.weights, never, model.restarts, about, self.to == "onnx-int8").SerializeToString()
+        content = onnx_model(
+            model.cell, model.weights, never, model.restarts, about, self.to == "onnx-int8"
+        ).SerializeToString()
         check = self._compare(lambda text: onnx_scores(content, text))
         path.write_bytes(content)
         return self._agreed(check)
 
     def _javascript(self, path: Path) -> Check:
-        script = page_script(self.loaded, self.guarantee, self.learned_from, self.statement, self.card.run or "", self.blocked)
+        script = page_script(
+            self.loaded,
+            self.guarantee,
+            self.learned_from,
+            self.statement,
+            self.card.run or "",
+            self.blocked,
+        )
         scores = iter(check_javascript(script, self._compared_texts, self.card.vocabulary))
         check = self._compare(lambda _: next(scores))
         path.write_text(script, encoding="utf-8")
@@ -120,7 +145,9 @@ class Export:
     def _arpa(self, path: Path) -> Check:
         ngram, listed, how = self._to_ngram(DISTILLED_ORDER)
         write_arpa(path, ngram, listed, [self.statement, how])
-        path.with_name("vocabulary.txt").write_text("".join(f"{word}\n" for word in arpa_words(listed)), encoding="utf-8")
+        path.with_name("vocabulary.txt").write_text(
+            "".join(f"{word}\n" for word in arpa_words(listed)), encoding="utf-8"
+        )
         read_back, words = read_arpa(path)
         places = {word: place for place, word in enumerate(words)}
         ours = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
@@ -155,10 +182,14 @@ class Export:
     def _agreed(self, check: Check) -> Check:
         if not check.agreement >= LEAST_AGREEMENT[self.to]:
             where = f"{1 - check.agreement:.1%} of {check.positions:,} positions (probabilities differ by up to {check.difference:.2g})"
-            raise ExportRefused(f"the {self.to} export disagrees with the model on the top word at {where}: nothing was written")
+            raise ExportRefused(
+                f"the {self.to} export disagrees with the model on the top word at {where}: nothing was written"
+            )
         return check
 
-    def _listed_scores(self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray) -> np.ndarray:
+    def _listed_scores(
+        self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray
+    ) -> np.ndarray:
         """Return a word list's scores before the first word and after each: words by frequency, after those that follow."""
         ids, spelled = self.loaded.vocabulary.ids, self.card.vocabulary
         alone = np.zeros(len(spelled))
@@ -175,7 +206,12 @@ class Export:
         if isinstance(self.model, NGram):
             return self.model, self.card.vocabulary, f"{self.model.order}-grams as counted"
         assert isinstance(self.model, Neural)
-        texts = samples(self.model, self.words, jax.random.key(1), lambda done, all: self.progress("sampling", done, all))
+        texts = samples(
+            self.model,
+            self.words,
+            jax.random.key(1),
+            lambda done, all: self.progress("sampling", done, all),
+        )
         # Blocked words are not in the list, so no reader can produce them.
         kept = np.setdiff1d(np.arange(self.model.vocabulary), self._ids(self.blocked))
         numbers = self._renumbered(kept)
@@ -183,7 +219,11 @@ class Export:
         counted = katz((numbers[text] for text in texts), len(kept), order)
         cost = ", which costs no privacy" if self.guarantee.is_private else ""
         how = f"{order}-grams of {self.words:,} words sampled from the model{cost}"
-        return pruned(counted, self.entries), tuple(self.card.vocabulary[place] for place in kept), how
+        return (
+            pruned(counted, self.entries),
+            tuple(self.card.vocabulary[place] for place in kept),
+            how,
+        )
 
     def _renumbered(self, kept: np.ndarray) -> np.ndarray:
         """Return the ids of the model's words in a list that keeps some of them."""
@@ -192,17 +232,28 @@ class Export:
         return numbers
 
     def _ids(self, words: Iterable[str]) -> list[int]:
-        return [self.loaded.vocabulary.ids[word] for word in words if word in self.loaded.vocabulary.ids]
+        return [
+            self.loaded.vocabulary.ids[word] for word in words if word in self.loaded.vocabulary.ids
+        ]
 
-    def _compare(self, scores: Scoring, listed: set[str] | None = None, reference: Scoring | None = None) -> Check:
+    def _compare(
+        self, scores: Scoring, listed: set[str] | None = None, reference: Scoring | None = None
+    ) -> Check:
         """Compare. `listed` are the words that a file can hold, where not all; the reference is the model, unless another is given."""
         positions = same = 0
         difference = 0.0
         silent = [PADDING, UNKNOWN, BEGIN]
         if listed is not None:
-            silent += [place for place, word in enumerate(self.card.vocabulary) if place >= END and word not in listed]
+            silent += [
+                place
+                for place, word in enumerate(self.card.vocabulary)
+                if place >= END and word not in listed
+            ]
         for text in self._compared_texts:
-            ours, theirs = np.array(reference(text) if reference else _scores_along(self.model, text)), np.array(scores(text))
+            ours, theirs = (
+                np.array(reference(text) if reference else _scores_along(self.model, text)),
+                np.array(scores(text)),
+            )
             ours[:, silent] = theirs[:, silent] = -np.inf
             positions += len(ours)
             same += int(np.count_nonzero(np.argmax(ours, axis=1) == np.argmax(theirs, axis=1)))
@@ -218,7 +269,9 @@ class Export:
         return list(generator.integers(UNKNOWN, self.model.vocabulary, (CHECKED_TEXTS, 64)))
 
 
-def _compare_followers(ngram: NGram, listed: Sequence[str], followers: dict[str, dict[str, float]]) -> Check:
+def _compare_followers(
+    ngram: NGram, listed: Sequence[str], followers: dict[str, dict[str, float]]
+) -> Check:
     """Count the words that follow others in a word list with the probability that the n-grams give them."""
     ids = {word: place for place, word in enumerate(listed)}
     off = []
@@ -240,11 +293,25 @@ def _scores_along(model: WordModel, text: np.ndarray) -> np.ndarray:
 
 
 def page_script(
-    loaded: LoadedModel, guarantee: Guarantee | None, learned_from: str | None, statement: str, name: str, blocked: Iterable[str]
+    loaded: LoadedModel,
+    guarantee: Guarantee | None,
+    learned_from: str | None,
+    statement: str,
+    name: str,
+    blocked: Iterable[str],
 ) -> str:
     """Return the model as one script, for the page and for export."""
     words = loaded.vocabulary
-    about = Published(name, words.words, words.about, guarantee, statement, learned_from, list(blocked), loaded.is_personal)
+    about = Published(
+        name,
+        words.words,
+        words.about,
+        guarantee,
+        statement,
+        learned_from,
+        list(blocked),
+        loaded.is_personal,
+    )
     if isinstance(loaded.model, NGram):
         return javascript_ngram(pruned(loaded.model, PAGE_ENTRIES), about)
     model, kind = loaded.model, loaded.kind
@@ -255,4 +322,6 @@ def page_script(
 
 def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:
     name = loaded.path.name
-    return ExportRefused(f"{what} is for models that read word by word (LSTM, CIFG, GRU); export {name} as n-grams: --to arpa")
+    return ExportRefused(
+        f"{what} is for models that read word by word (LSTM, CIFG, GRU); export {name} as n-grams: --to arpa"
+    )

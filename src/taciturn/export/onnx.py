@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 OPSET, IR_VERSION = 17, 8  # of 2022: what is on phones
 BEST = 10
-OPERATORS = {"add": "Add", "sub": "Sub", "mul": "Mul", "tanh": "Tanh", "logistic": "Sigmoid"}  # of JAX, of ONNX
+OPERATORS = {
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "tanh": "Tanh",
+    "logistic": "Sigmoid",
+}  # of JAX, of ONNX
 
 
 def libraries() -> tuple[Any, Any]:
@@ -36,31 +42,52 @@ def libraries() -> tuple[Any, Any]:
         import onnx
         import onnxruntime
     except ImportError as error:
-        raise ExportRefused(f"writing ONNX and checking it needs two more libraries ({error}): pip install 'taciturn[onnx]'") from None
+        raise ExportRefused(
+            f"writing ONNX and checking it needs two more libraries ({error}): pip install 'taciturn[onnx]'"
+        ) from None
     return onnx, onnxruntime
 
 
 def onnx_model(
-    cell: Cell, weights: StepWeights, never: Iterable[int], restarts: Iterable[int], about: dict[str, str], as_bytes: bool
+    cell: Cell,
+    weights: StepWeights,
+    never: Iterable[int],
+    restarts: Iterable[int],
+    about: dict[str, str],
+    as_bytes: bool,
 ) -> "onnx.ModelProto":
     """Build the graph. `never` are words not to suggest, `restarts` those after which the model starts afresh, `about` its metadata."""
     onnx, _ = libraries()
     graph = _Graph(onnx, as_bytes)
     words = graph.stored(weights.words.T)
     embedding = words if weights.embedding is weights.words else graph.stored(weights.embedding.T)
-    gates = graph("Add", graph.product(graph.column(embedding, "word"), weights.input), graph.constant(weights.gate_bias))
+    gates = graph(
+        "Add",
+        graph.product(graph.column(embedding, "word"), weights.input),
+        graph.constant(weights.gate_bias),
+    )
     recurrent = graph.product("fed_back", weights.recurrent)
-    shapes = [jax.ShapeDtypeStruct((1, size), np.float32) for size in (*weights.gate_bias.shape * 2, weights.units)]
+    shapes = [
+        jax.ShapeDtypeStruct((1, size), np.float32)
+        for size in (*weights.gate_bias.shape * 2, weights.units)
+    ]
     output, carry = graph.traced(jax.make_jaxpr(cell)(*shapes).jaxpr, [gates, recurrent, "carry"])
     fed_back = graph.product(output, weights.projection)
     context = graph.product(fed_back, weights.to_context)
-    logits = graph("Add", graph("MatMul", context, graph.widened(*words)), graph.constant(weights.word_bias))
+    logits = graph(
+        "Add", graph("MatMul", context, graph.widened(*words)), graph.constant(weights.word_bias)
+    )
     never = sorted(never)
     allowed = np.zeros(len(weights.word_bias), np.float32)
     allowed[never] = -np.inf
     best = min(BEST, int(np.count_nonzero(allowed == 0)))
     ranked = graph("Add", graph("LogSoftmax", logits, axis=-1), graph.constant(allowed))
-    graph("TopK", ranked, graph.constant(np.array([best], np.int64)), out=("top_log_probabilities", "top_words"))
+    graph(
+        "TopK",
+        ranked,
+        graph.constant(np.array([best], np.int64)),
+        out=("top_log_probabilities", "top_words"),
+    )
     for name, value in (("logits", logits), ("next_fed_back", fed_back), ("next_carry", carry)):
         graph("Identity", value, out=(name,))
     sizes = {"fed_back": len(weights.recurrent), "carry": weights.units}
@@ -74,7 +101,9 @@ class _Graph:
     def __init__(self, onnx: Any, as_bytes: bool) -> None:
         self.onnx, self.nodes, self.constants, self.as_bytes = onnx, [], [], as_bytes
 
-    def __call__(self, operator: str, *inputs: str, out: tuple[str, ...] = (), **attributes: Any) -> Any:
+    def __call__(
+        self, operator: str, *inputs: str, out: tuple[str, ...] = (), **attributes: Any
+    ) -> Any:
         names = out or (f"{operator.lower()}_{len(self.nodes)}",)
         self.nodes.append(self.onnx.helper.make_node(operator, inputs, names, **attributes))
         return names[0] if len(names) == 1 else names
@@ -92,10 +121,16 @@ class _Graph:
         return self.constant(values.T), self.constant(scales)
 
     def widened(self, values: str, scales: str | None) -> str:
-        return values if scales is None else self("Mul", self("Cast", values, to=self.onnx.TensorProto.FLOAT), scales)
+        return (
+            values
+            if scales is None
+            else self("Mul", self("Cast", values, to=self.onnx.TensorProto.FLOAT), scales)
+        )
 
     def product(self, value: str, matrix: np.ndarray | None) -> str:
-        return value if matrix is None else self("MatMul", value, self.widened(*self.stored(matrix)))
+        return (
+            value if matrix is None else self("MatMul", value, self.widened(*self.stored(matrix)))
+        )
 
     def column(self, stored: tuple[str, str | None], place: str) -> str:
         """Return one output's column of a stored matrix, as a row."""
@@ -103,14 +138,23 @@ class _Graph:
         rows = self("Transpose", self("Gather", values, place, axis=1), perm=[1, 0])
         if scales is None:
             return rows
-        return self.widened(rows, self("Unsqueeze", self("Gather", scales, place), self.constant(np.array([1], np.int64))))
+        return self.widened(
+            rows,
+            self(
+                "Unsqueeze", self("Gather", scales, place), self.constant(np.array([1], np.int64))
+            ),
+        )
 
     def traced(self, program: Jaxpr, inputs: list[str]) -> list[str]:
         """Add the nodes of a cell as JAX traces it, so that it is defined once."""
         named = dict(zip(program.invars, inputs, strict=True))
 
         def name_of(value: Var | Literal) -> str:
-            return self.constant(np.full(1, value.val, np.float32)) if isinstance(value, Literal) else named[value]
+            return (
+                self.constant(np.full(1, value.val, np.float32))
+                if isinstance(value, Literal)
+                else named[value]
+            )
 
         for step in program.eqns:
             given, kind = [name_of(value) for value in step.invars], step.primitive.name
@@ -123,23 +167,33 @@ class _Graph:
             elif kind in OPERATORS:
                 found = [self(OPERATORS[kind], *given)]
             else:
-                raise ExportRefused(f"ONNX export supports cells of {', '.join(OPERATORS)} and split, not of {kind}; choose another")
+                raise ExportRefused(
+                    f"ONNX export supports cells of {', '.join(OPERATORS)} and split, not of {kind}; choose another"
+                )
             named |= dict(zip(step.outvars, found, strict=True))
         return [name_of(value) for value in program.outvars]
 
-    def finished(self, states: dict[str, int], vocabulary: int, best_words: int, metadata: dict[str, str]) -> "onnx.ModelProto":
+    def finished(
+        self, states: dict[str, int], vocabulary: int, best_words: int, metadata: dict[str, str]
+    ) -> "onnx.ModelProto":
         make, kinds = self.onnx.helper.make_tensor_value_info, self.onnx.TensorProto
         before = [make(name, kinds.FLOAT, ["batch", size]) for name, size in states.items()]
-        after = [make(f"next_{name}", kinds.FLOAT, ["batch", size]) for name, size in states.items()]
+        after = [
+            make(f"next_{name}", kinds.FLOAT, ["batch", size]) for name, size in states.items()
+        ]
         best = [
             make("top_words", kinds.INT64, ["batch", best_words]),
             make("top_log_probabilities", kinds.FLOAT, ["batch", best_words]),
             make("logits", kinds.FLOAT, ["batch", vocabulary]),
         ]
         inputs = [make("word", kinds.INT64, ["batch"]), *before]
-        graph = self.onnx.helper.make_graph(self.nodes, "next_word", inputs, best + after, self.constants)
+        graph = self.onnx.helper.make_graph(
+            self.nodes, "next_word", inputs, best + after, self.constants
+        )
         opset = [self.onnx.helper.make_opsetid("", OPSET)]
-        model = self.onnx.helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION, producer_name="taciturn")
+        model = self.onnx.helper.make_model(
+            graph, opset_imports=opset, ir_version=IR_VERSION, producer_name="taciturn"
+        )
         self.onnx.helper.set_model_props(model, metadata)
         self.onnx.checker.check_model(model)
         return model
@@ -151,7 +205,11 @@ def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     said = session.get_modelmeta().custom_metadata_map
     never, afresh = json.loads(said["never"]), set(json.loads(said["restarts"]))
-    zero = {one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
+    zero = {
+        one.name: np.zeros((1, one.shape[1]), np.float32)
+        for one in session.get_inputs()
+        if one.name != "word"
+    }
     wanted = ["logits", "top_words", *(f"next_{name}" for name in zero)]
     state, rows = zero, []
     for word in (BEGIN, *words.tolist()):
@@ -163,5 +221,7 @@ def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:
         allowed = rows[-1].copy()
         allowed[never] = -np.inf
         if set(best[0]) & set(never) or allowed[best[0][0]] < allowed.max():
-            raise ExportRefused("the graph's best words are not those of its logits: nothing was written")
+            raise ExportRefused(
+                "the graph's best words are not those of its logits: nothing was written"
+            )
     return np.stack(rows)

@@ -41,7 +41,9 @@ class LoadedModel:
         if self.card is None or self.kind is None:
             return NGram.of(self.params, len(self.vocabulary))
         model = build.language_model(ModelSection(**self.card.architecture), len(self.vocabulary))
-        return self.kind.stepper(model, self.params, self.vocabulary.sentence_ends if self.card.sentences else ())
+        return self.kind.stepper(
+            model, self.params, self.vocabulary.sentence_ends if self.card.sentences else ()
+        )
 
     @property
     def kind(self) -> ModelKind | None:

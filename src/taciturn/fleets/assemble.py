@@ -37,42 +37,68 @@ RUN_DIGITS = 16  # of the ledger's row that opened a run
 
 def agreement(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> Terms:
     """Return the terms that follow from a recipe, its words and the enrolment authority; a round adds its own."""
-    params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
-    encoded, participation, section = build.report_encoding(recipe, params), _min_separation(recipe), recipe.fleet
+    params = jax.eval_shape(
+        build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0)
+    )
+    encoded, participation, section = (
+        build.report_encoding(recipe, params),
+        _min_separation(recipe),
+        recipe.fleet,
+    )
     most = min(section.most_reports or participation.asked, participation.asked)
     told = recipe.with_settings("run", seed=None)  # which devices do not get
     name = _fingerprint(told.fingerprint, vocabulary.words, authority)
     shares = section.max_dropout, section.max_colluding
-    return Terms(b"", b"", b"", name, encoded.bits, encoded.padded, *shares, participation.size, most)
+    return Terms(
+        b"", b"", b"", name, encoded.bits, encoded.padded, *shares, participation.size, most
+    )
 
 
 def in_any_language(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> dict[str, Any]:
     """Work out what devices without Python need from the recipe (docs/protocol.md)."""
-    terms, mechanism = agreement(recipe, vocabulary, authority), build.algorithm(recipe, len(vocabulary)).mechanism
+    terms, mechanism = (
+        agreement(recipe, vocabulary, authority),
+        build.algorithm(recipe, len(vocabulary)).mechanism,
+    )
     like, public_part = _messages(mechanism, build.language_model(recipe.model, len(vocabulary)))
     clip_norm = jax.tree.leaves(jax.device_get(public_part(0).clip_norm))
     return {
         "recipe": recipe.with_settings("run", seed=None).fingerprint,
-        "bits": terms.modulus_bits, "length": terms.length,
-        "dropouts": terms.dropouts, "corrupt": terms.corrupt, "least": terms.least, "most": terms.most,
-        "hours": recipe.fleet.timer_hours, "min_separation": _min_separation(recipe).min_separation,
+        "bits": terms.modulus_bits,
+        "length": terms.length,
+        "dropouts": terms.dropouts,
+        "corrupt": terms.corrupt,
+        "least": terms.least,
+        "most": terms.most,
+        "hours": recipe.fleet.timer_hours,
+        "min_separation": _min_separation(recipe).min_separation,
         "max_participations": _lifetime(recipe),
         "leaves": [[str(leaf.dtype), leaf.shape] for leaf in jax.tree.leaves(like.params)],
         "clip_norm": b"".join(leaf.astype("<f4").tobytes() for leaf in clip_norm).hex(),
         "encoding": build.report_encoding(recipe, like.params)._asdict(),
-    }  # fmt: skip
+    }
 
 
 def _fingerprint(recipe: str, words: Sequence[str], authority: Authority) -> bytes:
     groups = [recipe.encode()], [word.encode() for word in words], [b"".join(authority)]
-    counted = b"".join(len(parts).to_bytes(8, "big") + fields.pack_fields(*parts) for parts in groups)
+    counted = b"".join(
+        len(parts).to_bytes(8, "big") + fields.pack_fields(*parts) for parts in groups
+    )
     return hashlib.sha256(b"taciturn fleet\0" + counted).digest()
 
 
-def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected: Connected | None, account: Account) -> DeviceFleet:
+def device_fleet(
+    recipe: Recipe,
+    vocabulary: Vocabulary,
+    folder: Path,
+    connected: Connected | None,
+    account: Account,
+) -> DeviceFleet:
     """Build the server's fleet; `folder` is the run's private one, `account` what it charges."""
     if connected is None:
-        raise RecipeError('[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices connect')
+        raise RecipeError(
+            '[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices connect'
+        )
     participation, waits = _min_separation(recipe), (recipe.fleet.deadline, recipe.fleet.patience)
     certificates, dismissed = connected.enrolled()
     check_enough(recipe, len(certificates) - len(dismissed.devices))
@@ -82,7 +108,9 @@ def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected
         return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"  # a folder's name may be reused
 
     numbers = lambda: len(account.charges), participation.min_separation
-    return DeviceFleet(connected, agreed, participation.asked, *waits, folder / "rounds", run, *numbers)
+    return DeviceFleet(
+        connected, agreed, participation.asked, *waits, folder / "rounds", run, *numbers
+    )
 
 
 def check_enough(recipe: Recipe, devices: int) -> None:
@@ -92,27 +120,44 @@ def check_enough(recipe: Recipe, devices: int) -> None:
     often = min(participation.max_participations, _lifetime(recipe))
     for needed, why in (
         (asked * min(apart + 1, participation.rounds), f"and a device rests for {apart} rounds"),
-        (-(-asked * participation.rounds // often), f"and a device takes part {often} times in {participation.rounds} rounds"),
+        (
+            -(-asked * participation.rounds // often),
+            f"and a device takes part {often} times in {participation.rounds} rounds",
+        ),
     ):
         if devices < needed:
             few = f"{devices} devices are too few, {needed} are needed: a round asks {asked} (participation.cohort × fleet.over_selection)"
-            raise RecipeError(f"{few}, {why}. Have more devices, or lower participation.cohort or min_separation")
+            raise RecipeError(
+                f"{few}, {why}. Have more devices, or lower participation.cohort or min_separation"
+            )
 
 
 def build_device(
-    recipe: Recipe, words: Vocabulary, text: np.ndarray, key: Ed25519PrivateKey, authority: Authority, home: Path, wishes: Wishes = Wishes()
+    recipe: Recipe,
+    words: Vocabulary,
+    text: np.ndarray,
+    key: Ed25519PrivateKey,
+    authority: Authority,
+    home: Path,
+    wishes: Wishes = Wishes(),
 ) -> Device:
     """Build one person's device with this `text`; `home` keeps its participation record. `recipe` is the server's, noise included."""
     algorithm = build.algorithm(recipe, len(words))
     messages = _messages(algorithm.mechanism, build.language_model(recipe.model, len(words)))
     user = build.layout(recipe, words).user_data(text, recipe.participation.weight_cap)
-    limits = ParticipationLimits(recipe.fleet.timer_hours, _min_separation(recipe).min_separation, _lifetime(recipe))
+    limits = ParticipationLimits(
+        recipe.fleet.timer_hours, _min_separation(recipe).min_separation, _lifetime(recipe)
+    )
     agreed, program = agreement(recipe, words, authority), device_program(algorithm)
-    return Device(key, authority, agreed, program, *messages, user, ParticipationRecord(home, limits), wishes)
+    return Device(
+        key, authority, agreed, program, *messages, user, ParticipationRecord(home, limits), wishes
+    )
 
 
 @lru_cache(maxsize=8)  # so that devices of one fleet in one process compile once
-def _messages(mechanism: Mechanism, model: LanguageModel) -> tuple[Message, Callable[[int], PyTree]]:
+def _messages(
+    mechanism: Mechanism, model: LanguageModel
+) -> tuple[Message, Callable[[int], PyTree]]:
     """Return the shapes of what a round sends, and its public part by the row of the noise."""
     params = jax.eval_shape(model.init, jax.random.key(0))
 
@@ -138,8 +183,14 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFle
     if is_joined():
         return RayFleet(recipe, population)
     section = recipe.participation
-    cohort = with_room(section.cohort) if section.kind in ("poisson", "cyclic-poisson") else section.cohort
-    return SimulatedFleet(population, build.layout(recipe, population.vocabulary), section.weight_cap, cohort)
+    cohort = (
+        with_room(section.cohort)
+        if section.kind in ("poisson", "cyclic-poisson")
+        else section.cohort
+    )
+    return SimulatedFleet(
+        population, build.layout(recipe, population.vocabulary), section.weight_cap, cohort
+    )
 
 
 def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0) -> FleetWithStats:
@@ -154,4 +205,6 @@ def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0)
     habits = Habits(tuple(section.time_zones), drop_out=section.dropout_rate)
     clock = Clock(Devices(len(population), habits, coins), section.timer_hours)
     most = section.most_reports or participation.asked
-    return CheckInFleet(everyone, clock, participation.size, participation.asked, most, devices / "devices.npz")
+    return CheckInFleet(
+        everyone, clock, participation.size, participation.asked, most, devices / "devices.npz"
+    )

@@ -24,12 +24,24 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.files import locked, write_atomically
 from taciturn.fleets.devices.transport import LOG, LinkError
-from taciturn.fleets.secure_aggregation.identities import CLOCKS_APART, FLEET_BYTES, Certificate, Dismissed, Enrolled, Issuer, now, verified
+from taciturn.fleets.secure_aggregation.identities import (
+    CLOCKS_APART,
+    FLEET_BYTES,
+    Certificate,
+    Dismissed,
+    Enrolled,
+    Issuer,
+    now,
+    verified,
+)
 from taciturn.fleets.wire.authority import load_key, requested_key, save_key
 
 ENROLMENT_KEY, LOG_NAME, ENROLLED = "enrolment.key", "enrolment.log", "enrolled.txt"
 DAY = 24 * 3600
-CERTIFICATE_DAYS, RENEWAL_DAYS = 365, 90  # days of validity; days before the end in which it is renewed
+CERTIFICATE_DAYS, RENEWAL_DAYS = (
+    365,
+    90,
+)  # days of validity; days before the end in which it is renewed
 
 
 def beside(fleet: Path) -> Path:
@@ -48,15 +60,21 @@ def new_authority(folder: Path, fleet: Path) -> Issuer:
     return issuer
 
 
-def enrol(folder: Path, fleet: Path, requests: Collection[str], days: int = CERTIFICATE_DAYS) -> list[int]:
+def enrol(
+    folder: Path, fleet: Path, requests: Collection[str], days: int = CERTIFICATE_DAYS
+) -> list[int]:
     """Enrol the devices that ask, and return their numbers. A device that is already enrolled keeps its own."""
     keys = [requested_key(request) for request in requests]
     with _open(folder, fleet) as log:
         enrolled = log.enrolled
         numbers = enrolled.keys()
-        if gone := sorted(numbers[key] for key in keys if numbers.get(key) in enrolled.dismissed.devices):
+        if gone := sorted(
+            numbers[key] for key in keys if numbers.get(key) in enrolled.dismissed.devices
+        ):
             anew = "To bring it back, make a new key in a new folder: taciturn fleet device FOLDER --new"
-            raise LinkError(f"device {gone[0]} was dismissed, and its key with it; no device was enrolled. {anew}")
+            raise LinkError(
+                f"device {gone[0]} was dismissed, and its key with it; no device was enrolled. {anew}"
+            )
         new = [key for key in dict.fromkeys(keys) if key not in numbers]
         log.certify({len(numbers) + place: key for place, key in enumerate(new)}, days)
         numbers = log.enrolled.keys()
@@ -68,9 +86,13 @@ def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
     with _open(folder, fleet) as log:
         certificates, before = log.enrolled
         if unknown := sorted(set(devices) - {one.device for one in certificates}):
-            raise LinkError(f"this fleet has {len(certificates)} devices, and no device {unknown[0]}: name another. Nothing was changed")
+            raise LinkError(
+                f"this fleet has {len(certificates)} devices, and no device {unknown[0]}: name another. Nothing was changed"
+            )
         if not before.devices.issuperset(devices):
-            log.add("dismissed", [log.issuer.dismiss(before.number + 1, before.devices.union(devices))])
+            log.add(
+                "dismissed", [log.issuer.dismiss(before.number + 1, before.devices.union(devices))]
+            )
         return log.enrolled.dismissed.number
 
 
@@ -88,14 +110,24 @@ def renew(folder: Path, fleet: Path, days: int = CERTIFICATE_DAYS) -> int:
 def read_enrolled(fleet: Path) -> Enrolled:
     path = fleet / ENROLLED
     try:
-        first, *others = (base64.b64decode(line, validate=True) for line in path.read_bytes().split())
-        enrolled = Enrolled([Certificate.from_bytes(one) for one in others], Dismissed.from_bytes(first))
+        first, *others = (
+            base64.b64decode(line, validate=True) for line in path.read_bytes().split()
+        )
+        enrolled = Enrolled(
+            [Certificate.from_bytes(one) for one in others], Dismissed.from_bytes(first)
+        )
     except FileNotFoundError:
-        raise LinkError(f"{path} is missing: copy it from the enrolment authority, or make a fleet with `taciturn fleet new`") from None
+        raise LinkError(
+            f"{path} is missing: copy it from the enrolment authority, or make a fleet with `taciturn fleet new`"
+        ) from None
     except (ValueError, OSError) as error:
-        raise LinkError(f"{path} cannot be read or is damaged ({error}): copy it again from the enrolment authority") from None
+        raise LinkError(
+            f"{path} cannot be read or is damaged ({error}): copy it again from the enrolment authority"
+        ) from None
     if [one.device for one in enrolled.certificates] != list(range(len(enrolled.certificates))):
-        raise LinkError(f"{path} lacks devices, or has them in another order: copy it again from the enrolment authority")
+        raise LinkError(
+            f"{path} lacks devices, or has them in another order: copy it again from the enrolment authority"
+        )
     return enrolled
 
 
@@ -126,12 +158,16 @@ class EnrolledNow:
             try:
                 enrolled = read_enrolled(self._path.parent)
                 if self._known and not _follows(enrolled, self._known[0]):
-                    raise LinkError(f"{self._path} is older than the one before it, or of another fleet")
+                    raise LinkError(
+                        f"{self._path} is older than the one before it, or of another fleet"
+                    )
                 self._known = enrolled, enrolled.keys()
             except LinkError as error:
                 if self._known is None:
                     raise
-                LOG.warning("keeping the list of devices that was read before: %s", error)  # someone may be copying it just now
+                LOG.warning(
+                    "keeping the list of devices that was read before: %s", error
+                )  # someone may be copying it just now
             self._seen = seen
         return self._known
 
@@ -140,32 +176,51 @@ class EnrolledNow:
 def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
     """Lock and open the log; after the block the fleet's server gets what was signed in it."""
     if not (folder / LOG_NAME).exists():
-        raise LinkError(f"{folder} is not the folder of an enrolment authority, or lost its {LOG_NAME}: name the folder with --authority")
+        raise LinkError(
+            f"{folder} is not the folder of an enrolment authority, or lost its {LOG_NAME}: name the folder with --authority"
+        )
     with locked(folder / LOG_NAME) as file:
         file.seek(0)
         content = file.read()
         *lines, torn = content.split(b"\n")
         if torn:
-            file.truncate(len(content) - len(torn))  # the process that died while writing it had shown its signature to no one
+            file.truncate(
+                len(content) - len(torn)
+            )  # the process that died while writing it had shown its signature to no one
         try:
             log = _Log(load_key(folder / ENROLMENT_KEY), file, lines)
             known = log.enrolled
         except (ValueError, KeyError, TypeError) as error:
-            raise LinkError(f"{folder / LOG_NAME} is damaged ({error}): restore it from a copy; nothing was signed") from None
+            raise LinkError(
+                f"{folder / LOG_NAME} is damaged ({error}): restore it from a copy; nothing was signed"
+            ) from None
         given = read_enrolled(fleet) if (fleet / ENROLLED).exists() else known
         if given.dismissed.fleet != known.dismissed.fleet:
-            raise LinkError(f"{folder} is the authority of another fleet than {fleet}: name the right one with --authority")
-        if not _follows(known, given):  # two devices could get one number, or two lists of one number differ
-            raise LinkError(f"{folder / LOG_NAME} lacks what was signed before ({fleet / ENROLLED}): restore its newest copy")
+            raise LinkError(
+                f"{folder} is the authority of another fleet than {fleet}: name the right one with --authority"
+            )
+        if not _follows(
+            known, given
+        ):  # two devices could get one number, or two lists of one number differ
+            raise LinkError(
+                f"{folder / LOG_NAME} lacks what was signed before ({fleet / ENROLLED}): restore its newest copy"
+            )
         yield log
         log.publish(fleet)
 
 
 def _follows(newer: Enrolled, older: Enrolled) -> bool:
     """Whether `newer` is `older` or continues it: numbers keep their keys, lists their content, and no dismissed device is back."""
-    rises = newer.dismissed.number > older.dismissed.number and newer.dismissed.devices >= older.dismissed.devices
+    rises = (
+        newer.dismissed.number > older.dismissed.number
+        and newer.dismissed.devices >= older.dismissed.devices
+    )
     kept = list(newer.keys())[: len(older.certificates)] == list(older.keys())
-    return kept and newer.dismissed.fleet == older.dismissed.fleet and (rises or newer.dismissed == older.dismissed)
+    return (
+        kept
+        and newer.dismissed.fleet == older.dismissed.fleet
+        and (rises or newer.dismissed == older.dismissed)
+    )
 
 
 class _Log:
@@ -176,14 +231,19 @@ class _Log:
         own, signed = key.public_key().public_bytes_raw(), []
         for line in lines:
             signed = self._take(line)
-        if not all(verified(own, one.signed(), one.signature) for one in signed):  # no later row has the hash of the last one
+        if not all(
+            verified(own, one.signed(), one.signature) for one in signed
+        ):  # no later row has the hash of the last one
             raise ValueError("the last row is not what was signed")
 
     @property
     def enrolled(self) -> Enrolled:
         if self._dismissed is None:
             raise ValueError("it is empty")
-        return Enrolled([self._certificates[number] for number in range(len(self._certificates))], self._dismissed)
+        return Enrolled(
+            [self._certificates[number] for number in range(len(self._certificates))],
+            self._dismissed,
+        )
 
     @property
     def issuer(self) -> Issuer:
@@ -192,11 +252,22 @@ class _Log:
     def certify(self, keys: Mapping[int, bytes], days: int) -> None:
         if keys:
             today, after = int(now()), self.enrolled.dismissed.number
-            dates = today - CLOCKS_APART, today + days * DAY  # or a device whose clock is behind would find it not yet valid
-            self.add("certified", [self.issuer.certify(number, key, *dates, after) for number, key in keys.items()])
+            dates = (
+                today - CLOCKS_APART,
+                today + days * DAY,
+            )  # or a device whose clock is behind would find it not yet valid
+            self.add(
+                "certified",
+                [self.issuer.certify(number, key, *dates, after) for number, key in keys.items()],
+            )
 
     def add(self, kind: str, signed: Sequence[Certificate | Dismissed]) -> None:
-        row = {"kind": kind, "at": int(now()), "signed": [_text(one) for one in signed], "previous": self._last}
+        row = {
+            "kind": kind,
+            "at": int(now()),
+            "signed": [_text(one) for one in signed],
+            "previous": self._last,
+        }
         line = json.dumps(row).encode()
         self._file.write(line + b"\n")
         self._file.flush()
@@ -206,7 +277,10 @@ class _Log:
     def publish(self, fleet: Path) -> None:
         fleet.mkdir(parents=True, exist_ok=True)
         certificates, dismissed = self.enrolled
-        write_atomically(fleet / ENROLLED, "".join(_text(one) + "\n" for one in (dismissed, *certificates)).encode())
+        write_atomically(
+            fleet / ENROLLED,
+            "".join(_text(one) + "\n" for one in (dismissed, *certificates)).encode(),
+        )
 
     def _take(self, line: bytes) -> Sequence[Certificate | Dismissed]:
         row = json.loads(line)

@@ -34,13 +34,25 @@ from taciturn.fleets.devices import participation_record
 from taciturn.fleets.devices.device import Device, Wishes
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation.identities import FLEET_BYTES, Authority
-from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_KEY, certify_server, device_request, load_key, make_authority
+from taciturn.fleets.wire.authority import (
+    AUTHORITY_CERTIFICATE,
+    DEVICE_KEY,
+    certify_server,
+    device_request,
+    load_key,
+    make_authority,
+)
 from taciturn.populations import open_ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe, save_recipe
 
-RECIPE, AGREEMENT, ENROLMENT, TOKENS = "recipe.toml", "agreement.json", "enrolment.pub", "tokens.npy"
+RECIPE, AGREEMENT, ENROLMENT, TOKENS = (
+    "recipe.toml",
+    "agreement.json",
+    "enrolment.pub",
+    "tokens.npy",
+)
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 WhyNot = Callable[[], str | None]
 
@@ -49,26 +61,47 @@ def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None
     """Make a server's folder, with the words and held-out users of the recipe's population; devices know the server by `names`."""
     source = build.population(recipe)
     hint = "a fleet's authority and ledger are never replaced; choose another folder"
-    with new_folder(enrolment.beside(folder), hint, mode=0o700) as authority, new_folder(folder, hint) as made:
-        _server_folder(made, authority, recipe.with_settings("data", population=str(folder / "population")), source, names)
+    with (
+        new_folder(enrolment.beside(folder), hint, mode=0o700) as authority,
+        new_folder(folder, hint) as made,
+    ):
+        _server_folder(
+            made,
+            authority,
+            recipe.with_settings("data", population=str(folder / "population")),
+            source,
+            names,
+        )
         with writing_population(made / "population", source.vocabulary) as writer:
             for number, text in enumerate(HeldOutUsers(source.folder).texts):
                 writer.add("held_out", hashed_id(writer.salt, str(number)), np.asarray(text))
-            writer.finish({"source": f"held-out users of {source.folder.name}", "on_devices": True}, {})
+            writer.finish(
+                {"source": f"held-out users of {source.folder.name}", "on_devices": True}, {}
+            )
 
 
 def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
     """Make a server's folder and devices with the first users of the recipe's population; its ledger is charged, as `run`."""
     population = build.population(recipe)
     if len(population) < count:
-        raise LinkError(f"{population.folder} has fewer than {count} users: start fewer devices, or name another population")
+        raise LinkError(
+            f"{population.folder} has fewer than {count} users: start fewer devices, or name another population"
+        )
     with new_folder(folder, "choose another --out") as made:
         if run in open_ledger(population).runs():
-            raise LinkError(f"the ledger of {population.folder} already has a run {run!r}: choose another --out")
+            raise LinkError(
+                f"the ledger of {population.folder} already has a run {run!r}: choose another --out"
+            )
         assemble.check_enough(recipe, count)
         people = str(population.folder.resolve())  # the same ones, wherever it is started
         server = made / "server"
-        _server_folder(server, enrolment.beside(server), recipe.with_settings("data", population=people), population, ())
+        _server_folder(
+            server,
+            enrolment.beside(server),
+            recipe.with_settings("data", population=people),
+            population,
+            (),
+        )
         devices = [made / f"device-{number}" for number in range(count)]
         for number, device in enumerate(devices):
             save_text(device, population.texts[number])
@@ -76,7 +109,9 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
     return [folder / device.name for device in devices]
 
 
-def _server_folder(folder: Path, authority: Path, recipe: Recipe, words_of: Population, names: tuple[str, ...]) -> None:
+def _server_folder(
+    folder: Path, authority: Path, recipe: Recipe, words_of: Population, names: tuple[str, ...]
+) -> None:
     recipe = build.with_noise(recipe, len(words_of.vocabulary))
     certificate = make_authority(authority)
     certify_server(authority, folder / "wire", [*LOCAL_NAMES, *names])
@@ -107,17 +142,23 @@ def fleet_authority(given: Path) -> Authority:
     try:
         content = bytes.fromhex((given / ENROLMENT).read_text())
         if len(content) != FLEET_BYTES + 32:
-            raise ValueError(f"fleet and key of an authority have {FLEET_BYTES + 32} bytes, and this has {len(content)}")
+            raise ValueError(
+                f"fleet and key of an authority have {FLEET_BYTES + 32} bytes, and this has {len(content)}"
+            )
         return Authority(content[:FLEET_BYTES], content[FLEET_BYTES:])
     except (OSError, ValueError) as error:
-        raise LinkError(f"the authority of the fleet's devices cannot be read: {error}. Copy the fleet's for-devices/ again") from None
+        raise LinkError(
+            f"the authority of the fleet's devices cannot be read: {error}. Copy the fleet's for-devices/ again"
+        ) from None
 
 
 def fleet_recipe(folder: Path) -> Recipe:
     if not (folder / RECIPE).exists():
         raise LinkError(f"{not_a('a fleet', folder)}: make one with `taciturn fleet new`")
     recipe, population = load_recipe(folder / RECIPE), folder / "population"
-    return recipe.with_settings("data", population=str(population)) if population.exists() else recipe
+    return (
+        recipe.with_settings("data", population=str(population)) if population.exists() else recipe
+    )
 
 
 def save_text(device: Path, tokens: Sequence[int] | np.ndarray) -> None:
@@ -130,15 +171,26 @@ def save_text(device: Path, tokens: Sequence[int] | np.ndarray) -> None:
 def vocabulary_of(device: Path) -> Vocabulary:
     given = device / "fleet"
     if not (given / "vocabulary.json").exists():
-        raise LinkError(f"{device} does not belong to a fleet yet: copy the fleet's folder for-devices/ to {given}")
-    return Vocabulary.load(given / "vocabulary.txt", json.loads((given / "vocabulary.json").read_text()))
+        raise LinkError(
+            f"{device} does not belong to a fleet yet: copy the fleet's folder for-devices/ to {given}"
+        )
+    return Vocabulary.load(
+        given / "vocabulary.txt", json.loads((given / "vocabulary.json").read_text())
+    )
 
 
-def open_device(device: Path, why_not_now: WhyNot = lambda: None, least_tokens: int = 1, delete_used: bool = False) -> Device:
+def open_device(
+    device: Path,
+    why_not_now: WhyNot = lambda: None,
+    least_tokens: int = 1,
+    delete_used: bool = False,
+) -> Device:
     """Open a device; its owner may let it take part only at times, or with enough text, and have text deleted once it was used."""
     vocabulary, path = vocabulary_of(device), device / TOKENS
     if not (device / DEVICE_KEY).exists():
-        raise LinkError(f"{device} has no key: `taciturn fleet device {device} --new` makes one, and a request for the fleet's authority")
+        raise LinkError(
+            f"{device} has no key: `taciturn fleet device {device} --new` makes one, and a request for the fleet's authority"
+        )
     if delete_used and path.exists() and _which(path) == participation_record.used_text(device):
         path.unlink()  # left by a crash
     if not path.exists():
@@ -154,10 +206,17 @@ def open_device(device: Path, why_not_now: WhyNot = lambda: None, least_tokens: 
             return "its text was used, and is deleted"
         if _which(path) != text:
             return "its text has changed since it was started: start it again"
-        return why_not_now() if len(tokens) >= least_tokens else f"its text has {len(tokens)} tokens, and its owner asks for {least_tokens}"
+        return (
+            why_not_now()
+            if len(tokens) >= least_tokens
+            else f"its text has {len(tokens)} tokens, and its owner asks for {least_tokens}"
+        )
 
     wishes = Wishes(why_not, delete, text)
-    recipe, own = fleet_recipe(device / "fleet"), (load_key(device / DEVICE_KEY), fleet_authority(device / "fleet"))
+    recipe, own = (
+        fleet_recipe(device / "fleet"),
+        (load_key(device / DEVICE_KEY), fleet_authority(device / "fleet")),
+    )
     return assemble.build_device(recipe, vocabulary, tokens, *own, device, wishes)
 
 

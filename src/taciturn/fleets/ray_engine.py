@@ -31,10 +31,18 @@ from taciturn.privacy.curator import device_program
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 
-CPU_PIECE, GPU_PIECE = 8, 128  # users; the same for any number of workers, since products of other shapes round differently
+CPU_PIECE, GPU_PIECE = (
+    8,
+    128,
+)  # users; the same for any number of workers, since products of other shapes round differently
 PATIENCE = 300.0  # without any result, after which the cluster is given up
 MOST_DEATHS = 100  # of workers in a row: then the fault is not theirs
-ONE_CORE = {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+ONE_CORE = {
+    "NPROC": "1",
+    "OMP_NUM_THREADS": "1",
+    "JAX_PLATFORMS": "cpu",
+    "JAX_NUM_CPU_DEVICES": "1",
+}
 ONE_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # beside the process that keeps the ledger
 
 
@@ -52,7 +60,9 @@ def join(address: str | None) -> None:
     try:
         import ray
     except ImportError:
-        raise RayError("--engine ray needs Ray, which is not installed: pip install 'taciturn[ray]'") from None
+        raise RayError(
+            "--engine ray needs Ray, which is not installed: pip install 'taciturn[ray]'"
+        ) from None
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is not None:
         _check_reachable(address)
@@ -60,9 +70,14 @@ def join(address: str | None) -> None:
             ray.init(address, **quiet)
         except ConnectionError as error:
             to_do = "If it asks for a token, copy ~/.ray/auth_token from its head; its Ray has to be of the same version as this one"
-            raise RayError(f"the Ray cluster at {address} refused this machine ({error}). {to_do}") from None
+            raise RayError(
+                f"the Ray cluster at {address} refused this machine ({error}). {to_do}"
+            ) from None
         return
-    own: dict[str, Any] = {"include_dashboard": False, "_system_config": {"automatic_object_spilling_enabled": False}}
+    own: dict[str, Any] = {
+        "include_dashboard": False,
+        "_system_config": {"automatic_object_spilling_enabled": False},
+    }
     ray.init(num_cpus=len(os.sched_getaffinity(0)), **own, **quiet)
 
 
@@ -72,7 +87,9 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError) as error:
-        raise RayError(f"there is no Ray cluster at {address} ({error}). Start its head and name HOST:PORT: ray start --head") from None
+        raise RayError(
+            f"there is no Ray cluster at {address} ({error}). Start its head and name HOST:PORT: ray start --head"
+        ) from None
 
 
 def is_joined() -> bool:
@@ -92,15 +109,22 @@ class Worker:
     def __init__(self, recipe: Recipe, population: str, piece: int) -> None:
         people = build.population(recipe)
         if people.id != population:
-            raise RayError(f"{recipe.data.population} has other users on {os.uname().nodename} than where the run began: copy it again")
+            raise RayError(
+                f"{recipe.data.population} has other users on {os.uname().nodename} than where the run began: copy it again"
+            )
         self._program = device_program(build.algorithm(recipe, len(people.vocabulary)))
         self._fleet = _fleet(recipe, people, piece)
 
     def tested(self, sent: tuple[Message, np.ndarray]) -> SelfTest:
         message, key = _received(sent)
         made = self._fleet.made_up_total(self._program, message, key)
-        digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(made))).hexdigest()
-        return SelfTest(digest, f"{jax.local_devices()[0].device_kind}, JAX {jax.__version__}, on {os.uname().nodename}")
+        digest = hashlib.sha256(
+            b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(made))
+        ).hexdigest()
+        return SelfTest(
+            digest,
+            f"{jax.local_devices()[0].device_kind}, JAX {jax.__version__}, on {os.uname().nodename}",
+        )
 
     def total(self, sent: tuple[Message, np.ndarray], users: UserIds) -> Report:
         message, key = _received(sent)
@@ -108,7 +132,12 @@ class Worker:
 
 
 def _fleet(recipe: Recipe, population: Population, piece: int) -> SimulatedFleet:
-    return SimulatedFleet(population, build.layout(recipe, population.vocabulary), recipe.participation.weight_cap, piece)
+    return SimulatedFleet(
+        population,
+        build.layout(recipe, population.vocabulary),
+        recipe.participation.weight_cap,
+        piece,
+    )
 
 
 def _received(sent: tuple[Message, np.ndarray]) -> tuple[Message, Key]:
@@ -127,7 +156,11 @@ class RayFleet:
         self._kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
         self._piece = GPU_PIECE if self._kind == "GPU" else CPU_PIECE
         self._here = _fleet(recipe, population, self._piece)  # trains no one
-        paths = {name: str(Path(one).resolve()) for name in ("population", "general") if (one := getattr(recipe.data, name))}
+        paths = {
+            name: str(Path(one).resolve())
+            for name in ("population", "general")
+            if (one := getattr(recipe.data, name))
+        }
         # Without its seed, from which the root of a simulation is made.
         told = recipe.with_settings("run", seed=None).with_settings("data", **paths)
         options = {"num_gpus": 1, "num_cpus": 1} if self._kind == "GPU" else {"num_cpus": 1}
@@ -139,7 +172,9 @@ class RayFleet:
         self._workers: list[Any] = []  # that passed the test
         self._refused: list[Any] = []  # kept, so that their slots stay taken
         self._deaths = 0  # since any user was trained
-        self._bits: SelfTest | None = None  # of the first worker, with which all others have to agree
+        self._bits: SelfTest | None = (
+            None  # of the first worker, with which all others have to agree
+        )
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         return self._here.users(eligible)
@@ -155,7 +190,9 @@ class RayFleet:
         left, total = deque(self._pieces(cohort)), None
         idle, working = list(self._workers), {}
         while left or working:
-            self._tests |= {worker.tested.remote(self._question): worker for worker in self._newcomers()}
+            self._tests |= {
+                worker.tested.remote(self._question): worker for worker in self._newcomers()
+            }
             while left and idle:
                 worker, piece = idle.pop(), left.popleft()
                 working[worker.total.remote(sent, piece)] = worker, piece
@@ -176,18 +213,30 @@ class RayFleet:
     def _pieces(self, cohort: UserIds) -> list[UserIds]:
         """Group users of similar length, the longest first; at least one piece, so that there is a sum of no one too."""
         ordered = self._here.longest_first(cohort)
-        return [ordered[start : start + self._piece] for start in range(0, max(len(ordered), 1), self._piece)]
+        return [
+            ordered[start : start + self._piece]
+            for start in range(0, max(len(ordered), 1), self._piece)
+        ]
 
     def _newcomers(self) -> list[Any]:
         """Start a worker for each device that has none: in the first round, on nodes that joined, in place of those that died."""
         known = len(self._workers) + len(self._refused) + len(self._tests)
-        return [self._hire() for _ in range(int(self._ray.cluster_resources().get(self._kind, 0)) - known)]
+        return [
+            self._hire()
+            for _ in range(int(self._ray.cluster_resources().get(self._kind, 0)) - known)
+        ]
 
     def _answers(self, asked: list[Any]) -> list[Any]:
         done, _ = self._ray.wait(asked, timeout=PATIENCE) if asked else ([], [])
         if not done:
-            lost = f" {len(self._refused)} give other bits than the first and were refused." if self._refused else ""
-            raise RayError(f"no worker of the Ray cluster answers.{lost} Nothing is lost; repair it (ray status), then add --resume")
+            lost = (
+                f" {len(self._refused)} give other bits than the first and were refused."
+                if self._refused
+                else ""
+            )
+            raise RayError(
+                f"no worker of the Ray cluster answers.{lost} Nothing is lost; repair it (ray status), then add --resume"
+            )
         return done
 
     def _got(self, answer: Any, worker: Any) -> PyTree:
@@ -199,7 +248,9 @@ class RayFleet:
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
             self._deaths += 1  # or its answer was lost with its node
             if self._bits is None or self._deaths > MOST_DEATHS:
-                raise RayError(f"workers end before they have trained any user: {str(error).splitlines()[-1]}") from None
+                raise RayError(
+                    f"workers end before they have trained any user: {str(error).splitlines()[-1]}"
+                ) from None
             self._workers = [one for one in self._workers if one != worker]
             return None
 
@@ -213,5 +264,7 @@ class RayFleet:
             return [worker]
         self._refused.append(worker)
         other = f"a worker ({tested.about}) gives other bits than the first ({self._bits.about}) and is not used"
-        print(f"taciturn: {other}. Take machines of one kind, with the same versions", file=sys.stderr)
+        print(
+            f"taciturn: {other}. Take machines of one kind, with the same versions", file=sys.stderr
+        )
         return []

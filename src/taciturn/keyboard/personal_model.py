@@ -36,7 +36,9 @@ from taciturn.release.model_file import ModelFileError, save_model
 
 HELD_OUT = 10  # one message in this many, the last ones, is measured with and never trained on
 BATCH_SIZE, UNROLL = 10, 20  # Popov et al. 2018, §2.5
-SENTENCE_LENGTH = 20  # the default of recipes; a card does not say at which length sentences were cut
+SENTENCE_LENGTH = (
+    20  # the default of recipes; a card does not say at which length sentences were cut
+)
 NOT_NEW = "name a new folder"
 
 Messages = Sequence[Sequence[int]]  # word ids, each message with its end
@@ -47,7 +49,9 @@ class Learning(NamedTuple):
 
     epochs: int = 2
     learning_rate: float = 0.25
-    general: PublicCorpus | None = None  # rehearsed beside the owner's text, so that the general language is kept
+    general: PublicCorpus | None = (
+        None  # rehearsed beside the owner's text, so that the general language is kept
+    )
     user_share: float = 0.5  # λ: the owner's share of what it then learns from
 
 
@@ -64,7 +68,12 @@ class Personal(NamedTuple):
 
 
 def personalise(
-    model: Path, text: Path, out: Path, learning: Learning = Learning(), delete_text: bool = False, progress: Progress = unwatched
+    model: Path,
+    text: Path,
+    out: Path,
+    learning: Learning = Learning(),
+    delete_text: bool = False,
+    progress: Progress = unwatched,
 ) -> Personal:
     """Train a model on all but the last messages of a text, and keep it in the new folder `out` if it predicts those better. Any failure
     leaves no folder, and keeps the text: it is deleted last, and only on request."""
@@ -72,18 +81,26 @@ def personalise(
     loaded = load_word_model(model)
     card, vocabulary, general = loaded.card, loaded.vocabulary, learning.general
     if card is None or loaded.kind is None:
-        raise ModelFileError(f"{model} holds n-grams, which are counted and not trained; name a run or a pretrained model")
+        raise ModelFileError(
+            f"{model} holds n-grams, which are counted and not trained; name a run or a pretrained model"
+        )
     if general is not None and general.vocabulary.words != vocabulary.words:
-        raise DataError(f"the general text has other words than the model; make it with --vocabulary {model}")
+        raise DataError(
+            f"the general text has other words than the model; make it with --vocabulary {model}"
+        )
     found = _deletable(text) if delete_text else None
     learned, held_out, left_out = _read(text, vocabulary)
     if delete_text and left_out:
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
-        raise DataError(f"not all of {text} could be used ({reasons}), so it is not deleted: correct it, or leave out --delete-text")
+        raise DataError(
+            f"not all of {text} could be used ({reasons}), so it is not deleted: correct it, or leave out --delete-text"
+        )
     settings = ModelSection(**card.architecture)
     network = build.language_model(settings, len(vocabulary))
     # Text in the form on which the model was trained.
-    cut = Sentences(SENTENCE_LENGTH, vocabulary.sentence_ends) if card.sentences else Unrolls(UNROLL)
+    cut = (
+        Sentences(SENTENCE_LENGTH, vocabulary.sentence_ends) if card.sentences else Unrolls(UNROLL)
+    )
     measured = Texts.of(map(list, held_out), len(vocabulary)), cut if card.sentences else WINDOW
     before = evaluate(network, loaded.params, *measured)
     params = trained(network, loaded.params, learned, cut, learning, settings.dropout > 0, progress)
@@ -101,17 +118,27 @@ def personalise(
         _delete(text, found, out)
     words = [word for message in (*learned, *held_out) for word in message if word != END]
     messages = len(learned) + len(held_out)
-    return Personal(before, after, messages, len(held_out), len(words), words.count(UNKNOWN), left_out)
+    return Personal(
+        before, after, messages, len(held_out), len(words), words.count(UNKNOWN), left_out
+    )
 
 
 def trained(
-    network: LanguageModel, params: Params, messages: Messages, cut: Cut, learning: Learning, dropout: bool, progress: Progress = unwatched
+    network: LanguageModel,
+    params: Params,
+    messages: Messages,
+    cut: Cut,
+    learning: Learning,
+    dropout: bool,
+    progress: Progress = unwatched,
 ) -> Params:
     """Train as a device does in a round, an epoch at a time, so that progress can be shown: SGD carries only θ from one to the next."""
     step = sgd_step(network)
     if learning.general is not None:
         step = rehearsing(step, build.general_rows(learning.general, cut), learning.user_share)
-    update = fedavg_update(step, LocalTraining(learning.learning_rate, keyed=dropout or learning.general is not None))
+    update = fedavg_update(
+        step, LocalTraining(learning.learning_rate, keyed=dropout or learning.general is not None)
+    )
     text = np.concatenate([np.asarray(message, np.int32) for message in messages])
     owner = Layout.for_pieces(cut, BATCH_SIZE, len(cut.pieces(text))).user_data(text)
 
@@ -121,7 +148,9 @@ def trained(
 
     progress(0, learning.epochs)
     for epoch in range(learning.epochs):
-        params = jax.block_until_ready(after(params, owner, jax.random.fold_in(jax.random.key(0), epoch)))
+        params = jax.block_until_ready(
+            after(params, owner, jax.random.fold_in(jax.random.key(0), epoch))
+        )
         progress(epoch + 1, learning.epochs)
     return params
 
@@ -137,7 +166,9 @@ def messages_of(path: Path, vocabulary: Vocabulary) -> tuple[list[list[int]], di
         encoded = map(vocabulary.encode, batch.column("text").to_pylist())
         messages += [[*words, END] for words in encoded if words]
     if len(people) > 1:
-        raise DataError(f"{path} holds the text of {len(people):,} people: name a file with the text of one person")
+        raise DataError(
+            f"{path} holds the text of {len(people):,} people: name a file with the text of one person"
+        )
     return messages, source.left_out.counts
 
 
@@ -146,12 +177,16 @@ def _read(path: Path, vocabulary: Vocabulary) -> tuple[Messages, Messages, dict[
     messages, left_out = messages_of(path, vocabulary)
     if len(messages) < 2:
         few = f"{path} holds {'one message' if messages else 'no text'}, and at least two messages are needed"
-        raise DataError(f"{few} (in a .txt file a line is one): the last is held out to measure with")
+        raise DataError(
+            f"{few} (in a .txt file a line is one): the last is held out to measure with"
+        )
     last = max(1, round(len(messages) / HELD_OUT))
     learned, held_out = messages[:-last], messages[-last:]
     for which, part in (("first", learned), ("last", held_out)):
         if all(word < vocabulary.fixed for message in part for word in message):
-            raise DataError(f"{path}: the model knows no word of the {which} {len(part):,} messages: is it in {vocabulary.language}?")
+            raise DataError(
+                f"{path}: the model knows no word of the {which} {len(part):,} messages: is it in {vocabulary.language}?"
+            )
     return learned, held_out, left_out
 
 
@@ -174,10 +209,17 @@ def _delete(path: Path, found: os.stat_result, out: Path) -> None:
     """Delete the text if it has not changed since it was read: a keyboard may have written to it meanwhile."""
     try:
         now = path.lstat()
-        if any(getattr(now, name) != getattr(found, name) for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns")):
-            raise DataError(f"{out} holds the personal model; {path} was changed meanwhile, so it was not deleted")
+        if any(
+            getattr(now, name) != getattr(found, name)
+            for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns")
+        ):
+            raise DataError(
+                f"{out} holds the personal model; {path} was changed meanwhile, so it was not deleted"
+            )
         path.unlink()
         sync_folder(path.parent)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise DataError(f"{out} holds the personal model, but {path} could not be deleted: {reason}") from None
+        raise DataError(
+            f"{out} holds the personal model, but {path} could not be deleted: {reason}"
+        ) from None

@@ -16,7 +16,14 @@ import regex
 
 from taciturn.core import UNKNOWN, WordModel
 from taciturn.data.users import listed_lines
-from taciturn.data.vocabulary import SEGMENTED, SENTENCE_ENDS, DataError, Vocabulary, is_word, normalize
+from taciturn.data.vocabulary import (
+    SEGMENTED,
+    SENTENCE_ENDS,
+    DataError,
+    Vocabulary,
+    is_word,
+    normalize,
+)
 
 PLACES = 3  # of the strip
 COMPOSED_WORDS = 5  # in a continuation, at most
@@ -48,10 +55,18 @@ class Composed(NamedTuple):
 
 
 class Predictor:
-    def __init__(self, model: WordModel, vocabulary: Vocabulary, blocklist: Iterable[str] = (), threshold: float = 0.5) -> None:
+    def __init__(
+        self,
+        model: WordModel,
+        vocabulary: Vocabulary,
+        blocklist: Iterable[str] = (),
+        threshold: float = 0.5,
+    ) -> None:
         """`threshold` is the probability that a continuation must have. Blocked words are never suggested, whoever trained the model."""
         if model.vocabulary != len(vocabulary):
-            raise DataError(f"the model knows {model.vocabulary} words, and its word list has {len(vocabulary)}")
+            raise DataError(
+                f"the model knows {model.vocabulary} words, and its word list has {len(vocabulary)}"
+            )
         if vocabulary.unit != "word":
             raise DataError("a keyboard suggests words; this model was trained on characters")
         self.model, self.vocabulary, self.threshold = model, vocabulary, threshold
@@ -59,7 +74,9 @@ class Predictor:
         # No special tokens, and no punctuation, which is typed faster than picked.
         words = [(word, place) for place, word in enumerate(vocabulary.words) if is_word(word)]
         self._all = _Alphabet(words)
-        self._alphabet = _Alphabet((word, place) for word, place in words if word not in self._blocked)
+        self._alphabet = _Alphabet(
+            (word, place) for word, place in words if word not in self._blocked
+        )
         self.may_be_suggested = np.zeros(len(vocabulary), bool)
         self.may_be_suggested[self._alphabet.places] = True
         self._states: OrderedDict[str, Any] = OrderedDict()
@@ -69,13 +86,21 @@ class Predictor:
         """Return what to show for the text before the caret: nothing, and nothing is kept, in a private field."""
         if private:
             return NOTHING
-        half = None if self.vocabulary.language in SEGMENTED else _HALF_TYPED.search(text, max(0, len(text) - 100))
-        done, typed = (text[: half.start()], half[0]) if half else (text, "")  # what is finished, and the word that is being typed
+        half = (
+            None
+            if self.vocabulary.language in SEGMENTED
+            else _HALF_TYPED.search(text, max(0, len(text) - 100))
+        )
+        done, typed = (
+            (text[: half.start()], half[0]) if half else (text, "")
+        )  # what is finished, and the word that is being typed
         state = self._state(done)
         scores = self.model.scores(state)
         prefix = normalize(typed, self.vocabulary.language)
         capital = typed[:1].isupper() if typed else _begins_sentence(done)
-        words = (self._shouted(self._spelled(place), typed) for place in self.candidates(scores, prefix))
+        words = (
+            self._shouted(self._spelled(place), typed) for place in self.candidates(scores, prefix)
+        )
         strip = tuple(self._capital(word) if capital else word for word in words)
         composed = self.compose(scores, prefix, state, self.threshold, done)
         return Suggestions(strip, self._continuation(composed, done, typed, prefix), len(typed))
@@ -102,7 +127,9 @@ class Predictor:
         others, own = scores[places], scores[place]
         return int(np.count_nonzero((others > own) | ((others == own) & (places < place))))
 
-    def compose(self, scores: np.ndarray, prefix: str, state: Any, threshold: float, key: str | None = None) -> Composed:
+    def compose(
+        self, scores: np.ndarray, prefix: str, state: Any, threshold: float, key: str | None = None
+    ) -> Composed:
         """Return the likeliest continuation, word by word, as long as its probability is at least the threshold."""
         first, probability = self._first_word(scores, prefix)
         if probability < threshold:
@@ -159,13 +186,20 @@ class Predictor:
         return space + (self._capital(text) if _begins_sentence(done + space) else text)
 
     def rescore(
-        self, text: str, readings: Sequence[tuple[str, float]], weight: float = 1.0, private: bool = False
+        self,
+        text: str,
+        readings: Sequence[tuple[str, float]],
+        weight: float = 1.0,
+        private: bool = False,
     ) -> list[tuple[str, float]]:
         """Rank readings (word, log-likelihood of the taps) by what the model expects next; in a private field by the taps alone."""
         if private:
             return sorted(readings, key=lambda one: -one[1])
         scores = self.model.scores(self._state(text))
-        return sorted(((word, taps + weight * self.expected(scores, word)) for word, taps in readings), key=lambda one: -one[1])
+        return sorted(
+            ((word, taps + weight * self.expected(scores, word)) for word, taps in readings),
+            key=lambda one: -one[1],
+        )
 
     def expected(self, scores: np.ndarray, word: str) -> float:
         """Return the log-probability of a word, known or not."""
@@ -176,7 +210,9 @@ class Predictor:
         """Return the model's state after a text, continued from the longest known text before it."""
         if done not in self._states:
             # A word may continue after anything but a space («...»), so a text may be split only there.
-            before = (text for text in self._states if done.startswith(text) and text[-1:].isspace())
+            before = (
+                text for text in self._states if done.startswith(text) and text[-1:].isspace()
+            )
             known = max(before, key=len, default="")
             new = done[len(known) :]
             state = self._states[known] if known else self.model.start()
@@ -192,7 +228,11 @@ class Predictor:
     def _spelled(self, place: int) -> str:
         """Spell a word of the list, which has no capitals; English has one that is always written."""
         word = self.vocabulary.words[place]
-        return self._capital(word) if self.vocabulary.language == "en" and regex.match(r"i(?:'|\Z)", word) else word
+        return (
+            self._capital(word)
+            if self.vocabulary.language == "en" and regex.match(r"i(?:'|\Z)", word)
+            else word
+        )
 
     def _capital(self, word: str) -> str:
         return self._upper(word[:1]) + word[1:]
@@ -217,20 +257,31 @@ class _Alphabet:
         """Return the ids of the words that start with this prefix; with `longer`, without the prefix itself."""
         if not prefix:
             return self.places
-        start, end = bisect_left(self._spellings, prefix), bisect_left(self._spellings, f"{prefix}\U0010ffff")
-        return self.places[start + (longer and start < end and self._spellings[start] == prefix) : end]
+        start, end = (
+            bisect_left(self._spellings, prefix),
+            bisect_left(self._spellings, f"{prefix}\U0010ffff"),
+        )
+        return self.places[
+            start + (longer and start < end and self._spellings[start] == prefix) : end
+        ]
 
 
 def _wants_space(done: str) -> bool:
     """Return whether a space must separate the text from what follows."""
     if not done or done[-1].isspace() or done[-1] in _OPENING:
         return False
-    return done[-1] not in "\"'" or not (len(done) == 1 or done[-2].isspace())  # a quotation mark that opens
+    return done[-1] not in "\"'" or not (
+        len(done) == 1 or done[-2].isspace()
+    )  # a quotation mark that opens
 
 
 def _begins_sentence(done: str) -> bool:
     before = done.rstrip(" ")
-    return not before or before[-1] == "\n" or (before.endswith(SENTENCE_ENDS) and len(before) < len(done))
+    return (
+        not before
+        or before[-1] == "\n"
+        or (before.endswith(SENTENCE_ENDS) and len(before) < len(done))
+    )
 
 
 def _keep(kept: OrderedDict, key: Any, value: Any) -> None:

@@ -28,7 +28,11 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",  # or any other site could load the model as a script
 }
 LOCAL = {"localhost", "127.0.0.1", "::1"}
-KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
 PAGE = ("index.html", "style.css", "keys.js", "page.js")
 MODELS_HERE = "<!-- models -->"  # in index.html
 
@@ -42,7 +46,10 @@ def page_files(scripts: Sequence[str]) -> Files:
     models = {f"/model-{number}.js": script.encode() for number, script in enumerate(scripts, 1)}
     tags = "\n".join(f'<script src="{path[1:]}" data-model defer></script>' for path in models)
     found["/index.html"] = found["/index.html"].replace(MODELS_HERE.encode(), tags.encode())
-    return {path: (KINDS[PurePosixPath(path).suffix], content) for path, content in (found | models).items()}
+    return {
+        path: (KINDS[PurePosixPath(path).suffix], content)
+        for path, content in (found | models).items()
+    }
 
 
 class KeyboardServer:
@@ -84,7 +91,10 @@ def _handler(files: Files) -> type[BaseHTTPRequestHandler]:
             # A name that points at this machine (DNS rebinding) would put another site's page into this origin.
             # And no other site's page may load anything here: the browser says which one asks.
             asked_by = self.headers.get("Sec-Fetch-Site", "none")
-            if not _is_local(self.headers.get("Host", "")) or asked_by not in ("none", "same-origin"):
+            if not _is_local(self.headers.get("Host", "")) or asked_by not in (
+                "none",
+                "same-origin",
+            ):
                 self.send_error(403, "Only for this machine")
                 return b""
             path = self.path.partition("?")[0]

@@ -16,14 +16,20 @@ HEIGHT = 1.4
 SPREAD = 0.28  # standard deviation of a tap, in widths of a key: about one in twelve lands on another key
 READINGS = 10
 
-_PLACES = {letter: (offset + column, HEIGHT * row) for row, (letters, offset) in enumerate(ROWS) for column, letter in enumerate(letters)}
+_PLACES = {
+    letter: (offset + column, HEIGHT * row)
+    for row, (letters, offset) in enumerate(ROWS)
+    for column, letter in enumerate(letters)
+}
 _LETTERS = "".join(_PLACES)
 _CENTRES = np.array([_PLACES[letter] for letter in _LETTERS])
 
 
 def keys_of(word: str) -> np.ndarray | None:
     """Return the keys a word is typed with, as numbers; accents are left to the keyboard. None if a character is on no key."""
-    letters = "".join(letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter))
+    letters = "".join(
+        letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter)
+    )
     places = [_LETTERS.find(letter) for letter in letters]
     return np.array(places) if places and min(places) >= 0 else None
 
@@ -43,7 +49,10 @@ class TapDecoder:
             if keys is not None and is_word(word):
                 found.setdefault(len(keys), []).append((place, keys))
         # for each length, the ids of the words and their keys
-        self._by_length = {length: tuple(map(np.array, zip(*words, strict=True))) for length, words in found.items()}
+        self._by_length = {
+            length: tuple(map(np.array, zip(*words, strict=True)))
+            for length, words in found.items()
+        }
 
     def readings(self, taps: np.ndarray) -> list[tuple[str, float]]:
         """Return the likeliest words, best first, and last what the taps spell, if that is not among them."""
@@ -53,7 +62,9 @@ class TapDecoder:
         nearest = np.argmax(likelihoods, axis=1)
         spelled = "".join(_LETTERS[key] for key in nearest)
         literal = float(likelihoods[np.arange(len(taps)), nearest].sum())
-        places, keys = self._by_length.get(len(taps), (np.zeros(0, int), np.zeros((0, len(taps)), int)))
+        places, keys = self._by_length.get(
+            len(taps), (np.zeros(0, int), np.zeros((0, len(taps)), int))
+        )
         scores = likelihoods[np.arange(len(taps)), keys].sum(axis=1)
         # Among equally likely words the more frequent first, which is the order of the list.
         best = np.argsort(-scores, kind="stable")[:READINGS]

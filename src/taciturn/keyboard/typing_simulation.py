@@ -78,13 +78,23 @@ class Typing(Sums):
     }
 
 
-def simulate(model: WordModel, vocabulary: Vocabulary, people: Sequence[Sequence[str]], progress: Progress = unwatched) -> Typing:
+def simulate(
+    model: WordModel,
+    vocabulary: Vocabulary,
+    people: Sequence[Sequence[str]],
+    progress: Progress = unwatched,
+) -> Typing:
     """Simulate each person typing their messages. The n-th goes to bucket n mod 100."""
     if not people:
         raise ValueError("there are no people to simulate: name other text")
     predictor, decoder = Predictor(model, vocabulary), TapDecoder(vocabulary)
     buckets = min(BUCKETS, len(people))
-    sums = {one.name: np.zeros((len(THRESHOLDS), buckets) if one.name in ("triggered", "composed") else buckets) for one in fields(Typing)}
+    sums = {
+        one.name: np.zeros(
+            (len(THRESHOLDS), buckets) if one.name in ("triggered", "composed") else buckets
+        )
+        for one in fields(Typing)
+    }
     for person, messages in enumerate(people):
         if isinstance(model, WithHistory):
             predictor.model = model.fresh()
@@ -100,8 +110,15 @@ def simulate(model: WordModel, vocabulary: Vocabulary, people: Sequence[Sequence
 class _Typist:
     """One simulated person, and their sums."""
 
-    def __init__(self, predictor: Predictor, decoder: TapDecoder, generator: np.random.Generator) -> None:
-        self.predictor, self.model, self.decoder, self.generator = predictor, predictor.model, decoder, generator
+    def __init__(
+        self, predictor: Predictor, decoder: TapDecoder, generator: np.random.Generator
+    ) -> None:
+        self.predictor, self.model, self.decoder, self.generator = (
+            predictor,
+            predictor.model,
+            decoder,
+            generator,
+        )
         self.vocabulary = predictor.vocabulary
         self.state: Any = self.model.start()
         self.counts: dict[str, np.ndarray] = {field.name: np.zeros(()) for field in fields(Typing)}
@@ -143,20 +160,26 @@ class _Typist:
         """Type letter by letter until the word is on the strip."""
         self.counts["words"] += 1
         ranks = (self.predictor.rank(scores, place, word[:n]) for n in range(len(word)))
-        typed = next((n for n, rank in enumerate(ranks) if rank is not None and rank < PLACES), len(word))
+        typed = next(
+            (n for n, rank in enumerate(ranks) if rank is not None and rank < PLACES), len(word)
+        )
         self.counts["typed"] += typed
         if typed == 0:
             self.counts["offered"] += 1
             self.counts["first"] += self.predictor.rank(scores, place) == 0
             self.counts["picked"] += len(word) >= WORTH_PICKING
 
-    def _compose(self, scores: np.ndarray, word: str, places: list[int], index: int, free_from: np.ndarray) -> None:
+    def _compose(
+        self, scores: np.ndarray, word: str, places: list[int], index: int, free_from: np.ndarray
+    ) -> None:
         """At each threshold, show the first continuation while the word is typed, and take it if it is right."""
         waiting = free_from <= index
         for typed in range(len(word)):
             if not waiting.any():
                 return
-            composed = self.predictor.compose(scores, word[:typed], self.state, THRESHOLDS[0], str(index))
+            composed = self.predictor.compose(
+                scores, word[:typed], self.state, THRESHOLDS[0], str(index)
+            )
             for number in np.flatnonzero(waiting):
                 shown = self._shown(composed, THRESHOLDS[number], typed)
                 if shown:
@@ -167,7 +190,9 @@ class _Typist:
                         free_from[number] = index + len(shown)
 
     def _shown(self, composed: Composed, threshold: float, typed: int) -> tuple[int, ...]:
-        words = composed.words[: sum(probability >= threshold for probability in composed.probabilities)]
+        words = composed.words[
+            : sum(probability >= threshold for probability in composed.probabilities)
+        ]
         spared = sum(len(self.vocabulary.words[place]) for place in words) - typed
         return words if spared >= LEAST_COMPOSED else ()
 

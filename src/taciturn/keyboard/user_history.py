@@ -17,23 +17,33 @@ import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN, WordModel
 
-STRENGTHS = (8000.0, 100.0, 20.0)  # κ_1, κ_2, κ_3: the best of those tried; results are flat around them
+STRENGTHS = (
+    8000.0,
+    100.0,
+    20.0,
+)  # κ_1, κ_2, κ_3: the best of those tried; results are flat around them
 NOT_LEARNT = frozenset((PADDING, UNKNOWN, BEGIN, END))
 
 
 class State(NamedTuple):
     base: Any
-    recent: tuple[int, ...]  # the last words of this message, as many as a context has at most, from BEGIN on
+    recent: tuple[
+        int, ...
+    ]  # the last words of this message, as many as a context has at most, from BEGIN on
 
 
 class WithHistory:
     """A `WordModel` of one user. Reading changes nothing; `learn` does, and with it the scores of all states from then on."""
 
-    def __init__(self, base: WordModel, strengths: Sequence[float] = STRENGTHS, remembered: int = 10_000) -> None:
+    def __init__(
+        self, base: WordModel, strengths: Sequence[float] = STRENGTHS, remembered: int = 10_000
+    ) -> None:
         """Start without history; only the last `remembered` words are kept."""
         self.base, self.strengths, self.remembered = base, tuple(strengths), remembered
         self._typed: deque[tuple[tuple[int, ...], int]] = deque()
-        self._once = np.zeros(base.vocabulary, np.float32)  # c(w), dense, as most words of a user are in it soon
+        self._once = np.zeros(
+            base.vocabulary, np.float32
+        )  # c(w), dense, as most words of a user are in it soon
         self._followers: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
 
     @property
@@ -75,12 +85,16 @@ class WithHistory:
 
     def scores(self, state: State) -> np.ndarray:
         first, *longer = self.strengths
-        probability = (self._once + first * np.exp(self.base.scores(state.base))) / (len(self._typed) + first)
+        probability = (self._once + first * np.exp(self.base.scores(state.base))) / (
+            len(self._typed) + first
+        )
         for strength, context in zip(longer, _contexts(state.recent), strict=False):
             if followers := self._followers.get(context):
                 total = followers.total() + strength
                 probability *= strength / total
-                probability[list(followers)] += np.array(list(followers.values()), np.float32) / total
+                probability[list(followers)] += (
+                    np.array(list(followers.values()), np.float32) / total
+                )
         with np.errstate(divide="ignore"):  # where the model below has probability 0
             return np.log(probability, dtype=np.float32)
 

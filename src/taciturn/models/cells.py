@@ -11,16 +11,25 @@ from taciturn.models.recurrence import Gates, apart, recurrent_model
 def lstm_cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Hochreiter and Schmidhuber's cell with forget gates, which start open (+1)."""
     input_gate, forget_gate, candidate, output_gate = map(jnp.add, apart(x, 4), apart(r, 4))
-    carry = jax.nn.sigmoid(forget_gate + 1.0) * carry + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
+    carry = jax.nn.sigmoid(forget_gate + 1.0) * carry + jax.nn.sigmoid(input_gate) * jnp.tanh(
+        candidate
+    )
     return jax.nn.sigmoid(output_gate) * jnp.tanh(carry), carry
 
 
 def lstm(
-    vocabulary: int, width: int = 96, units: int = 256, unit_norm: bool = True, dropout_rate: float = 0.0, product: DTypeLike = jnp.float32
+    vocabulary: int,
+    width: int = 96,
+    units: int = 256,
+    unit_norm: bool = True,
+    dropout_rate: float = 0.0,
+    product: DTypeLike = jnp.float32,
 ) -> LanguageModel:
     """McMahan et al. 2018, Appendix B: tied, unit-norm embeddings; 1.35M parameters at 10,000 words. word → embedding e_t ∈ ℝ^width → state
     s_t ∈ ℝ^units → output embedding o_t, scored against every word's embedding."""
-    return recurrent_model(lstm_cell, 4, (vocabulary, width, units), dropout_rate, product, unit_norm=unit_norm)
+    return recurrent_model(
+        lstm_cell, 4, (vocabulary, width, units), dropout_rate, product, unit_norm=unit_norm
+    )
 
 
 def cifg_cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -32,12 +41,19 @@ def cifg_cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def cifg(
-    vocabulary: int, width: int = 96, units: int = 670, tied: bool = False, dropout_rate: float = 0.0, product: DTypeLike = jnp.float32
+    vocabulary: int,
+    width: int = 96,
+    units: int = 670,
+    tied: bool = False,
+    dropout_rate: float = 0.0,
+    product: DTypeLike = jnp.float32,
 ) -> LanguageModel:
     """Gboard's model, whose state is projected to the width of the embeddings (Ramaswamy et al. 2020; Xu et al. 2023): 670 units to 96.
     Tied it has about 1.4M parameters at 10,000 words (Ramaswamy's), with separate input and output embeddings 2.4M, 4.3M and 6.2M at
     10,000, 20,000 and 30,000 (Xu's, who need them for fine-tuning)."""
-    return recurrent_model(cifg_cell, 3, (vocabulary, width, units), dropout_rate, product, projected=True, tied=tied)
+    return recurrent_model(
+        cifg_cell, 3, (vocabulary, width, units), dropout_rate, product, projected=True, tied=tied
+    )
 
 
 def gru_cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -50,6 +66,12 @@ def gru_cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Array
     return state, state
 
 
-def gru(vocabulary: int, width: int = 96, units: int = 256, dropout_rate: float = 0.0, product: DTypeLike = jnp.float32) -> LanguageModel:
+def gru(
+    vocabulary: int,
+    width: int = 96,
+    units: int = 256,
+    dropout_rate: float = 0.0,
+    product: DTypeLike = jnp.float32,
+) -> LanguageModel:
     """A gated recurrent unit with tied embeddings: a third fewer recurrent parameters than the LSTM of the same size."""
     return recurrent_model(gru_cell, 3, (vocabulary, width, units), dropout_rate, product)

@@ -30,24 +30,37 @@ def deep_lstm(
     product: DTypeLike = jnp.float32,
 ) -> LanguageModel:
     if tied and width != units:
-        raise ValueError(f"tied embeddings need words as wide as the state: width = {width}, units = {units}")
+        raise ValueError(
+            f"tied embeddings need words as wide as the state: width = {width}, units = {units}"
+        )
 
     def init_layer(key: Key, inputs: int) -> Params:
         (one, other), gates = jax.random.split(key), 4 * units
-        return {"input": dense(one, (inputs, gates)), "recurrent": dense(other, (units, gates)), "gate_bias": jnp.zeros(gates)}
+        return {
+            "input": dense(one, (inputs, gates)),
+            "recurrent": dense(other, (units, gates)),
+            "gate_bias": jnp.zeros(gates),
+        }
 
     def init(key: Key) -> Params:
         keys = jax.random.split(key, layers + 2)
         params = {
             "embedding": embedding(keys[0], (vocabulary, width)),
-            "layers": {f"{index}": init_layer(keys[index + 2], units if index else width) for index in range(layers)},
+            "layers": {
+                f"{index}": init_layer(keys[index + 2], units if index else width)
+                for index in range(layers)
+            },
             "word_bias": jnp.zeros(vocabulary),
         }
-        return params if tied else params | {"word_embedding": embedding(keys[1], (vocabulary, units))}
+        return (
+            params if tied else params | {"word_embedding": embedding(keys[1], (vocabulary, units))}
+        )
 
     def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
         keys = [None] * (layers + 1) if key is None else list(jax.random.split(key, layers + 1))
-        values = dropout(looked_up(params["embedding"], tokens.T), dropout_rate, keys[0], variational)
+        values = dropout(
+            looked_up(params["embedding"], tokens.T), dropout_rate, keys[0], variational
+        )
         for index in range(layers):
             layer = params["layers"][f"{index}"]
             gates = dot(values, layer["input"], product) + layer["gate_bias"]
@@ -58,13 +71,17 @@ def deep_lstm(
     def words(params: Params) -> tuple[jax.Array, jax.Array]:
         return params["embedding" if tied else "word_embedding"], params["word_bias"]
 
-    return LanguageModel(init, contexts, words, word_embedding="embedding" if tied else "word_embedding")
+    return LanguageModel(
+        init, contexts, words, word_embedding="embedding" if tied else "word_embedding"
+    )
 
 
 class Stacked(Carrying, Windowed):
     """A `core.WordModel` of a deep LSTM, which carries the states of all layers."""
 
-    def __init__(self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()
+    ) -> None:
         super().__init__(model, params, restarts)
         params = jax.device_put(params)
         layers = [params["layers"][f"{index}"] for index in range(len(params["layers"]))]

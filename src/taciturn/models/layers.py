@@ -15,7 +15,9 @@ embedding = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
 
 def dot(left: jax.Array, right: jax.Array, product: DTypeLike = jnp.float32) -> jax.Array:
     """Return left @ right with both rounded to `product`, summed in float32."""
-    return jnp.matmul(left.astype(product), right.astype(product), preferred_element_type=jnp.float32)
+    return jnp.matmul(
+        left.astype(product), right.astype(product), preferred_element_type=jnp.float32
+    )
 
 
 def flat(values: jax.Array) -> jax.Array:
@@ -43,7 +45,9 @@ def unit_rows(matrix: jax.Array) -> jax.Array:
     return matrix * jax.lax.rsqrt(jnp.sum(jnp.square(matrix), axis=-1, keepdims=True) + 1e-12)
 
 
-def dropout(values: jax.Array, rate: float, key: Key | None, alike_in_time: bool = False) -> jax.Array:
+def dropout(
+    values: jax.Array, rate: float, key: Key | None, alike_in_time: bool = False
+) -> jax.Array:
     """Zero a share `rate` of the values and scale the rest up; nothing without a key, as in evaluation. Time is the first axis."""
     if key is None or rate == 0.0:
         return values
@@ -78,5 +82,7 @@ def add_rows(matrix: jax.Array, places: jax.Array, changes: jax.Array) -> jax.Ar
     """
     same = places[:, None] == places[None, :]
     summed = jnp.matmul(same.astype(changes.dtype), changes, precision=jax.lax.Precision.HIGHEST)
-    first = jnp.argmax(same, axis=1)  # of all places of a row, whose sums may be rounded differently
+    first = jnp.argmax(
+        same, axis=1
+    )  # of all places of a row, whose sums may be rounded differently
     return matrix.at[places].set(matrix[places] + summed[first])

@@ -11,18 +11,28 @@ import jax.numpy as jnp
 from taciturn.core import PADDING, Key, LanguageModel, Params
 
 
-def logits(model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
+def logits(
+    model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None
+) -> jax.Array:
     """Return logits, [batch, length] → [batch, length, vocabulary]; without dropout, unless there is a key."""
     matrix, bias = model.words(params)
     return model.contexts(params, tokens, key) @ matrix.T + bias
 
 
-def cross_entropy(model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None, power: float = 0.0) -> jax.Array:
+def cross_entropy(
+    model: LanguageModel,
+    params: Params,
+    tokens: jax.Array,
+    key: Key | None = None,
+    power: float = 0.0,
+) -> jax.Array:
     """Return the mean loss of predicting tokens[:, 1:] from what precedes; 0 where all is padding. `power`: `bounded`."""
     contexts = model.contexts(params, tokens[:, :-1], key)
     matrix, bias = model.words(params)
     targets = tokens[:, 1:].reshape(-1)
-    losses = bounded(softmax_loss(contexts.reshape(-1, contexts.shape[-1]), matrix, bias, targets), power)
+    losses = bounded(
+        softmax_loss(contexts.reshape(-1, contexts.shape[-1]), matrix, bias, targets), power
+    )
     present = targets != PADDING
     return jnp.sum(jnp.where(present, losses, 0.0)) / jnp.maximum(jnp.sum(present), 1)
 
@@ -34,7 +44,9 @@ def bounded(losses: jax.Array, power: float) -> jax.Array:
 
 
 @jax.custom_vjp
-def softmax_loss(contexts: jax.Array, matrix: jax.Array, bias: jax.Array, targets: jax.Array) -> jax.Array:
+def softmax_loss(
+    contexts: jax.Array, matrix: jax.Array, bias: jax.Array, targets: jax.Array
+) -> jax.Array:
     """Return −log softmax(contexts @ matrix.T + bias)[target], for each row of contexts."""
     return _forward(contexts, matrix, bias, targets)[0]
 
@@ -52,7 +64,9 @@ def _forward(contexts, matrix, bias, targets):
 def _backward(saved, gradient):
     contexts, matrix, targets, exponentials, normaliser = saved
     is_target = jnp.arange(matrix.shape[0]) == targets[:, None]
-    d_scores = exponentials * (gradient / normaliser)[:, None] - jnp.where(is_target, gradient[:, None], 0.0)
+    d_scores = exponentials * (gradient / normaliser)[:, None] - jnp.where(
+        is_target, gradient[:, None], 0.0
+    )
     return d_scores @ matrix, d_scores.T @ contexts, jnp.sum(d_scores, axis=0), None
 
 

@@ -35,7 +35,9 @@ class Level(NamedTuple):
     backoff: np.ndarray  # float32: natural logarithm of the weight of the n-gram as a context; empty at the last level
 
 
-State = tuple[int, ...]  # the places of the last 1, 2, … words as n-grams; −1 for one not in the model
+State = tuple[
+    int, ...
+]  # the places of the last 1, 2, … words as n-grams; −1 for one not in the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +58,10 @@ class NGram:
         if word == END:
             return self.start()
         longer = zip(self.levels[1:-1], state, strict=False)
-        found = (followers(level.keys, np.array([place]), np.array([word]), self.vocabulary).item() for level, place in longer)
+        found = (
+            followers(level.keys, np.array([place]), np.array([word]), self.vocabulary).item()
+            for level, place in longer
+        )
         return (word, *found)[: self.order - 1]
 
     def scores(self, state: State) -> np.ndarray:
@@ -101,7 +106,9 @@ def _estimated(counts: list[Counts], vocabulary: int, estimator: Estimator) -> N
     levels, probability = [], _unigrams(counts[0].counts, estimator)
     for level, longer in pairwise(counts):
         contexts, _ = parted(longer.keys, vocabulary)
-        longer_probability, weights = estimator(longer.counts, contexts, len(level.keys), probability[longer.shorter])
+        longer_probability, weights = estimator(
+            longer.counts, contexts, len(level.keys), probability[longer.shorter]
+        )
         levels.append(Level(level.keys, _log(probability), _log(weights)))
         probability = longer_probability
     return NGram((*levels, Level(counts[-1].keys, _log(probability), NONE)), vocabulary)
@@ -111,14 +118,18 @@ def _unigrams(counts: np.ndarray, estimator: Estimator) -> np.ndarray:
     """Estimate unigrams over the uniform distribution; unseen words share what is left for it."""
     seen = np.flatnonzero(counts)
     uniform = 1 / (len(counts) - len(NEVER))
-    probabilities, weights = estimator(counts[seen], np.zeros(len(seen), np.int32), 1, np.full(len(seen), uniform))
+    probabilities, weights = estimator(
+        counts[seen], np.zeros(len(seen), np.int32), 1, np.full(len(seen), uniform)
+    )
     unigrams = np.full(len(counts), weights[0] * uniform)
     unigrams[seen] = probabilities
     unigrams[NEVER] = 0.0
     return unigrams
 
 
-def _katz(counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _katz(
+    counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Departs from Katz 1987 where that leaves nothing for unseen words: a context of large counts only, none of them discounted,
     counts one more occurrence. Where every word was seen, what was taken away is given back in proportion."""
     kept = _good_turing(counts)
@@ -135,7 +146,9 @@ def _katz(counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray
 def _good_turing(counts: np.ndarray) -> np.ndarray:
     """Return what is left of counts when something is set aside for unseen n-grams. Katz's k is 5, or the largest number below it for
     which all his discounts lie between 0 and 1. Where a small text has none, every count gives up a half."""
-    n = np.bincount(np.minimum(counts, GOOD_TURING + 2), minlength=GOOD_TURING + 3).astype(np.float64)
+    n = np.bincount(np.minimum(counts, GOOD_TURING + 2), minlength=GOOD_TURING + 3).astype(
+        np.float64
+    )
     for k in range(GOOD_TURING, 1, -1):
         r = np.arange(1, k + 1)
         large = (k + 1) * n[k + 1]
@@ -147,10 +160,14 @@ def _good_turing(counts: np.ndarray) -> np.ndarray:
     return counts - 0.5
 
 
-def _kneser_ney(counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _kneser_ney(
+    counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     discounts = _discounts(counts)[np.minimum(counts, 3)]
     totals = np.bincount(contexts, counts, size)
-    weights = np.where(totals > 0, np.bincount(contexts, discounts, size) / np.maximum(totals, 1), 1.0)
+    weights = np.where(
+        totals > 0, np.bincount(contexts, discounts, size) / np.maximum(totals, 1), 1.0
+    )
     return (counts - discounts) / totals[contexts] + weights[contexts] * lower, weights
 
 
@@ -168,7 +185,9 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
 class Counts(NamedTuple):
     """How often the n-grams of one length occur."""
 
-    keys: np.ndarray  # uint64, sorted: the place of the context one length below × vocabulary + the word
+    keys: (
+        np.ndarray
+    )  # uint64, sorted: the place of the context one length below × vocabulary + the word
     counts: np.ndarray
     shorter: np.ndarray  # the place, at the level below, of the n-gram without its first word
 
@@ -180,8 +199,12 @@ def counted(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Co
     words = _messages(texts, vocabulary)
     unigrams = np.bincount(words, minlength=vocabulary)
     unigrams[BEGIN] = 0
-    levels = [Counts(np.arange(vocabulary, dtype=np.uint64), unigrams, np.zeros(vocabulary, np.int32))]
-    places = words  # of the n-gram that ends at each position; −1 where a message is not that long yet
+    levels = [
+        Counts(np.arange(vocabulary, dtype=np.uint64), unigrams, np.zeros(vocabulary, np.int32))
+    ]
+    places = (
+        words  # of the n-gram that ends at each position; −1 where a message is not that long yet
+    )
     for _ in range(1, order):
         ends = (np.flatnonzero((places[:-1] >= 0) & (words[1:] != BEGIN)) + 1).astype(np.int32)
         keys = joined(places[ends - 1], words[ends], vocabulary)
@@ -228,9 +251,13 @@ def _messages(texts: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
     if not len(words):
         return words
     if words.min() < 0 or words.max() >= vocabulary:
-        raise ValueError(f"a text has word id {words.max()}, and there are {vocabulary} words: it has another vocabulary")
+        raise ValueError(
+            f"a text has word id {words.max()}, and there are {vocabulary} words: it has another vocabulary"
+        )
     if np.any((words == PADDING) | (words == BEGIN)):
-        raise ValueError("a text to count holds padding or <bos>; give only words, with each message closed by <eos>")
+        raise ValueError(
+            "a text to count holds padding or <bos>; give only words, with each message closed by <eos>"
+        )
     starts_text = np.cumsum([0, *map(len, parts)])[:-1]
     starts = np.union1d(starts_text, 1 + np.flatnonzero(words[:-1] == END))
     return np.insert(words, starts, BEGIN)
@@ -246,10 +273,14 @@ def pruned(model: NGram, entries: int) -> NGram:
         return model
     worth = _worth(model)
     kept = np.zeros(sum(map(len, worth)), bool)
-    kept[np.argsort(-np.concatenate(worth), kind="stable")[:entries]] = True  # among equals the shorter
+    kept[np.argsort(-np.concatenate(worth), kind="stable")[:entries]] = (
+        True  # among equals the shorter
+    )
     made = [model.levels[0]]
     places, states = np.arange(model.vocabulary), [np.arange(model.vocabulary)]
-    for level, keep in zip(model.levels[1:], np.split(kept, np.cumsum([len(one) for one in worth[:-1]])), strict=True):
+    for level, keep in zip(
+        model.levels[1:], np.split(kept, np.cumsum([len(one) for one in worth[:-1]])), strict=True
+    ):
         contexts, words = parted(level.keys[keep], model.vocabulary)
         contexts, places = places[contexts], np.cumsum(keep) - 1
         lower, states = _backed_off(made, states, contexts, words, model.vocabulary)
@@ -272,7 +303,9 @@ def _worth(model: NGram) -> list[np.ndarray]:
         probability = np.exp(level.probability)
         # The weight that the context would have without this n-gram.
         without = np.log((left + probability) / (unseen + np.exp(lower)))
-        change = probability * (level.probability - lower - without) + left * (np.log(left / unseen) - without)
+        change = probability * (level.probability - lower - without) + left * (
+            np.log(left / unseen) - without
+        )
         worth.append(np.exp(frequency[contexts]) * change)
         frequency = frequency[contexts] + level.probability
         parts.append((contexts, states[-2]))  # without the last word, and without the first
@@ -283,7 +316,11 @@ def _worth(model: NGram) -> list[np.ndarray]:
 
 
 def _backed_off(
-    levels: Sequence[Level], states: list[np.ndarray], contexts: np.ndarray, words: np.ndarray, vocabulary: int
+    levels: Sequence[Level],
+    states: list[np.ndarray],
+    contexts: np.ndarray,
+    words: np.ndarray,
+    vocabulary: int,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return log p(w | h') for many n-grams h w at once, and the states after them: the arithmetic of `scores` and `read`. h are places of
     the last level, and `states` are the states after all of that level's n-grams, an array for each length."""
@@ -298,14 +335,18 @@ def _backed_off(
     return scores, [*after, np.arange(len(words))]
 
 
-def _shares(probability: np.ndarray, lower: np.ndarray, contexts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _shares(
+    probability: np.ndarray, lower: np.ndarray, contexts: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return what the n-grams leave of each context's probability to unseen words, and what those have one word further back."""
     left = 1 - np.bincount(contexts, np.exp(probability), size)
     unseen = 1 - np.bincount(contexts, np.exp(lower), size)
     return np.maximum(left, NOTHING), np.maximum(unseen, NOTHING)
 
 
-def followers(keys: np.ndarray, contexts: np.ndarray, words: np.ndarray, vocabulary: int) -> np.ndarray:
+def followers(
+    keys: np.ndarray, contexts: np.ndarray, words: np.ndarray, vocabulary: int
+) -> np.ndarray:
     """Return the places of many n-grams among sorted keys; −1 for one that is absent, or whose context is (−1)."""
     wanted = joined(np.maximum(contexts, 0), words, vocabulary)
     places = np.searchsorted(keys, wanted)

@@ -19,9 +19,20 @@ from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
 from taciturn.models import recurrence_kernels
-from taciturn.models.layers import dense, dot, dropout, embedding, flat, looked_up, transposed, unit_rows
+from taciturn.models.layers import (
+    dense,
+    dot,
+    dropout,
+    embedding,
+    flat,
+    looked_up,
+    transposed,
+    unit_rows,
+)
 
-Gates = jax.Array | list[jax.Array]  # concatenated in one array, or separate, as a kernel holds them
+Gates = (
+    jax.Array | list[jax.Array]
+)  # concatenated in one array, or separate, as a kernel holds them
 Cell = Callable[[Gates, Gates, jax.Array], tuple[jax.Array, jax.Array]]
 
 
@@ -43,7 +54,10 @@ def recurrent_model(
     """Build a model with a cell of `gates` gates between embeddings; `sizes` are vocabulary, width and units. What is scored against the
     words is the state times a matrix to their width: at the end, or at every step, where it is `projected` and fed back."""
     vocabulary, width, units = sizes
-    rows, word_embedding = unit_rows if unit_norm else lambda matrix: matrix, "embedding" if tied else "word_embedding"
+    rows, word_embedding = (
+        unit_rows if unit_norm else lambda matrix: matrix,
+        "embedding" if tied else "word_embedding",
+    )
 
     def init(key: Key) -> Params:
         keys = jax.random.split(key, 5 if projected else 4)
@@ -55,7 +69,9 @@ def recurrent_model(
             "projection" if projected else "output": dense(keys[3], (units, width)),
             "word_bias": jnp.zeros(vocabulary),
         }
-        return params if tied else params | {"word_embedding": embedding(keys[4], (vocabulary, width))}
+        return (
+            params if tied else params | {"word_embedding": embedding(keys[4], (vocabulary, width))}
+        )
 
     def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
         keys = (None, None) if key is None else jax.random.split(key)
@@ -73,7 +89,9 @@ def recurrent_model(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def recurrence(cell: Cell, product: DTypeLike, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None) -> jax.Array:
+def recurrence(
+    cell: Cell, product: DTypeLike, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None
+) -> jax.Array:
     """Run a cell from a zero state: x [length, batch, gates] → what it feeds back, [length, batch, width]."""
     return _forward(cell, product, x, recurrent, projection)[0]
 
@@ -86,7 +104,9 @@ def _forward(cell: Cell, product, x: jax.Array, recurrent: jax.Array, projection
 
 def _backward(cell: Cell, product, saved, gradient):
     x, recurrent, projection, fed_back, r, carries, outputs = saved
-    run = _on_this_machine(recurrence_kernels.backwards, scan_backwards, cell, product, x, recurrent)
+    run = _on_this_machine(
+        recurrence_kernels.backwards, scan_backwards, cell, product, x, recurrent
+    )
     d_x, d_r, d_fed_back = run(gradient, x, r, carries, recurrent, projection)
     # What was fed back at step t meets the recurrent matrix at step t + 1.
     d_recurrent = dot(transposed(flat(fed_back[:-1]).astype(product)), flat(d_r[1:]), product)
@@ -97,17 +117,24 @@ def _backward(cell: Cell, product, saved, gradient):
 recurrence.defvjp(_forward, _backward)
 
 
-def _on_this_machine(kernel: Callable, scan: Callable, cell: Cell, product, x: jax.Array, recurrent: jax.Array) -> Callable:
+def _on_this_machine(
+    kernel: Callable, scan: Callable, cell: Cell, product, x: jax.Array, recurrent: jax.Array
+) -> Callable:
     kernel, scan = partial(kernel, cell, product), partial(scan, cell, product)
     if not recurrence_kernels.fits(x, recurrent, product):
         return scan
     return partial(jax.lax.platform_dependent, cuda=kernel, default=scan)
 
 
-def scan_forwards(cell: Cell, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
+def scan_forwards(
+    cell: Cell, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None
+):
     """Return what is fed back at each step, and for the backward pass r, the carry before each step, and what was projected, if any."""
     units = len(recurrent if projection is None else projection)
-    start = jnp.zeros((x.shape[1], len(recurrent)), x.dtype), jnp.zeros((x.shape[1], units), x.dtype)
+    start = (
+        jnp.zeros((x.shape[1], len(recurrent)), x.dtype),
+        jnp.zeros((x.shape[1], units), x.dtype),
+    )
     recurrent = recurrent.astype(product)  # once, not at every step
     projection = None if projection is None else projection.astype(product)
 
@@ -116,7 +143,12 @@ def scan_forwards(cell: Cell, product, x: jax.Array, recurrent: jax.Array, proje
         r = dot(fed_back, recurrent, product)
         output, next_carry = cell(x_t, r, carry)
         next_fed_back = output if projection is None else dot(output, projection, product)
-        return (next_fed_back, next_carry), (next_fed_back, r, carry, None if projection is None else output.astype(product))
+        return (next_fed_back, next_carry), (
+            next_fed_back,
+            r,
+            carry,
+            None if projection is None else output.astype(product),
+        )
 
     return jax.lax.scan(step, start, x)[1]
 
@@ -130,7 +162,9 @@ def scan_backwards(cell: Cell, product, gradient, x, r, carries, recurrent, proj
         d_recurrent_input, d_carry = state
         d_fed_back, x_t, r_t, carry = inputs
         d_fed_back = d_fed_back + d_recurrent_input
-        d_output = d_fed_back if back_projection is None else dot(d_fed_back, back_projection, product)
+        d_output = (
+            d_fed_back if back_projection is None else dot(d_fed_back, back_projection, product)
+        )
         _, pull_back = jax.vjp(cell, x_t, r_t, carry)
         d_x, d_r, d_carry = pull_back((d_output, d_carry))
         return (dot(d_r, back, product), d_carry), (d_x, d_r.astype(product), d_fed_back)

@@ -46,26 +46,60 @@ class _Shape(NamedTuple):
 def fits(x: jax.Array, recurrent: jax.Array, product: DTypeLike) -> bool:
     """Return whether the kernels can run a layer: few rows, as a user's batches have, and products in 16 bits."""
     width = recurrent.shape[0]
-    return x.shape[1] <= ROWS and width % 16 == 0 and width <= MOST_WIDE and jnp.dtype(product).itemsize == 2
+    return (
+        x.shape[1] <= ROWS
+        and width % 16 == 0
+        and width <= MOST_WIDE
+        and jnp.dtype(product).itemsize == 2
+    )
 
 
-def forwards(cell: Any, product: DTypeLike, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None, interpret: bool = False):
+def forwards(
+    cell: Any,
+    product: DTypeLike,
+    x: jax.Array,
+    recurrent: jax.Array,
+    projection: jax.Array | None,
+    interpret: bool = False,
+):
     """Return what `recurrence.scan_forwards` returns, except the carry before the first step, which is not written."""
     shape = _shape(x, recurrent, projection, product, interpret)
     rows = shape.length * shape.batch
     out = [_array(rows, shape.width), _array(rows, x.shape[-1]), _array(rows, shape.units)]
     out += [_array(rows, shape.units, product)] if shape.projected else []
     given = [flat(x), *_tiled(shape, recurrent, projection)]
-    fed_back, r, carries, *outputs = _call(_forwards, cell, shape, 4, 3 if shape.projected else 2, out)(*given)
-    return tuple(None if part is None else part.reshape(*x.shape[:2], -1) for part in (fed_back, r, carries, *(outputs or [None])))
+    fed_back, r, carries, *outputs = _call(
+        _forwards, cell, shape, 4, 3 if shape.projected else 2, out
+    )(*given)
+    return tuple(
+        None if part is None else part.reshape(*x.shape[:2], -1)
+        for part in (fed_back, r, carries, *(outputs or [None]))
+    )
 
 
-def backwards(cell: Any, product: DTypeLike, gradient, x, r, carries, recurrent, projection, interpret: bool = False):
+def backwards(
+    cell: Any,
+    product: DTypeLike,
+    gradient,
+    x,
+    r,
+    carries,
+    recurrent,
+    projection,
+    interpret: bool = False,
+):
     """Return what `recurrence.scan_backwards` returns."""
     shape = _shape(x, recurrent, projection, product, interpret)
     rows = shape.length * shape.batch
-    out = [_array(rows, x.shape[-1]), _array(rows, x.shape[-1], product), _array(rows, shape.width), _array(2 * ROWS, shape.units)]
-    given = [flat(part) for part in (gradient, x, r, carries)] + _tiled(shape, recurrent, projection)
+    out = [
+        _array(rows, x.shape[-1]),
+        _array(rows, x.shape[-1], product),
+        _array(rows, shape.width),
+        _array(2 * ROWS, shape.units),
+    ]
+    given = [flat(part) for part in (gradient, x, r, carries)] + _tiled(
+        shape, recurrent, projection
+    )
     *found, _ = _call(_backwards, cell, shape, 4 if shape.projected else 8, 3, out)(*given)
     return tuple(part.reshape(*x.shape[:2], -1) for part in found)
 
@@ -79,7 +113,10 @@ def _forwards(cell: Any, shape: _Shape, x_ref, *refs) -> None:
 
         def tile(index, sums):
             units, gates = _units(shape, index), _gates(shape, index)
-            r: list[Any] = [sum(map(triton.dot, before, _recurrent(shape, matrices, index, gate))) for gate in range(shape.gates)]
+            r: list[Any] = [
+                sum(map(triton.dot, before, _recurrent(shape, matrices, index, gate)))
+                for gate in range(shape.gates)
+            ]
             x = [_read(shape, x_ref, t, *gate) for gate in gates]
             output, carry = cell(x, r, _read(shape, carries_ref, t, *units, t > 0))
             for gate, part in zip(gates, r, strict=True):
@@ -90,7 +127,10 @@ def _forwards(cell: Any, shape: _Shape, x_ref, *refs) -> None:
                 return sums
             rounded = _rounded(shape, index, output)
             _write(shape, outputs_ref[0], t, rounded, *units)
-            return [s + triton.dot(rounded, p) for s, p in zip(sums, _projection(shape, matrices, index), strict=True)]
+            return [
+                s + triton.dot(rounded, p)
+                for s, p in zip(sums, _projection(shape, matrices, index), strict=True)
+            ]
 
         sums = jax.lax.fori_loop(0, shape.tiles, tile, _zeros(shape) if shape.projected else [])
         for part, (k, m) in zip(sums, parts(shape.width), strict=False):
@@ -107,7 +147,10 @@ def _backwards(cell: Any, shape: _Shape, gradient_ref, x_ref, r_ref, carries_ref
 
     def step(done, d_before):
         t = shape.length - 1 - done
-        d_fed_back = [d + _read(shape, gradient_ref, t, k, m) for d, (k, m) in zip(d_before, parts(shape.width), strict=True)]
+        d_fed_back = [
+            d + _read(shape, gradient_ref, t, k, m)
+            for d, (k, m) in zip(d_before, parts(shape.width), strict=True)
+        ]
         for part, (k, m) in zip(d_fed_back, parts(shape.width), strict=True):
             _write(shape, d_fed_back_ref, t, part, k, m)
         d_fed_back = [part.astype(shape.product) for part in d_fed_back]
@@ -123,14 +166,19 @@ def _backwards(cell: Any, shape: _Shape, gradient_ref, x_ref, r_ref, carries_ref
             x, r = ([_read(shape, ref, t, *gate) for gate in gates] for ref in (x_ref, r_ref))
             _, pull_back = jax.vjp(cell, x, r, _read(shape, carries_ref, t, *units, t > 0))
             # Alternating: no thread may read a carry's gradient where another has written the next one.
-            d_x, d_r, d_carry = pull_back((d_output, _read(shape, d_carry_ref, jax.lax.rem(t + 1, 2), *units, done > 0)))
+            d_x, d_r, d_carry = pull_back(
+                (d_output, _read(shape, d_carry_ref, jax.lax.rem(t + 1, 2), *units, done > 0))
+            )
             _write(shape, d_carry_ref, jax.lax.rem(t, 2), d_carry, *units)
             for number, gate in enumerate(gates):
                 _write(shape, d_x_ref, t, d_x[number], *gate)
                 rounded = _rounded(shape, index, d_r[number])
                 _write(shape, d_r_ref, t, rounded, *gate)
                 weights = _recurrent(shape, matrices, index, number)
-                sums = [s + triton.dot(rounded, w, trans_b=True) for s, w in zip(sums, weights, strict=True)]
+                sums = [
+                    s + triton.dot(rounded, w, trans_b=True)
+                    for s, w in zip(sums, weights, strict=True)
+                ]
             return sums
 
         return jax.lax.fori_loop(0, shape.tiles, tile, _zeros(shape))
@@ -141,13 +189,26 @@ def _backwards(cell: Any, shape: _Shape, gradient_ref, x_ref, r_ref, carries_ref
 def _shape(x, recurrent, projection, product, interpret: bool) -> _Shape:
     (length, batch, all_gates), width = x.shape, len(recurrent)
     units = width if projection is None else len(projection)
-    return _Shape(length, batch, units, width, all_gates // units, product, projection is not None, interpret)
+    return _Shape(
+        length, batch, units, width, all_gates // units, product, projection is not None, interpret
+    )
 
 
-def _call(kernel: Callable[..., None], cell: Any, shape: _Shape, warps: int, stages: int, out_shape: list[jax.ShapeDtypeStruct]):
+def _call(
+    kernel: Callable[..., None],
+    cell: Any,
+    shape: _Shape,
+    warps: int,
+    stages: int,
+    out_shape: list[jax.ShapeDtypeStruct],
+):
     options = None if shape.interpret else triton.CompilerParams(num_warps=warps, num_stages=stages)
     return pallas.pallas_call(
-        functools.partial(kernel, cell, shape), grid=(1,), out_shape=out_shape, compiler_params=options, interpret=shape.interpret
+        functools.partial(kernel, cell, shape),
+        grid=(1,),
+        out_shape=out_shape,
+        compiler_params=options,
+        interpret=shape.interpret,
     )
 
 
@@ -158,9 +219,20 @@ def _array(rows: int, columns: int, dtype: DTypeLike = jnp.float32) -> jax.Shape
 def _tiled(shape: _Shape, recurrent: jax.Array, projection: jax.Array | None) -> list[jax.Array]:
     """Return the matrices as the programs read them: rounded, and the columns of one tile of units adjacent in memory."""
     padding = shape.tiles * TILE - shape.units
-    by_gate = jnp.pad(recurrent.astype(shape.product).reshape(shape.width, shape.gates, shape.units), ((0, 0), (0, 0), (0, padding)))
-    by_tile = by_gate.reshape(shape.width, shape.gates, shape.tiles, TILE).transpose(2, 1, 0, 3).reshape(-1, TILE)
-    return [by_tile] if projection is None else [by_tile, jnp.pad(projection.astype(shape.product), ((0, padding), (0, 0)))]
+    by_gate = jnp.pad(
+        recurrent.astype(shape.product).reshape(shape.width, shape.gates, shape.units),
+        ((0, 0), (0, 0), (0, padding)),
+    )
+    by_tile = (
+        by_gate.reshape(shape.width, shape.gates, shape.tiles, TILE)
+        .transpose(2, 1, 0, 3)
+        .reshape(-1, TILE)
+    )
+    return (
+        [by_tile]
+        if projection is None
+        else [by_tile, jnp.pad(projection.astype(shape.product), ((0, padding), (0, 0)))]
+    )
 
 
 def _split(shape: _Shape, refs: tuple) -> tuple[tuple, tuple]:
@@ -174,7 +246,9 @@ def _recurrent(shape: _Shape, matrices: tuple, index, gate: int) -> list[jax.Arr
 
 
 def _projection(shape: _Shape, matrices: tuple, index) -> list[jax.Array]:
-    return [matrices[1][pallas.ds(index * TILE, TILE), pallas.ds(k, m)] for k, m in parts(shape.width)]
+    return [
+        matrices[1][pallas.ds(index * TILE, TILE), pallas.ds(k, m)] for k, m in parts(shape.width)
+    ]
 
 
 def _units(shape: _Shape, index) -> Columns:
@@ -203,13 +277,19 @@ def _read(shape: _Shape, ref, t, start, columns: int, inside=True, when=True) ->
     return triton.load(place, mask=mask, other=0.0)
 
 
-def _write(shape: _Shape, ref, t, values: jax.Array, start, columns: int, inside=True, when=True) -> None:
+def _write(
+    shape: _Shape, ref, t, values: jax.Array, start, columns: int, inside=True, when=True
+) -> None:
     place, mask = _place(shape, ref, t, start, columns, inside, when)
     triton.store(place, values, mask=mask)
 
 
 def _place(shape: _Shape, ref, t, start, columns: int, inside, when):
-    mask = (jnp.arange(ROWS) < shape.batch)[:, None] & jnp.broadcast_to(inside, columns)[None, :] & when
+    mask = (
+        (jnp.arange(ROWS) < shape.batch)[:, None]
+        & jnp.broadcast_to(inside, columns)[None, :]
+        & when
+    )
     return ref.at[pallas.ds(t * shape.batch, ROWS), pallas.ds(start, columns)], mask
 
 

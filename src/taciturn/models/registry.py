@@ -16,7 +16,9 @@ from taciturn.models.transformer import transformer
 
 class ModelKind(NamedTuple):
     network: Callable[..., LanguageModel]  # (number of words, settings)
-    settings: tuple[str, ...]  # of a recipe's [model] that it uses, and `product`, the type of its matrix products
+    settings: tuple[
+        str, ...
+    ]  # of a recipe's [model] that it uses, and `product`, the type of its matrix products
     stepper: Stepper = Windowed  # for typing and sampling: `stepping.recurrent`, which exports to ONNX, or a subclass of `Windowed`
     javascript_cell: str | None = None  # in export/runtime/runtime.js; None: no export as a script
 
@@ -27,11 +29,21 @@ class ModelKind(NamedTuple):
 
 
 KINDS = {
-    "lstm": ModelKind(lstm, ("width", "units", "dropout_rate", "product"), recurrent(lstm_cell), "lstm"),
-    "cifg": ModelKind(cifg, ("width", "units", "tied", "dropout_rate", "product"), recurrent(cifg_cell), "cifg"),
-    "gru": ModelKind(gru, ("width", "units", "dropout_rate", "product"), recurrent(gru_cell), "gru"),
+    "lstm": ModelKind(
+        lstm, ("width", "units", "dropout_rate", "product"), recurrent(lstm_cell), "lstm"
+    ),
+    "cifg": ModelKind(
+        cifg, ("width", "units", "tied", "dropout_rate", "product"), recurrent(cifg_cell), "cifg"
+    ),
+    "gru": ModelKind(
+        gru, ("width", "units", "dropout_rate", "product"), recurrent(gru_cell), "gru"
+    ),
     "transformer": ModelKind(transformer, ("width", "layers", "heads", "dropout_rate")),
-    "deep-lstm": ModelKind(deep_lstm, ("width", "units", "layers", "tied", "dropout_rate", "variational", "product"), Stacked),
+    "deep-lstm": ModelKind(
+        deep_lstm,
+        ("width", "units", "layers", "tied", "dropout_rate", "variational", "product"),
+        Stacked,
+    ),
 }
 
 
@@ -58,5 +70,7 @@ def register_model(kind: str, model: ModelKind) -> None:
 
 def model_kind(kind: str) -> ModelKind:
     if kind not in KINDS:
-        raise ValueError(f"there is no model kind {kind!r}; known are {', '.join(KINDS)}, and your own (taciturn.register_model)")
+        raise ValueError(
+            f"there is no model kind {kind!r}; known are {', '.join(KINDS)}, and your own (taciturn.register_model)"
+        )
     return KINDS[kind]

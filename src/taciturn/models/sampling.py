@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn.core import BEGIN, PADDING, Key, LanguageModel, Params
-from taciturn.models.stepping import Neural, Recurrent, State, StepWeights, Windowed, step, zero_state
+from taciturn.models.stepping import (
+    Neural,
+    Recurrent,
+    State,
+    StepWeights,
+    Windowed,
+    step,
+    zero_state,
+)
 from taciturn.progress import Progress, unwatched
 
 SIDE_BY_SIDE = 256  # texts
@@ -21,12 +29,16 @@ def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
     so that a step costs two short sums in place of a random number for every word. Padding and <bos> are never chosen."""
     probabilities = jnp.exp(scores).at[:, np.array([PADDING, BEGIN])].set(0.0)
     block = int(np.ceil(np.sqrt(scores.shape[1])))
-    padded = jnp.pad(probabilities, ((0, 0), (0, block * block - scores.shape[1]))).reshape(-1, block, block)
+    padded = jnp.pad(probabilities, ((0, 0), (0, block * block - scores.shape[1]))).reshape(
+        -1, block, block
+    )
     up_to_block = jnp.cumsum(jnp.sum(padded, axis=2), axis=1)
     wanted = uniform[:, None] * up_to_block[:, -1:]
     which = jnp.argmax(up_to_block > wanted, axis=1)
     inside = jnp.take_along_axis(padded, which[:, None, None], axis=1)[:, 0]
-    before = jnp.take_along_axis(up_to_block, which[:, None], axis=1)[:, 0] - jnp.sum(inside, axis=1)
+    before = jnp.take_along_axis(up_to_block, which[:, None], axis=1)[:, 0] - jnp.sum(
+        inside, axis=1
+    )
     up_to_word = before[:, None] + jnp.cumsum(inside, axis=1)
     # Rounding may put the number past the last word of its block: then take the likeliest in it.
     found = (up_to_word > wanted) & (inside > 0)
@@ -34,9 +46,15 @@ def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
     return which * block + place
 
 
-def samples(model: Neural, words: int, key: Key, progress: Progress = unwatched) -> Iterator[np.ndarray]:
+def samples(
+    model: Neural, words: int, key: Key, progress: Progress = unwatched
+) -> Iterator[np.ndarray]:
     """Sample texts with at least this many words in all."""
-    streams = _recurrent_streams(model, key) if isinstance(model, Recurrent) else _windowed_streams(model, key)
+    streams = (
+        _recurrent_streams(model, key)
+        if isinstance(model, Recurrent)
+        else _windowed_streams(model, key)
+    )
     made = 0
     for texts in streams:
         made += texts.size
@@ -90,4 +108,6 @@ def beginnings(model: LanguageModel, params: Params, rows: int, length: int, key
         word = chosen(jax.nn.log_softmax(context @ matrix.T + bias), uniforms[place])
         return texts.at[:, place + 1].set(word)
 
-    return jax.lax.fori_loop(0, length, say, jnp.zeros((rows, length + 1), jnp.int32).at[:, 0].set(BEGIN))
+    return jax.lax.fori_loop(
+        0, length, say, jnp.zeros((rows, length + 1), jnp.int32).at[:, 0].set(BEGIN)
+    )

@@ -16,7 +16,9 @@ from taciturn.core import PADDING, Key, LanguageModel, Params
 from taciturn.models import softmax_step
 from taciturn.models.layers import add_rows
 
-Step = Callable[[Params, jax.Array, Key | None, float], Params]  # params, batch of token rows, dropout key, rate
+Step = Callable[
+    [Params, jax.Array, Key | None, float], Params
+]  # params, batch of token rows, dropout key, rate
 
 
 def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: float = 0.0) -> Step:
@@ -40,11 +42,15 @@ def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: floa
         matrix, bias = params[model.word_embedding], params["word_bias"]
         given = (contexts, matrix, bias, targets, weights, rate, model.unit_norm, product, power)
         if softmax_step.fits(contexts, product):
-            stepped = jax.lax.platform_dependent(cuda=lambda: softmax_step.fused(*given), default=lambda: softmax_step.plain(*given))
+            stepped = jax.lax.platform_dependent(
+                cuda=lambda: softmax_step.fused(*given), default=lambda: softmax_step.plain(*given)
+            )
         else:
             stepped = softmax_step.plain(*given)
         d_rest, d_rows = pull_back(stepped.d_contexts)
-        after = jax.tree.map(lambda p, g: p + (-rate) * g, rest, d_rest)  # what is added, a GPU adds within the product that makes it
+        after = jax.tree.map(
+            lambda p, g: p + (-rate) * g, rest, d_rest
+        )  # what is added, a GPU adds within the product that makes it
         after |= {model.word_embedding: stepped.matrix, "word_bias": stepped.bias}
         embedding = after.get(model.embedding, params[model.embedding])
         after[model.embedding] = add_rows(embedding, inputs.reshape(-1), -rate * d_rows)

@@ -24,7 +24,9 @@ WINDOW = 64  # words that a model without a state looks back
 
 
 class StepWeights(NamedTuple):
-    embedding: np.ndarray  # float32, as all are, [vocabulary, width], scaled to length 1 where the model requires it
+    embedding: (
+        np.ndarray
+    )  # float32, as all are, [vocabulary, width], scaled to length 1 where the model requires it
     words: np.ndarray  # [vocabulary, context]; the same array as `embedding` where they are tied
     word_bias: np.ndarray
     input: np.ndarray  # [width, gates]
@@ -50,7 +52,14 @@ def step_weights(model: LanguageModel, params: Params) -> StepWeights:
     named = {name: np.asarray(leaf, np.float32) for name, leaf in params.items()}
     embedding = words if model.word_embedding == model.embedding else named[model.embedding]
     gates = named["input"], named["gate_bias"], named["recurrent"]
-    return StepWeights(embedding, words, bias, *gates, projection=named.get("projection"), to_context=named.get("output"))
+    return StepWeights(
+        embedding,
+        words,
+        bias,
+        *gates,
+        projection=named.get("projection"),
+        to_context=named.get("output"),
+    )
 
 
 def int8(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -61,7 +70,9 @@ def int8(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @partial(jax.jit, static_argnums=0)
-def step(cell: Cell, weights: StepWeights, state: State, word: jax.Array) -> tuple[State, jax.Array]:
+def step(
+    cell: Cell, weights: StepWeights, state: State, word: jax.Array
+) -> tuple[State, jax.Array]:
     """Read one word, or a batch of them; return the next state, and the log-probabilities of what follows."""
     fed_back, carry = state
     gates = weights.embedding[word] @ weights.input + weights.gate_bias
@@ -106,14 +117,18 @@ class Recurrent(Carrying):
 class Windowed:
     """A `core.WordModel` of any model, for lack of a state: it keeps the last words of a text."""
 
-    def __init__(self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()
+    ) -> None:
         self.restarts = frozenset(restarts)
         self.vocabulary: int = params[model.word_embedding].shape[0]
         params = jax.device_put(params)
 
         def after(tokens: jax.Array, place: jax.Array) -> jax.Array:
             matrix, bias = model.words(params)
-            return jax.nn.log_softmax(model.contexts(params, tokens, None)[:, place] @ matrix.T + bias)
+            return jax.nn.log_softmax(
+                model.contexts(params, tokens, None)[:, place] @ matrix.T + bias
+            )
 
         self._after = jax.jit(after)
 

@@ -10,10 +10,14 @@ from taciturn.core import Key, LanguageModel, Params
 from taciturn.models.layers import dense, dropout, embedding, looked_up
 
 
-def transformer(vocabulary: int, width: int = 96, layers: int = 2, heads: int = 4, dropout_rate: float = 0.0) -> LanguageModel:
+def transformer(
+    vocabulary: int, width: int = 96, layers: int = 2, heads: int = 4, dropout_rate: float = 0.0
+) -> LanguageModel:
     head_width = width // heads
     if width % heads or head_width % 2:
-        raise ValueError(f"a Transformer's width must be a multiple of 2 × heads; {width} and {heads} heads are not")
+        raise ValueError(
+            f"a Transformer's width must be a multiple of 2 × heads; {width} and {heads} heads are not"
+        )
 
     def init_block(key: Key) -> Params:
         keys = jax.random.split(key, 4)
@@ -41,14 +45,18 @@ def transformer(vocabulary: int, width: int = 96, layers: int = 2, heads: int = 
         q, k, v = (part.reshape(batch, length, heads, head_width) for part in (q, k, v))
         scores = jnp.einsum("bqhd,bkhd->bhqk", _rotate(q), _rotate(k)) / head_width**0.5
         future = jnp.triu(jnp.ones((length, length), bool), 1)
-        mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(future, -jnp.inf, scores)), v)
+        mixed = jnp.einsum(
+            "bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(future, -jnp.inf, scores)), v
+        )
         return mixed.reshape(batch, length, width) @ block["attention_out"]
 
     def feed(block: Params, x: jax.Array) -> jax.Array:
         return jax.nn.gelu((_rms(x) * block["feed_norm"]) @ block["feed_in"]) @ block["feed_out"]
 
     def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
-        keys = iter([None] * (2 * layers + 1) if key is None else jax.random.split(key, 2 * layers + 1))
+        keys = iter(
+            [None] * (2 * layers + 1) if key is None else jax.random.split(key, 2 * layers + 1)
+        )
         x = dropout(looked_up(params["embedding"], tokens), dropout_rate, next(keys))
         for index in range(layers):
             block = params["blocks"][f"{index}"]

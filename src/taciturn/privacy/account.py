@@ -12,7 +12,14 @@ from dp_accounting import DpEvent
 
 from taciturn.errors import TaciturnError
 from taciturn.names import AccountantName
-from taciturn.privacy.accounting import Budget, allowed_releases, composed, event_to_json, most_releases, repeated
+from taciturn.privacy.accounting import (
+    Budget,
+    allowed_releases,
+    composed,
+    event_to_json,
+    most_releases,
+    repeated,
+)
 from taciturn.privacy.chain import LedgerError, Row
 from taciturn.privacy.figures import delta_text
 from taciturn.privacy.ledger import INTEGERS, Guarantee, Ledger
@@ -36,10 +43,16 @@ class RunTerms:
     budget: Budget
     rounds: int
     start: str = ""  # digest of the parameters it starts from
-    lineage: tuple[DpEvent, ...] = ()  # what those parameters have cost already; public text costs nothing
+    lineage: tuple[
+        DpEvent, ...
+    ] = ()  # what those parameters have cost already; public text costs nothing
     unit: str = "one user"  # whom the guarantee protects
-    distance: float = 0.0  # of the noise from its ideal, in total variation, in all releases, spare ones included
-    lineage_distance: float = 0.0  # the same, of the runs that the parameters it starts from went through
+    distance: float = (
+        0.0  # of the noise from its ideal, in total variation, in all releases, spare ones included
+    )
+    lineage_distance: float = (
+        0.0  # the same, of the runs that the parameters it starts from went through
+    )
 
 
 @dataclass
@@ -58,12 +71,32 @@ class Account:
 
         def check(rows: list[Row]) -> None:
             if any(row.get("run") == terms.name for row in rows):
-                raise LedgerError(f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or --resume it")
-            self.ledger.check_room([repeated(self.release, reserved)] if reserved else [], terms.distance)
+                raise LedgerError(
+                    f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or --resume it"
+                )
+            self.ledger.check_room(
+                [repeated(self.release, reserved)] if reserved else [], terms.distance
+            )
 
-        declared = {"adjacency": terms.adjacency, "randomness": terms.randomness, "accountant": terms.accountant, "noise": INTEGERS}
-        limits = {"delta": budget.delta, "epsilon": budget.epsilon, "rho": budget.rho, "rounds": terms.rounds, "reserved": reserved}
-        identity = {"kind": "open", "run": terms.name, "recipe": terms.recipe, "population": terms.population}
+        declared = {
+            "adjacency": terms.adjacency,
+            "randomness": terms.randomness,
+            "accountant": terms.accountant,
+            "noise": INTEGERS,
+        }
+        limits = {
+            "delta": budget.delta,
+            "epsilon": budget.epsilon,
+            "rho": budget.rho,
+            "rounds": terms.rounds,
+            "reserved": reserved,
+        }
+        identity = {
+            "kind": "open",
+            "run": terms.name,
+            "recipe": terms.recipe,
+            "population": terms.population,
+        }
         identity |= {"unit": terms.unit, "fresh": self._fresh()}
         costs = {**self._costs(), "start": terms.start}
         self.rows = [self.ledger.append({**identity, **declared, **limits, **costs}, check)]
@@ -75,32 +108,51 @@ class Account:
     @property
     def nonce(self) -> bytes:
         """Return the bytes drawn at the last opening or resumption; none in a seeded simulation."""
-        return bytes.fromhex(next(row["fresh"] for row in reversed(self._opened_rows) if "fresh" in row))
+        return bytes.fromhex(
+            next(row["fresh"] for row in reversed(self._opened_rows) if "fresh" in row)
+        )
 
     def reopen(self, head: str | None) -> None:
         """Resume a run that was interrupted. `head` is the row its state was saved at."""
         rows, terms = self.ledger.run_rows(self.terms.name), self.terms
         if not rows:
-            raise LedgerError(f"{self.ledger.path} has no run {terms.name!r}: this run folder belongs to another population")
+            raise LedgerError(
+                f"{self.ledger.path} has no run {terms.name!r}: this run folder belongs to another population"
+            )
         opened = rows[0]
         for named, was, now in (
             ("kind of noise", opened.get("noise"), INTEGERS),
             ("recipe", opened["recipe"], terms.recipe),
-            ("cost of a release", {name: opened.get(name) for name in self._costs()}, self._costs()),
+            (
+                "cost of a release",
+                {name: opened.get(name) for name in self._costs()},
+                self._costs(),
+            ),
             ("text", opened["population"], terms.population),
             ("starting model", opened["start"], terms.start),
             ("source of randomness", opened["randomness"], terms.randomness),
         ):
             if was != now:
-                raise LedgerError(f"the {named} of run {terms.name!r} is not the one it was opened with; start a new run instead")
+                raise LedgerError(
+                    f"the {named} of run {terms.name!r} is not the one it was opened with; start a new run instead"
+                )
         if head is not None and all(row["hash"] != head for row in rows):
-            raise LedgerError(f"{self.ledger.path} lacks the row at which this run was saved: restore its newest copy")
+            raise LedgerError(
+                f"{self.ledger.path} lacks the row at which this run was saved: restore its newest copy"
+            )
         self.rows = rows
         self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
 
     def _costs(self) -> Row:
-        costs = {"lineage": [event_to_json(event) for event in self.terms.lineage], "release": event_to_json(self.release)}
-        return {**costs, "distance": self.terms.distance, "lineage_distance": self.terms.lineage_distance}
+        costs = {
+            "lineage": [event_to_json(event) for event in self.terms.lineage],
+            "release": event_to_json(self.release),
+        }
+        return {
+            **costs,
+            "distance": self.terms.distance,
+            "lineage_distance": self.terms.lineage_distance,
+        }
 
     @property
     def head(self) -> str:
@@ -115,8 +167,16 @@ class Account:
         """Return how many releases the budget allows, fixed before the first: at most the rounds and some spare ones. All are reserved."""
         if self._allowed is None:
             most = most_releases(self.release, self.terms.rounds + spare_rounds(self.terms.rounds))
-            limits = self.terms.budget, self.terms.accountant, most, self.terms.distance + self.terms.lineage_distance
-            self._allowed = allowed_releases(lambda releases: composed(self.terms.lineage, repeated(self.release, releases)), *limits)
+            limits = (
+                self.terms.budget,
+                self.terms.accountant,
+                most,
+                self.terms.distance + self.terms.lineage_distance,
+            )
+            self._allowed = allowed_releases(
+                lambda releases: composed(self.terms.lineage, repeated(self.release, releases)),
+                *limits,
+            )
         return self._allowed
 
     def check_budget(self) -> None:
@@ -127,10 +187,14 @@ class Account:
             pairs = (("ε", limits.epsilon), ("ρ", limits.rho))
             wanted = " and ".join(f"{name} = {value:g}" for name, value in pairs if value)
             if not wanted:
-                raise BudgetExhausted(f"the run has made the {made} releases that it reserved for its {self.terms.rounds} rounds")
+                raise BudgetExhausted(
+                    f"the run has made the {made} releases that it reserved for its {self.terms.rounds} rounds"
+                )
             budget = f"the budget of {wanted} at δ = {delta_text(limits.delta)}"
             if self.allowed == 0:
-                raise BudgetExhausted(f"{budget} does not allow a single release at this noise level; increase the noise or the budget")
+                raise BudgetExhausted(
+                    f"{budget} does not allow a single release at this noise level; increase the noise or the budget"
+                )
             raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
 
     def charge(self, round: int, record: str, log: str = "") -> None:
@@ -138,7 +202,9 @@ class Account:
         the release, `log` the participation log's mark of who took part: both tell others nothing."""
         self.check_budget()
         if round != len(self.charges):
-            raise LedgerError(f"round {round} of run {self.terms.name!r} is not the next to be charged")
+            raise LedgerError(
+                f"round {round} of run {self.terms.name!r} is not the next to be charged"
+            )
         row = {"kind": "charge", "run": self.terms.name, "round": round, "record": record}
         self._append(row | ({"log": log} if log else {}))
 
@@ -157,7 +223,9 @@ class Account:
     @property
     def _opened_rows(self) -> list[Row]:
         if not self.rows:
-            raise LedgerError(f"run {self.terms.name!r} was not declared in {self.ledger.path}: open it first")
+            raise LedgerError(
+                f"run {self.terms.name!r} was not declared in {self.ledger.path}: open it first"
+            )
         return self.rows
 
     def check_alone(self) -> None:
@@ -170,9 +238,13 @@ class Account:
 
     def _check_rows(self, rows: list[Row]) -> None:
         if len(self.ledger.run_rows(self.terms.name)) != len(self._opened_rows):
-            raise LedgerError(f"another process is at work on run {self.terms.name!r}: stop one of the two")
+            raise LedgerError(
+                f"another process is at work on run {self.terms.name!r}: stop one of the two"
+            )
         if self.ledger.is_closed(self.terms.name):
-            raise LedgerError(f"run {self.terms.name!r} is closed, and has given back what it reserved: start a new run")
+            raise LedgerError(
+                f"run {self.terms.name!r} is closed, and has given back what it reserved: start a new run"
+            )
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
         return self.ledger.guarantee(self.terms.name, self.head, delta)

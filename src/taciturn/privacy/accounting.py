@@ -23,8 +23,18 @@ from types import UnionType
 from typing import Any
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NeighboringRelation, NonPrivateDpEvent
-from dp_accounting.dp_event import PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NeighboringRelation,
+    NonPrivateDpEvent,
+)
+from dp_accounting.dp_event import (
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+)
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
 from taciturn.names import AccountantName
@@ -34,7 +44,10 @@ from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
 LEAST_PLD_NOISE = 0.3  # below it a PLD takes minutes and gigabytes, and log-ratios of those always drawn cancel (`_output_of`)
 CLASSIC_ORDERS = range(2, 34)
 WHOLE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
-FINE, COARSE = 1e-4, 1e-3  # grids of privacy loss; a coarser one is ten times faster and its ε a little larger
+FINE, COARSE = (
+    1e-4,
+    1e-3,
+)  # grids of privacy loss; a coarser one is ten times faster and its ε a little larger
 
 # dp-accounting announces each Rényi order that it leaves out; leaving one out only makes ε larger.
 logging.getLogger("absl").setLevel(logging.ERROR)
@@ -51,7 +64,9 @@ class CorrelatedDpEvent(DpEvent):
 
     def __post_init__(self) -> None:
         counts, values = [count for count, _ in self.costs], [rho(cost) for _, cost in self.costs]
-        rising = all(a < b for a, b in pairwise(counts)) and all(a <= b for a, b in pairwise(values))
+        rising = all(a < b for a, b in pairwise(counts)) and all(
+            a <= b for a, b in pairwise(values)
+        )
         if not (counts and counts[0] > 0 and values[0] > 0 and rising and values[-1] < math.inf):
             raise ValueError("the costs of a run rise with its releases, and are finite")
 
@@ -75,13 +90,24 @@ class Budget:
     epsilon: float | None = None
     rho: float | None = None
 
-    def allows(self, event: DpEvent, accountant: AccountantName, grid: float = FINE, distance: float = 0.0) -> bool:
+    def allows(
+        self, event: DpEvent, accountant: AccountantName, grid: float = FINE, distance: float = 0.0
+    ) -> bool:
         if self.rho is not None and rho(event) > self.rho:
             return False
-        return self.epsilon is None or epsilon(event, self.delta, accountant, grid, distance) <= self.epsilon
+        return (
+            self.epsilon is None
+            or epsilon(event, self.delta, accountant, grid, distance) <= self.epsilon
+        )
 
 
-def epsilon(event: DpEvent, delta: float, accountant: AccountantName = "pld", grid: float = FINE, distance: float = 0.0) -> float:
+def epsilon(
+    event: DpEvent,
+    delta: float,
+    accountant: AccountantName = "pld",
+    grid: float = FINE,
+    distance: float = 0.0,
+) -> float:
     """Return the smallest ε that can be shown for an event at δ; ∞ if there is none.
 
     `distance` is the total variation distance τ, over all releases together, between the noise drawn and the event's normal noise. Two
@@ -102,16 +128,25 @@ def _bound(event: DpEvent, delta: float, accountant: AccountantName, grid: float
     mu = _mu(event)
     if accountant == "pld" and mu is not None:
         return gaussian_epsilon(mu, delta)
-    is_simple = not isinstance(event, ComposedDpEvent) and not _has(event, SampledWithoutReplacementDpEvent)
+    is_simple = not isinstance(event, ComposedDpEvent) and not _has(
+        event, SampledWithoutReplacementDpEvent
+    )
     if accountant == "pld" and is_simple and _noise_multiplier(event) >= LEAST_PLD_NOISE:
         # Integer orders are enough beside a loss distribution, and are quick to compute.
-        return min(_renyi_epsilon(event, delta, WHOLE_ORDERS), epsilon_by_loss_distributions(event, delta, grid))
+        return min(
+            _renyi_epsilon(event, delta, WHOLE_ORDERS),
+            epsilon_by_loss_distributions(event, delta, grid),
+        )
     return _renyi_epsilon(event, delta)
 
 
 def _renyi_epsilon(event: DpEvent, delta: float, orders: tuple[int, ...] | None = None) -> float:
     known, costs = _renyi_costs(event, orders)
-    return math.inf if np.isnan(costs).any() else float(compute_epsilon(list(known), list(costs), delta)[0])
+    return (
+        math.inf
+        if np.isnan(costs).any()
+        else float(compute_epsilon(list(known), list(costs), delta)[0])
+    )
 
 
 def _mu(event: DpEvent) -> float | None:
@@ -119,7 +154,9 @@ def _mu(event: DpEvent) -> float | None:
     match event:
         case GaussianDpEvent() if event.noise_multiplier > 0:
             return 1 / event.noise_multiplier
-        case SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=multiplier), count=count) if multiplier > 0:
+        case SelfComposedDpEvent(
+            event=GaussianDpEvent(noise_multiplier=multiplier), count=count
+        ) if multiplier > 0:
             return math.sqrt(count) / multiplier
         case _:
             return None
@@ -189,7 +226,9 @@ def repeated(release: DpEvent, count: int) -> DpEvent:
         return release.first(count)
     if isinstance(release, SelfComposedDpEvent):
         return SelfComposedDpEvent(release.event, release.count * count)
-    return release if isinstance(release, NonPrivateDpEvent) else SelfComposedDpEvent(release, count)
+    return (
+        release if isinstance(release, NonPrivateDpEvent) else SelfComposedDpEvent(release, count)
+    )
 
 
 def most_releases(release: DpEvent, wanted: int) -> int:
@@ -202,7 +241,13 @@ def composed(earlier: Sequence[DpEvent], event: DpEvent) -> DpEvent:
     return ComposedDpEvent([*earlier, event]) if earlier else event
 
 
-def allowed_releases(cost: Callable[[int], DpEvent], budget: Budget, accountant: AccountantName, most: int, distance: float = 0.0) -> int:
+def allowed_releases(
+    cost: Callable[[int], DpEvent],
+    budget: Budget,
+    accountant: AccountantName,
+    most: int,
+    distance: float = 0.0,
+) -> int:
     """Return the largest number of releases, up to `most`, within the budget; `distance` is that of the noise of all of them."""
 
     def allows(releases: int, grid: float = FINE) -> bool:
@@ -227,7 +272,12 @@ def _last_allowed(allows: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def noise_for_budget(cost: Callable[[float], DpEvent], budget: Budget, accountant: AccountantName, distance: float = 0.0) -> float:
+def noise_for_budget(
+    cost: Callable[[float], DpEvent],
+    budget: Budget,
+    accountant: AccountantName,
+    distance: float = 0.0,
+) -> float:
     """Return the smallest noise multiplier, to a part in a thousand, whose `cost` (of all rounds) stays within the budget."""
     if budget.epsilon is None and budget.rho is None:
         raise ValueError("a noise multiplier can only be worked out from a budget of ε or ρ")
@@ -237,9 +287,13 @@ def noise_for_budget(cost: Callable[[float], DpEvent], budget: Budget, accountan
 
     low, high = 1e-2, 1e4
     if not allows(high):
-        raise ValueError("no noise multiplier up to 10,000 meets this budget: allow more ε, fewer rounds or smaller cohorts")
+        raise ValueError(
+            "no noise multiplier up to 10,000 meets this budget: allow more ε, fewer rounds or smaller cohorts"
+        )
     if allows(low):
-        raise ValueError("this budget is met with almost no noise, so it would promise nobody anything: ask for a smaller ε")
+        raise ValueError(
+            "this budget is met with almost no noise, so it would promise nobody anything: ask for a smaller ε"
+        )
     # A coarse grid comes close, and the fine one has the last word.
     while high > low * 1.0005:
         middle = math.sqrt(low * high)
@@ -254,10 +308,19 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
         case GaussianDpEvent():
             return {"event": "gaussian", "noise_multiplier": event.noise_multiplier}
         case PoissonSampledDpEvent():
-            return {"event": "poisson", "probability": event.sampling_probability, "of": event_to_json(event.event)}
+            return {
+                "event": "poisson",
+                "probability": event.sampling_probability,
+                "of": event_to_json(event.event),
+            }
         case SampledWithoutReplacementDpEvent():
             users, size = event.source_dataset_size, event.sample_size
-            return {"event": "fixed size", "users": users, "size": size, "of": event_to_json(event.event)}
+            return {
+                "event": "fixed size",
+                "users": users,
+                "size": size,
+                "of": event_to_json(event.event),
+            }
         case SelfComposedDpEvent():
             return {"event": "repeated", "count": event.count, "of": event_to_json(event.event)}
         case NonPrivateDpEvent():
@@ -272,11 +335,17 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
 def event_from_json(row: dict[str, Any]) -> DpEvent:
     """Read what `event_to_json` wrote; refuse anything that could not have been an event."""
     match row:
-        case {"event": "gaussian", "noise_multiplier": float(multiplier)} if 0 < multiplier < math.inf:
+        case {"event": "gaussian", "noise_multiplier": float(multiplier)} if (
+            0 < multiplier < math.inf
+        ):
             return GaussianDpEvent(multiplier)
-        case {"event": "poisson", "probability": float(probability), "of": dict(inner)} if 0 < probability < 1:
+        case {"event": "poisson", "probability": float(probability), "of": dict(inner)} if (
+            0 < probability < 1
+        ):
             return PoissonSampledDpEvent(probability, event_from_json(inner))
-        case {"event": "fixed size", "users": int(users), "size": int(size), "of": dict(inner)} if 0 < size < users:
+        case {"event": "fixed size", "users": int(users), "size": int(size), "of": dict(inner)} if (
+            0 < size < users
+        ):
             return SampledWithoutReplacementDpEvent(users, size, event_from_json(inner))
         case {"event": "repeated", "count": int(count), "of": dict(inner)} if count > 0:
             return SelfComposedDpEvent(event_from_json(inner), count)
@@ -285,7 +354,9 @@ def event_from_json(row: dict[str, Any]) -> DpEvent:
         case {"event": "correlated", "costs": list(costs), "claim": str(claim)}:
             if not all(type(count) is int and isinstance(cost, dict) for count, cost in costs):
                 raise ValueError(f"this is no event that a ledger could hold: {row}")
-            return CorrelatedDpEvent(tuple((count, event_from_json(cost)) for count, cost in costs), claim)
+            return CorrelatedDpEvent(
+                tuple((count, event_from_json(cost)) for count, cost in costs), claim
+            )
         case _:
             raise ValueError(f"this is no event that a ledger could hold: {row}")
 
@@ -303,7 +374,9 @@ def _noise_multiplier(event: DpEvent) -> float:
             return 0.0
 
 
-def _renyi_costs(event: DpEvent, orders: tuple[int, ...] | None = None) -> tuple[np.ndarray, np.ndarray]:
+def _renyi_costs(
+    event: DpEvent, orders: tuple[int, ...] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (orders, cost of an event at each). Costs at an order add up under any adjacency, as all of them hold under zero-out."""
     match event:
         case ComposedDpEvent():
@@ -317,11 +390,15 @@ def _renyi_costs(event: DpEvent, orders: tuple[int, ...] | None = None) -> tuple
 
 
 @functools.lru_cache(maxsize=256)
-def renyi_costs_of_one(event: DpEvent, orders: tuple[float, ...] | None) -> tuple[np.ndarray, np.ndarray]:
+def renyi_costs_of_one(
+    event: DpEvent, orders: tuple[float, ...] | None
+) -> tuple[np.ndarray, np.ndarray]:
     # Fixed-size events carry half the noise multiplier already (participation.py), because the library's replace-one RDP does
     # not double the sensitivity.
     is_fixed_size = _has(event, SampledWithoutReplacementDpEvent)
-    relation = NeighboringRelation.REPLACE_ONE if is_fixed_size else NeighboringRelation.ADD_OR_REMOVE_ONE
+    relation = (
+        NeighboringRelation.REPLACE_ONE if is_fixed_size else NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
     accountant = RdpAccountant(list(orders) if orders else None, relation)
     accountant.compose(event)
     # The library takes values that come out a hair below zero for no cost at all; NaN stays, and is ∞ in the end.

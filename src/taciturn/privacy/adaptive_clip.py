@@ -38,9 +38,17 @@ class AdaptiveClip:
 
     def __post_init__(self) -> None:
         if not LEAST_NORM <= self.start <= LARGEST_NORM:
-            raise ValueError(f"a clip norm lies between {LEAST_NORM:g} and {LARGEST_NORM:g}; {self.start} does not")
-        if not (0 < self.target_quantile < 1 and 0 < self.learning_rate < math.inf and self.count_stddev > 0):
-            raise ValueError("adaptive clipping needs a quantile between 0 and 1, a positive rate and noise on its count")
+            raise ValueError(
+                f"a clip norm lies between {LEAST_NORM:g} and {LARGEST_NORM:g}; {self.start} does not"
+            )
+        if not (
+            0 < self.target_quantile < 1
+            and 0 < self.learning_rate < math.inf
+            and self.count_stddev > 0
+        ):
+            raise ValueError(
+                "adaptive clipping needs a quantile between 0 and 1, a positive rate and noise on its count"
+            )
 
     def init(self) -> Norms:
         return Norms(jnp.float32(self.start), jnp.float32(self.start))

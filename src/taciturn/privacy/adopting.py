@@ -18,8 +18,14 @@ def adopt(path: Path, known: str | None = None) -> tuple[Ledger, Path | None]:
     """Return the ledger, to use from now on, and the original that was retired for it, if one was found."""
     claimed = _Claimed(path, known)
     claimed.check_not_retired()
-    if claimed.original and claimed.original.with_name("manifest.json").exists() and not path.with_name("manifest.json").exists():
-        raise LedgerError(f"{path} is a copy of a population's ledger, without the population: copy all of {claimed.original.parent}")
+    if (
+        claimed.original
+        and claimed.original.with_name("manifest.json").exists()
+        and not path.with_name("manifest.json").exists()
+    ):
+        raise LedgerError(
+            f"{path} is a copy of a population's ledger, without the population: copy all of {claimed.original.parent}"
+        )
     original = _Claimed(claimed.original) if claimed.original else None
     was_retired = original is not None and original.retire(claimed)
     claimed.decided = True
@@ -30,7 +36,9 @@ def adopt(path: Path, known: str | None = None) -> tuple[Ledger, Path | None]:
 class _Claimed(Ledger):
     """A ledger in any file; that no known row is missing is checked as ever."""
 
-    decided = False  # until then no head is saved, or a copy that is refused would pass for the original
+    decided = (
+        False  # until then no head is saved, or a copy that is refused would pass for the original
+    )
 
     def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
         pass
@@ -51,7 +59,9 @@ class _Claimed(Ledger):
         row = {"kind": "retired", "by": str(newer.path)}
         with self._locked() as file:
             self._catch_up(file)
-            is_retired = row.items() <= self.rows[-1].items()  # a crash came before the other was adopted
+            is_retired = (
+                row.items() <= self.rows[-1].items()
+            )  # a crash came before the other was adopted
             rows = self.rows[:-1] if is_retired else self.rows
             if self.id != newer.id:
                 return False  # other people's by now

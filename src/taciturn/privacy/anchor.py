@@ -52,7 +52,9 @@ class Anchor:
             self.agree(heads[-1], heads[-1])
             return
         if self.file.exists() and self.file.read_text().strip() not in ("", *heads):
-            raise AnchorError(f"{self.file} holds something else than a head of this ledger: name another file")
+            raise AnchorError(
+                f"{self.file} holds something else than a head of this ledger: name another file"
+            )
         self._write(self.file, heads[-1])
 
     def agree(self, previous: str, new: str) -> None:
@@ -64,7 +66,9 @@ class Anchor:
             remembered = self.file.read_text().strip()
         except OSError as error:
             to_do = "Bring it back; if it is lost for good, name another: taciturn ledger anchor FOLDER --file PATH"
-            raise AnchorUnreachable(f"the anchor {self} cannot be read ({error.strerror}), so nothing is released. {to_do}") from None
+            raise AnchorUnreachable(
+                f"the anchor {self} cannot be read ({error.strerror}), so nothing is released. {to_do}"
+            ) from None
         if remembered not in (previous, new):
             why = "rows were cut off, an older copy was put back, or a copy of these people's folder went on"
             other = f"the anchor {self} remembers the head {remembered[:16]}…, which is not the ledger's last"
@@ -76,16 +80,28 @@ class Anchor:
         try:
             write_atomically(file, head.encode())
         except OSError as error:
-            raise AnchorUnreachable(f"the anchor {self} cannot be written ({error.strerror}): make room, or choose another place") from None
+            raise AnchorUnreachable(
+                f"the anchor {self} cannot be written ({error.strerror}): make room, or choose another place"
+            ) from None
 
     def _ask(self, previous: str, new: str) -> None:
         command = [*shlex.split(self.command or ""), previous, new]
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS)
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
-            why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else f"no answer within {SECONDS} seconds"
-            raise AnchorUnreachable(f"the anchor {self} cannot be asked ({why}), so nothing is released: mend the command") from None
+            why = (
+                (error.strerror or str(error)).lower()
+                if isinstance(error, OSError)
+                else f"no answer within {SECONDS} seconds"
+            )
+            raise AnchorUnreachable(
+                f"the anchor {self} cannot be asked ({why}), so nothing is released: mend the command"
+            ) from None
         if done.returncode:
             said = f": {done.stderr.strip().splitlines()[-1]}" if done.stderr.strip() else ""
             to_do = "Use the newest copy of this ledger, or mend the command"
-            raise AnchorError(f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing was released. {to_do}")
+            raise AnchorError(
+                f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing was released. {to_do}"
+            )

@@ -43,7 +43,12 @@ def key_words(secret: bytes) -> np.ndarray:
 
 def blocks(key, counters, nonce) -> list[jax.Array]:
     """Return the words of these blocks, for a key of eight words and a nonce of three: sixteen arrays in the shape of `counters`."""
-    words = [*CONSTANTS, *(key[index] for index in range(8)), counters, *(nonce[index] for index in range(3))]
+    words = [
+        *CONSTANTS,
+        *(key[index] for index in range(8)),
+        counters,
+        *(nonce[index] for index in range(3)),
+    ]
     start = [jnp.broadcast_to(jnp.asarray(word, jnp.uint32), jnp.shape(counters)) for word in words]
     made = jax.lax.fori_loop(0, DOUBLE_ROUNDS, lambda _, words: _double_round(words), start)
     return [word + first for word, first in zip(made, start, strict=True)]
@@ -110,7 +115,9 @@ def _binomial_sums(times: int, below: int) -> tuple[int, tuple[int, ...]]:
         return weight * number * above // ((times - number + 1) * below)
 
     def positive(step: Callable[[int, int], int], numbers: Iterable[int]) -> list[int]:
-        return list(itertools.takewhile(bool, itertools.accumulate(numbers, step, initial=2**256)))[1:]
+        return list(itertools.takewhile(bool, itertools.accumulate(numbers, step, initial=2**256)))[
+            1:
+        ]
 
     fewer = positive(downwards, range(likely, 0, -1))
     weights = [*reversed(fewer), 2**256, *positive(upwards, range(likely, times))]
@@ -121,11 +128,15 @@ def _on_host(key: np.ndarray, nonce: np.ndarray, first: int, count: int) -> np.n
     """Return the bytes of `count` blocks from block `first` on."""
     named = np.array([first, *nonce], "<u4").tobytes()
     try:
-        cipher = Cipher(algorithms.ChaCha20(key.astype("<u4").tobytes(), named), mode=None).encryptor()
+        cipher = Cipher(
+            algorithms.ChaCha20(key.astype("<u4").tobytes(), named), mode=None
+        ).encryptor()
     except UnsupportedAlgorithm as error:
         lacking = "OpenSSL on this machine has no ChaCha20, perhaps because of its FIPS mode, and cohorts are drawn with it"
         raise CipherMissing(f"{lacking}: leave that mode, or run on another machine") from error
-    return np.frombuffer(cipher.update(bytes(4 * WORDS * count)), np.uint8)  # zeros, encrypted, are the key stream
+    return np.frombuffer(
+        cipher.update(bytes(4 * WORDS * count)), np.uint8
+    )  # zeros, encrypted, are the key stream
 
 
 def _double_round(words: list) -> list:

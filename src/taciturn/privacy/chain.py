@@ -56,13 +56,17 @@ class ChainedFile:
         self._size = 0
         self._pinned = known is not None
         if not self.path.exists() and (known or self._known_head()):
-            raise LedgerError(f"{self.path} is gone: what was released about these users is not known any more. {RESTORE}")
+            raise LedgerError(
+                f"{self.path} is gone: what was released about these users is not known any more. {RESTORE}"
+            )
         with self._locked() as file:
             self._catch_up(file)
             if not self.rows:
                 self._write(file, {"kind": "ledger", "id": secrets.token_hex(8)})
         if known not in (None, self.id):
-            raise LedgerError(f"{self.path} is not the ledger of these users: it was replaced by another. Restore it from a copy.")
+            raise LedgerError(
+                f"{self.path} is not the ledger of these users: it was replaced by another. Restore it from a copy."
+            )
 
     @property
     def id(self) -> str:
@@ -108,14 +112,18 @@ class ChainedFile:
         """Verify and read what is new in the file."""
         size = file.seek(0, os.SEEK_END)
         if size < self._size:
-            raise LedgerError(f"{self.path} became shorter while it was in use: rows were removed. Nothing was released.")
+            raise LedgerError(
+                f"{self.path} became shorter while it was in use: rows were removed. Nothing was released."
+            )
         file.seek(self._size)
         *lines, tail = file.read().split(b"\n")
         for line in lines:
             self._take(line)
             self._size += len(line) + 1
         known = self._known_head()
-        if known or self._pinned or len(self.rows) > 1:  # else it is being made: its first row, and no head yet
+        if (
+            known or self._pinned or len(self.rows) > 1
+        ):  # else it is being made: its first row, and no head yet
             self._check_rows(known)
             self._check_standing(file, known, torn=bool(tail))
         if tail:
@@ -125,28 +133,40 @@ class ChainedFile:
 
     def _check_rows(self, known: Head | None) -> None:
         """Raise unless the file has the row that `ledger.head` names."""
-        if known and (known.rows > len(self.rows) or self.rows[known.rows - 1]["hash"] != known.head):
+        if known and (
+            known.rows > len(self.rows) or self.rows[known.rows - 1]["hash"] != known.head
+        ):
             lacks = f"lacks row {known.rows} as {self._head_path.name} beside it names it: rows were removed, or an older copy was put back"
-            raise LedgerError(f"{self.path} has {len(self.rows)} rows and {lacks}. Nothing will be released. {RESTORE}")
+            raise LedgerError(
+                f"{self.path} has {len(self.rows)} rows and {lacks}. Nothing will be released. {RESTORE}"
+            )
 
     def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
         """Raise if this file is a copy of the one in use."""
         if known is None or len(self.rows) - known.rows + torn > 1:
             what = "is gone" if known is None else f"is older than {self.path.name}"
             to_do = f"or look at the rows, and if all runs are there say so: taciturn ledger adopt {self._place}"
-            raise LedgerError(f"{self._head_path} {what}, so missing rows could not be noticed. Restore it from a copy; {to_do}")
+            raise LedgerError(
+                f"{self._head_path} {what}, so missing rows could not be noticed. Restore it from a copy; {to_do}"
+            )
         # else a crash came before the head
         at_rest = len(self.rows) == known.rows and not torn and known.changed is not None
         found = os.fstat(file.fileno())
-        if found.st_ino != known.file or (at_rest and found.st_ctime_ns > (known.changed or 0) + SLACK):
+        if found.st_ino != known.file or (
+            at_rest and found.st_ctime_ns > (known.changed or 0) + SLACK
+        ):
             twice = "Two copies would spend these people's budget twice over. To use this one from now on"
-            raise LedgerError(f"{self.path} was copied or put back (it was at {known.place}). {twice}: taciturn ledger adopt {self._place}")
+            raise LedgerError(
+                f"{self.path} was copied or put back (it was at {known.place}). {twice}: taciturn ledger adopt {self._place}"
+            )
         self.check_not_retired()
 
     def check_not_retired(self) -> None:
         for row in self.rows:
             if row.get("kind") == "retired":
-                raise LedgerError(f"{self.path} is retired, as the one at {row['by']} replaced it. Name that one.")
+                raise LedgerError(
+                    f"{self.path} is retired, as the one at {row['by']} replaced it. Name that one."
+                )
 
     def _mend(self, file: BinaryIO, tail: bytes) -> None:
         """Repair an incomplete last line: a process died while writing it, before it could release anything. A row that verifies is kept
@@ -156,8 +176,12 @@ class ChainedFile:
         except LedgerError:
             if self.rows:
                 self._save_head(file, at_rest=False)
-            elif tail.strip(b"\0") and tail[: len(ROW_BEGINS)] != ROW_BEGINS[: len(tail)]:  # a power cut may leave zeros
-                raise LedgerError(f"{self.path} is not a ledger. It was left as it is; name another file.") from None
+            elif (
+                tail.strip(b"\0") and tail[: len(ROW_BEGINS)] != ROW_BEGINS[: len(tail)]
+            ):  # a power cut may leave zeros
+                raise LedgerError(
+                    f"{self.path} is not a ledger. It was left as it is; name another file."
+                ) from None
             file.truncate(self._size)
             if self.rows:
                 self._write(file, {"kind": "torn", "bytes": len(tail)})
@@ -171,10 +195,16 @@ class ChainedFile:
         row: Row = {}
         with contextlib.suppress(ValueError):
             row = json.loads(line)
-        sound = isinstance(row, dict) and row.get("hash") == _hash(row) and row.get("previous") == self.head
+        sound = (
+            isinstance(row, dict)
+            and row.get("hash") == _hash(row)
+            and row.get("previous") == self.head
+        )
         if not sound:
             why = "the ledger was changed by hand, damaged or mixed with another. Nothing will be released from it"
-            raise LedgerError(f"{self.path}, row {position}, does not fit the row before it: {why}. {RESTORE}")
+            raise LedgerError(
+                f"{self.path}, row {position}, does not fit the row before it: {why}. {RESTORE}"
+            )
         self._add(row)
 
     def _add(self, row: Row) -> None:
@@ -210,7 +240,9 @@ class ChainedFile:
             return None
         except (ValueError, TypeError):
             to_do = f"or delete it, look at the rows of the ledger, and if all runs are there say so: taciturn ledger adopt {self._place}"
-            raise LedgerError(f"{self._head_path} is damaged. Restore it from a copy; {to_do}") from None
+            raise LedgerError(
+                f"{self._head_path} is damaged. Restore it from a copy; {to_do}"
+            ) from None
 
 
 def _hash(row: Row) -> str:

@@ -54,8 +54,14 @@ def clip_schedule(steps: float | list[tuple[int, float]]) -> ClipSchedule:
     if isinstance(steps, int | float):
         steps = [(0, float(steps))]
     starts, norms = tuple(start for start, _ in steps), tuple(float(norm) for _, norm in steps)
-    if not starts or starts[0] != 0 or any(later <= start for start, later in itertools.pairwise(starts)):
-        raise ValueError(f"a clip schedule starts at round 0 and its rounds rise; these are {list(starts)}")
+    if (
+        not starts
+        or starts[0] != 0
+        or any(later <= start for start, later in itertools.pairwise(starts))
+    ):
+        raise ValueError(
+            f"a clip schedule starts at round 0 and its rounds rise; these are {list(starts)}"
+        )
     if any(not 1e-6 <= norm <= 1e6 for norm in norms):
         raise ValueError(f"a clip norm lies between 1e-6 and 1e6; these are {list(norms)}")
     if any(later > norm for norm, later in itertools.pairwise(norms)):
@@ -67,15 +73,21 @@ class Bound(NamedTuple):
     """How an update becomes a bounded report, and by how much one report can move a sum."""
 
     public: Callable[[jax.Array], PyTree]  # round → what devices must know of it
-    project: Callable[[PyTree, Update], Update]  # onto the ball; the greedy variant also uses it during local training
-    pack: Callable[[PyTree, Update, Key], PyTree]  # into what can be added exactly; the key is for rounding at random
+    project: Callable[
+        [PyTree, Update], Update
+    ]  # onto the ball; the greedy variant also uses it during local training
+    pack: Callable[
+        [PyTree, Update, Key], PyTree
+    ]  # into what can be added exactly; the key is for rounding at random
     # the sum of packed reports in integer steps (`Wide`), exactly; in floats where nothing is bounded
     unpack: Callable[[PyTree, PyTree], PyTree]
     step: Callable[[PyTree], jax.Array]  # how long a step is
     reach: float  # the largest norm of a report, in steps, whatever the round
     check: Callable[[Params], None]  # raises where the bound does not fit the model
     clip_norms: tuple[float, ...] = (math.inf,)  # that there are over a run
-    modulus: int | None = None  # M, where sums are known mod M only; reports do not say their weight then
+    modulus: int | None = (
+        None  # M, where sums are known mod M only; reports do not say their weight then
+    )
     most_reports: int = MOST_REPORTS  # that add up exactly
 
 
@@ -122,28 +134,40 @@ def flat_clip(clip_norm: float | list[tuple[int, float]]) -> Bound:
     return Bound(schedule.at, _clip, pack, unpack, step, REACH, lambda params: None, schedule.norms)
 
 
-def per_layer_clip(clip_norm: float | list[tuple[int, float]] | None = None, layers: Mapping[str, float] | None = None) -> Bound:
+def per_layer_clip(
+    clip_norm: float | list[tuple[int, float]] | None = None,
+    layers: Mapping[str, float] | None = None,
+) -> Bound:
     """Clip each layer to its own S_j, with S = √(Σ S_j²): either S_j = S/√m for all m layers, or `layers` given by name. Departs from
     McMahan et al. 2018: a layer is a leaf of the parameters, so their LSTM has 6 here; they count 11, with the four gates apart. Both keep
     ‖Δ‖ ≤ S."""
     if (clip_norm is None) == (layers is None):
-        raise ValueError("per-layer clipping takes either one clip norm S, shared out as S/√m, or the S_j of every layer")
+        raise ValueError(
+            "per-layer clipping takes either one clip norm S, shared out as S/√m, or the S_j of every layer"
+        )
     total = math.sqrt(sum(norm**2 for norm in layers.values())) if layers else 0.0
     schedule = clip_schedule(total if clip_norm is None else clip_norm)
 
     def shares(update: Update) -> PyTree:
         names = trees.layer_names(update)
         equal = 1.0 / math.sqrt(len(names))
-        return jax.tree.unflatten(jax.tree.structure(update), [layers[name] / total if layers else equal for name in names])
+        return jax.tree.unflatten(
+            jax.tree.structure(update),
+            [layers[name] / total if layers else equal for name in names],
+        )
 
     def project(norm: jax.Array, update: Update) -> Update:
         # Each S_j is rounded towards zero, so that √(Σ S_j²) ≤ S survives float32.
-        return jax.tree.map(lambda layer, share: _clip(norm * (share * (1 - 1e-6)), layer), update, shares(update))
+        return jax.tree.map(
+            lambda layer, share: _clip(norm * (share * (1 - 1e-6)), layer), update, shares(update)
+        )
 
     def check(params: Params) -> None:
         names = set(trees.layer_names(params))
         if layers is not None and set(layers) != names:
-            raise ValueError(f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are {sorted(names)}")
+            raise ValueError(
+                f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are {sorted(names)}"
+            )
 
     return Bound(schedule.at, project, pack, unpack, step, REACH, check, schedule.norms)
 
@@ -157,14 +181,24 @@ def unbounded() -> Bound:
     def as_it_is(_public: PyTree, update: Update, _key: Key | None = None) -> Update:
         return update
 
-    return Bound(everything, as_it_is, as_it_is, as_it_is, lambda public: jnp.float32(1), math.inf, lambda params: None)
+    return Bound(
+        everything,
+        as_it_is,
+        as_it_is,
+        as_it_is,
+        lambda public: jnp.float32(1),
+        math.inf,
+        lambda params: None,
+    )
 
 
 def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
     """Return the report of one user: clip, weight, round."""
     usable = trees.norm_upper_bound(update) <= LARGEST_UPDATE
     update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
-    whole_weight = jnp.floor(jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0) * STEPS)
+    whole_weight = jnp.floor(
+        jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0) * STEPS
+    )
     weighted = trees.scale(bound.project(public, update), whole_weight / STEPS)
     told = whole_weight if bound.modulus is None else jnp.zeros_like(whole_weight)
     return Report(bound.pack(public, weighted, key), told.astype(jnp.int32))
@@ -174,7 +208,9 @@ def decode(bound: Bound, public: PyTree, total: Report) -> Report:
     """Return a total in floats, Σ w_k Δ_k and Σ w_k: rounded, so for runs without privacy only."""
     update = bound.unpack(public, total.update)
     if math.isfinite(bound.reach):
-        update = jax.tree.map(lambda sum: wide.to_float(sum, bound.step(public)), update, is_leaf=wide.is_wide)
+        update = jax.tree.map(
+            lambda sum: wide.to_float(sum, bound.step(public)), update, is_leaf=wide.is_wide
+        )
     return Report(update, total.weight / STEPS)
 
 

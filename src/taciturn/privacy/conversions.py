@@ -15,10 +15,14 @@ LEAST_STEP, MOST_EPSILON = 1e-9, 700.0  # between which ε is looked for
 def with_distance(bound: Callable[[float], float], delta: float, distance: float) -> float:
     """Return ε at δ for noise at this distance from normal noise, for which `bound` gives ε at any δ."""
     if not 0 <= distance < math.inf:
-        raise ValueError(f"a distance between distributions is not negative; {distance} is no such distance")
+        raise ValueError(
+            f"a distance between distributions is not negative; {distance} is no such distance"
+        )
     if distance == 0:
         return bound(delta) if delta > 0 else math.inf
-    return smallest_epsilon(bound, lambda epsilon: (delta - (1 + math.exp(epsilon)) * distance) * (1 - 1e-12))
+    return smallest_epsilon(
+        bound, lambda epsilon: (delta - (1 + math.exp(epsilon)) * distance) * (1 - 1e-12)
+    )
 
 
 def smallest_epsilon(bound: Callable[[float], float], left: Callable[[float], float]) -> float:

@@ -44,23 +44,36 @@ class Buffers(NamedTuple):
 def blt(multiplier: float, *segments: Buffers) -> Noise:
     """Make buffered linear Toeplitz noise. The state is one number of 64 bits for each parameter and buffer."""
     for _, decay, scale in segments:
-        if len(decay) != len(scale) or not all(0 < one < 1 for one in decay) or not all(one > 0 for one in scale):
-            raise ValueError("a BLT has as many decays as scales; decays lie between 0 and 1, scales are positive")
+        if (
+            len(decay) != len(scale)
+            or not all(0 < one < 1 for one in decay)
+            or not all(one > 0 for one in scale)
+        ):
+            raise ValueError(
+                "a BLT has as many decays as scales; decays lie between 0 and 1, scales are positive"
+            )
     most = max(len(decay) for _, decay, _ in segments)
     # As they are used, and as the cost is computed for.
     exact = [(rows, _fixed(decay), _fixed(scale)) for rows, decay, scale in segments]
     if any(not 0 < one < 2**BITS for _, decays, _ in exact for one in decays):
-        raise ValueError(f"a decay of a BLT is a multiple of 2^-{BITS} between 0 and 1; one of these is rounded to an end")
+        raise ValueError(
+            f"a decay of a BLT is a multiple of 2^-{BITS} between 0 and 1; one of these is rounded to an end"
+        )
 
     def init(size: int) -> PyTree:
         return [wide.zeros((size,)) for _ in range(most)]
 
-    def next(decays: list[int], scales: list[int], buffers: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
+    def next(
+        decays: list[int], scales: list[int], buffers: PyTree, draw: Draw
+    ) -> tuple[Wide, PyTree]:
         # C y = z row by row: z_t = y_t + Σ_j ω_j b_j, where b_j = Σ_{s < t} θ_j^(t−1−s) y_s.
         residual = draw(0)
         for omega, buffer in zip(scales, buffers, strict=False):
             residual = wide.subtract(residual, _times(buffer, omega))
-        moved = [wide.add(_times(buffer, theta), residual) for theta, buffer in zip(decays, buffers, strict=False)]
+        moved = [
+            wide.add(_times(buffer, theta), residual)
+            for theta, buffer in zip(decays, buffers, strict=False)
+        ]
         return residual, moved + buffers[len(moved) :]
 
     columns, gain, rounding = [], 1.0, 0.0
@@ -73,7 +86,14 @@ def blt(multiplier: float, *segments: Buffers) -> Noise:
         # A buffer is off by half a step each time it moves, and forgets as it decays; each product by half a step more.
         rounding = max(rounding, float(np.sum(omega / (2 * (1 - theta))) + len(theta) / 2))
     strategy = sensitivity.toeplitz(f"BLT with {most} buffers", *columns)
-    return _noise(multiplier, init, [partial(next, *fixed) for _, *fixed in exact], strategy, gain=gain, rounding=rounding)
+    return _noise(
+        multiplier,
+        init,
+        [partial(next, *fixed) for _, *fixed in exact],
+        strategy,
+        gain=gain,
+        rounding=rounding,
+    )
 
 
 class Bands(NamedTuple):
@@ -98,10 +118,23 @@ def banded(multiplier: float, *segments: Bands) -> Noise:
             residual = wide.subtract(residual, _times(past, coefficient))
         return residual, [residual, *before][: most - 1]
 
-    columns = [np.pad(np.array(bands) / 2**BITS, (0, max(0, rows - most)))[:rows] for (rows, _), bands in zip(segments, exact, strict=True)]
-    gain = max(float(np.linalg.norm(sensitivity.toeplitz_inverse(column, len(column)))) for column in columns)
+    columns = [
+        np.pad(np.array(bands) / 2**BITS, (0, max(0, rows - most)))[:rows]
+        for (rows, _), bands in zip(segments, exact, strict=True)
+    ]
+    gain = max(
+        float(np.linalg.norm(sensitivity.toeplitz_inverse(column, len(column))))
+        for column in columns
+    )
     strategy = sensitivity.toeplitz(f"{most}-banded Toeplitz", *columns)
-    return _noise(multiplier, init, [partial(next, bands) for bands in exact], strategy, gain=max(gain, 1.0), rounding=(most - 1) / 2)
+    return _noise(
+        multiplier,
+        init,
+        [partial(next, bands) for bands in exact],
+        strategy,
+        gain=max(gain, 1.0),
+        rounding=(most - 1) / 2,
+    )
 
 
 def _fixed(coefficients: Sequence[float]) -> list[int]:
@@ -121,7 +154,9 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
     it are replaced by the root of a tree whose other rows are empty, so that less noise stays in the sum."""
     strategy = sensitivity.tree(*lengths, honaker=honaker)
     levels = max(lengths).bit_length()
-    own = jnp.asarray(_fixed(sensitivity.tree_weights(levels).tolist() if honaker else [1.0] * levels), jnp.uint32)
+    own = jnp.asarray(
+        _fixed(sensitivity.tree_weights(levels).tolist() if honaker else [1.0] * levels), jnp.uint32
+    )
 
     def init(size: int) -> PyTree:
         return jnp.int32(0), wide.zeros((levels, size))
@@ -134,7 +169,9 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
     def next(state: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
         done, nodes = state
         round = done + 1
-        completed = jnp.int32(jax.lax.population_count((round & -round) - 1))  # the level that this round completes
+        completed = jnp.int32(
+            jax.lax.population_count((round & -round) - 1)
+        )  # the level that this round completes
 
         def climb(level: jax.Array, node: Wide) -> Wide:
             """Combine the node above: its own noise, and that of the two below, of which the left was kept."""
@@ -171,7 +208,11 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
 
         def last(state: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
             residual, (round, nodes) = next(state, draw)
-            correction = jax.lax.cond(round == rows, lambda: complete(nodes, draw), lambda: wide.zeros(residual.high.shape))
+            correction = jax.lax.cond(
+                round == rows,
+                lambda: complete(nodes, draw),
+                lambda: wide.zeros(residual.high.shape),
+            )
             return wide.add(residual, correction), (round, nodes)
 
         return last if above else next
@@ -179,19 +220,35 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
     nexts = [*(ending(length) for length in lengths[:-1]), next]
     # Rows 1 to n complete fewer than 2n nodes, and completing a tree takes one for each level.
     spare = len(lengths) * levels
-    return _noise(multiplier, init, nexts, strategy, draws=lambda rows: 2 * rows + spare, gain=2.0 * levels + 2.0)
+    return _noise(
+        multiplier,
+        init,
+        nexts,
+        strategy,
+        draws=lambda rows: 2 * rows + spare,
+        gain=2.0 * levels + 2.0,
+    )
 
 
 def _level(nodes: Wide, level: jax.Array | int) -> Wide:
     return Wide(nodes.high[level], nodes.low[level])
 
 
-def _noise(multiplier: float, init: Callable[[int], PyTree], nexts: list[Next], strategy: Strategy, **width: Any) -> Noise:
+def _noise(
+    multiplier: float,
+    init: Callable[[int], PyTree],
+    nexts: list[Next],
+    strategy: Strategy,
+    **width: Any,
+) -> Noise:
     """Join one `next` for each segment of the strategy; the state starts anew with each. `width` are the last fields of `Noise`."""
     check_multiplier(multiplier)
     if not strategy.restarts:
         return Noise(multiplier, init, nexts[0], strategy, **width)
-    starts, distinct = np.array(strategy.restarts), list(dict.fromkeys(nexts))  # trees of a power of two rows are compiled once
+    starts, distinct = (
+        np.array(strategy.restarts),
+        list(dict.fromkeys(nexts)),
+    )  # trees of a power of two rows are compiled once
     which = jnp.array([distinct.index(one) for one in nexts])
 
     def begin(size: int) -> PyTree:

@@ -25,7 +25,20 @@ import jax
 import numpy as np
 
 from taciturn import randomness, trees
-from taciturn.core import Algorithm, Estimate, FailedRound, Fleet, Key, MechanismState, Message, Params, Program, Report, UserData, UserIds
+from taciturn.core import (
+    Algorithm,
+    Estimate,
+    FailedRound,
+    Fleet,
+    Key,
+    MechanismState,
+    Message,
+    Params,
+    Program,
+    Report,
+    UserData,
+    UserIds,
+)
 from taciturn.privacy import sampler
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget, event_to_json
@@ -53,22 +66,45 @@ class Curator:
         participation, mechanism = algorithm.participation, algorithm.mechanism
         if participation.sampled_by_curator and not fleet.everyone_reports:
             holds = "which holds only where the curator draws the cohort and everyone in it reports; on this fleet devices may drop out"
-            raise ValueError(f"{participation} claims privacy from sampling, {holds}, so use a participation that claims no sampling")
+            raise ValueError(
+                f"{participation} claims privacy from sampling, {holds}, so use a participation that claims no sampling"
+            )
         if account.release != mechanism.event(participation):
-            raise ValueError("the account charges for another mechanism than the one that would run")
-        if (participation.limits is None) != (log is None) or (log and log.limits != participation.limits):
-            raise ValueError("a claim about how often users take part needs a log that enforces just that claim")
+            raise ValueError(
+                "the account charges for another mechanism than the one that would run"
+            )
+        if (participation.limits is None) != (log is None) or (
+            log and log.limits != participation.limits
+        ):
+            raise ValueError(
+                "a claim about how often users take part needs a log that enforces just that claim"
+            )
         if mechanism.correlated and participation.limits is None:
-            raise ValueError("noise that is correlated over rounds needs a claim about how often users take part")
+            raise ValueError(
+                "noise that is correlated over rounds needs a claim about how often users take part"
+            )
         if account.terms.adjacency != participation.adjacency:
-            raise ValueError(f"the account states the adjacency «{account.terms.adjacency}», not «{participation.adjacency}»")
-        sampler.check_bits(jax.local_devices()[0])  # where `rounds` draws, and before anybody is asked
+            raise ValueError(
+                f"the account states the adjacency «{account.terms.adjacency}», not «{participation.adjacency}»"
+            )
+        sampler.check_bits(
+            jax.local_devices()[0]
+        )  # where `rounds` draws, and before anybody is asked
         self.account = account
-        self._mechanism, self._participation, self._fleet, self._log = mechanism, participation, fleet, log
+        self._mechanism, self._participation, self._fleet, self._log = (
+            mechanism,
+            participation,
+            fleet,
+            log,
+        )
         # Bound to what runs: one root under two recipes or two noise levels shares no key between them.
-        self._root = randomness.derive(root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0)
+        self._root = randomness.derive(
+            root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0
+        )
         self._records = records or Records(None, self._root)
-        self._release, self._follow, self._public = map(jax.jit, (mechanism.release, mechanism.follow, mechanism.public))
+        self._release, self._follow, self._public = map(
+            jax.jit, (mechanism.release, mechanism.follow, mechanism.public)
+        )
         self._states: dict[int, MechanismState] = {}  # that this round and the next must start from
         self._one_at_a_time = Lock()
         self._tries: Counter[int] = Counter()  # at noising a total of that round, in this process
@@ -105,52 +141,83 @@ class Curator:
             users = [tt.UserData(batches=np.ones((1, 1, 60)), weight=np.float32(1), steps=1) for _ in range(50)]
             curator = tt.Curator.for_simulation(algorithm, users, ledger="ledger.jsonl", seed=1)
         """
-        mechanism, participation, book = algorithm.mechanism, algorithm.participation, Ledger(Path(ledger))
+        mechanism, participation, book = (
+            algorithm.mechanism,
+            algorithm.participation,
+            Ledger(Path(ledger)),
+        )
         delta = default_delta(len(users)) if delta is None else delta
         if not 0 < delta < 1 / len(users):
-            raise ValueError(f"δ is above 0 and below one over the number of users, {1 / len(users):g}; {delta} is not")
+            raise ValueError(
+                f"δ is above 0 and below one over the number of users, {1 / len(users):g}; {delta} is not"
+            )
         root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
-        identity = hmac.new(randomness.derive(root, "population", 0), digestmod=hashlib.sha256)  # tells others nothing
+        identity = hmac.new(
+            randomness.derive(root, "population", 0), digestmod=hashlib.sha256
+        )  # tells others nothing
         for leaf in jax.tree.leaves(list(users)):
             identity.update(np.asarray(leaf).tobytes())
         name = f"simulation-{len(book.runs()) + 1}"
-        recipe = f"{name}, by an algorithm of one's own"  # so that no two runs of one seed share noise
+        recipe = (
+            f"{name}, by an algorithm of one's own"  # so that no two runs of one seed share noise
+        )
         drawn = "operating system" if seed is None else "seeded simulation"
         distance = mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds))
         of = name, recipe, identity.hexdigest()[:16], participation.adjacency, drawn
-        terms = RunTerms(*of, accountant="pld", budget=Budget(delta, epsilon), rounds=rounds, distance=distance)
+        terms = RunTerms(
+            *of, accountant="pld", budget=Budget(delta, epsilon), rounds=rounds, distance=distance
+        )
         account = Account(book, terms, mechanism.event(participation))
         account.check_budget()
-        secrets, log = (tempfile.TemporaryDirectory(prefix="taciturn-"), None)  # who took part, as long as the curator lives
+        secrets, log = (
+            tempfile.TemporaryDirectory(prefix="taciturn-"),
+            None,
+        )  # who took part, as long as the curator lives
         if participation.limits is not None:
             log_key = randomness.derive(root, "participation log", 0)
-            log = ParticipationLog(Path(secrets.name) / "participation.log", *participation.limits, log_key)
+            log = ParticipationLog(
+                Path(secrets.name) / "participation.log", *participation.limits, log_key
+            )
         curator = cls(algorithm, UsersInMemory(users), account, root, log)
         curator._secrets = secrets
         account.open()
         return curator
 
-    def private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
+    def private_mean(
+        self, params: Params, state: MechanismState, round: int
+    ) -> tuple[Estimate, MechanismState]:
         """Return one round's private estimate of the average update, and the mechanism's next state."""
         with self._one_at_a_time:  # else two threads could make two releases of a round
             return self._private_mean(params, state, operator.index(round))
 
-    def _private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
+    def _private_mean(
+        self, params: Params, state: MechanismState, round: int
+    ) -> tuple[Estimate, MechanismState]:
         self._check_state(state, round)
         if self._log is not None:
             self._check_log(self._log)
-        if round < len(self.account.charges):  # charged, and nobody remembers the result: a crash, or a second call
-            release, drawn = self._records.read(round, self.account.charges[round]["record"], params)
+        if round < len(
+            self.account.charges
+        ):  # charged, and nobody remembers the result: a crash, or a second call
+            release, drawn = self._records.read(
+                round, self.account.charges[round]["record"], params
+            )
             after = sampler.checked(self._follow(state, release, self._noise_key(drawn, round)))
         else:
             self.account.check_budget()
-            total = self._total_of_a_new_cohort(params, state, round)  # Σ w_k Δ_k, each already clipped
+            total = self._total_of_a_new_cohort(
+                params, state, round
+            )  # Σ w_k Δ_k, each already clipped
             drawn = f"{self.account.nonce.hex()}-{self._tries[round]}"
             self._tries[round] += 1
-            release, after = sampler.checked(self._release(state, total, self._noise_key(drawn, round)))  # f̃ + N(0, Iσ²)
+            release, after = sampler.checked(
+                self._release(state, total, self._noise_key(drawn, round))
+            )  # f̃ + N(0, Iσ²)
             self.account.check_alone()  # else the record of another process would be overwritten, which may be charged
             record = self._records.write(round, release, drawn)
-            self.account.charge(round, record, self._log.mark(round) if self._log else "")  # M.accum_priv_spending(z)
+            self.account.charge(
+                round, record, self._log.mark(round) if self._log else ""
+            )  # M.accum_priv_spending(z)
         self._states = {round: state, round + 1: after}
         return release.estimate, after
 
@@ -162,20 +229,32 @@ class Curator:
         """Raise unless noise continues where it stopped: from another state, rows would not cancel as their cost assumes."""
         known, rows = self._states.get(round, state), int(state.round)
         same = zip(jax.tree.leaves(known), jax.tree.leaves(state), strict=True)
-        if rows != round or not all(left is right or np.array_equal(left, right) for left, right in same):
-            raise ValueError(f"round {round} does not go on from the state that the round before it left")
+        if rows != round or not all(
+            left is right or np.array_equal(left, right) for left, right in same
+        ):
+            raise ValueError(
+                f"round {round} does not go on from the state that the round before it left"
+            )
         if round > len(self.account.charges):
-            raise ValueError(f"round {round} cannot come before round {len(self.account.charges)}, which is not charged yet")
+            raise ValueError(
+                f"round {round} cannot come before round {len(self.account.charges)}, which is not charged yet"
+            )
 
     def _check_log(self, log: ParticipationLog) -> None:
         """Raise unless charge r is entry r of the log."""
         charges = self.account.charges
         if not len(charges) <= log.rows <= len(charges) + 1:
             differ = f"the ledger has {len(charges)} releases and the participation log {log.rows} cohorts"
-            raise ParticipationBreach(f"{differ}: they do not belong together, so the run cannot go on")
+            raise ParticipationBreach(
+                f"{differ}: they do not belong together, so the run cannot go on"
+            )
         if charges and charges[-1].get("log") != log.mark(len(charges) - 1):
-            silent = "the participation log does not say who took part in the releases that are charged"
-            raise ParticipationBreach(f"{silent}: entries were lost or changed, so the run cannot go on")
+            silent = (
+                "the participation log does not say who took part in the releases that are charged"
+            )
+            raise ParticipationBreach(
+                f"{silent}: entries were lost or changed, so the run cannot go on"
+            )
 
     def _total_of_a_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
         """Try until a cohort reports, if there is a log. Each cohort is recorded before anything is summed; a round that fails releases
@@ -204,9 +283,13 @@ class Curator:
         users = self._fleet.users(self._log.eligible if self._log else lambda users: users)
         return self._participation.select(users, round, coins)
 
-    def _total(self, params: Params, state: MechanismState, cohort: UserIds, round: int, attempt: int) -> Report:
+    def _total(
+        self, params: Params, state: MechanismState, cohort: UserIds, round: int, attempt: int
+    ) -> Report:
         if len(cohort) > self._mechanism.most_reports:
-            raise WrongNumberOfUsers("a cohort is far larger than expected: there are more than participation.users. Raise that number")
+            raise WrongNumberOfUsers(
+                "a cohort is far larger than expected: there are more than participation.users. Raise that number"
+            )
         message = Message(params, self._public(state))  # θᵗ, clip norm
         user_key = randomness.jax_key(randomness.derive(self._now, "users", round, attempt))
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
@@ -226,10 +309,19 @@ class UsersInMemory:
     everyone_reports = True
 
     def __init__(self, users: Sequence[UserData]) -> None:
-        shapes = [[(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(user)] for user in users]
-        if not users or any(shape != shapes[0] for shape in shapes) or any(np.ndim(user.weight) for user in users):
+        shapes = [
+            [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(user)]
+            for user in users
+        ]
+        if (
+            not users
+            or any(shape != shapes[0] for shape in shapes)
+            or any(np.ndim(user.weight) for user in users)
+        ):
             # Sums broadcast: a smaller report would be added repeatedly, past its clip norm.
-            raise ValueError("there is at least one user, all users' arrays have one shape and type, and a weight is one number")
+            raise ValueError(
+                "there is at least one user, all users' arrays have one shape and type, and a weight is one number"
+            )
         self._users, self._compiled = users, lru_cache(maxsize=1)(jax.jit)
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:

@@ -21,7 +21,9 @@ from taciturn.privacy.wide import Wide
 
 class Estimator(NamedTuple):
     apply: Callable[[Report], Estimate]  # in floats, for runs without privacy
-    steps: Callable[[Wide, jax.Array], Wide]  # Σ w_k Δ_k and Σ w_k, in steps → what is noised, in steps
+    steps: Callable[
+        [Wide, jax.Array], Wide
+    ]  # Σ w_k Δ_k and Σ w_k, in steps → what is noised, in steps
     unit: float  # by which it is multiplied then
     # by number of coordinates, for each unit of clip norm; before that multiplication
     sensitivity: Callable[[int], float]
@@ -37,7 +39,14 @@ def fixed_denominator(expected_weight: float) -> Estimator:
     def apply(total: Report) -> Estimate:
         return trees.scale(total.update, unit)
 
-    return Estimator(apply, lambda sums, weight: sums, unit, sensitivity=lambda size: 1.0, largest=float, reads_weight=False)
+    return Estimator(
+        apply,
+        lambda sums, weight: sums,
+        unit,
+        sensitivity=lambda size: 1.0,
+        largest=float,
+        reads_weight=False,
+    )
 
 
 def clipped_denominator(least_weight: float) -> Estimator:
@@ -47,7 +56,9 @@ def clipped_denominator(least_weight: float) -> Estimator:
     _check(least_weight)
     least = math.floor(least_weight * STEPS)
     if not 1 <= least < 2**31:
-        raise ValueError(f"the least weight of a cohort, qW_min, lies between 2^-{DIGIT} and 2^16; {least_weight} does not")
+        raise ValueError(
+            f"the least weight of a cohort, qW_min, lies between 2^-{DIGIT} and 2^16; {least_weight} does not"
+        )
 
     def apply(total: Report) -> Estimate:
         return trees.scale(total.update, 1.0 / jnp.maximum(least_weight, total.weight))
@@ -66,11 +77,15 @@ def mean() -> Estimator:
     """Estimate Σ w_k Δ_k / Σ w_k: one user among few can move it anywhere, so for runs without privacy only."""
 
     def apply(total: Report) -> Estimate:
-        return trees.scale(total.update, jnp.where(total.weight > 0, 1.0 / jnp.maximum(total.weight, 1e-30), 0.0))
+        return trees.scale(
+            total.update, jnp.where(total.weight > 0, 1.0 / jnp.maximum(total.weight, 1e-30), 0.0)
+        )
 
     return Estimator(apply, lambda sums, weight: sums, 1.0, lambda size: math.inf, float)
 
 
 def _check(weight: float) -> None:
     if not 0 < weight < math.inf:
-        raise ValueError(f"the expected weight of a cohort, qW, must be a positive number; {weight} is not")
+        raise ValueError(
+            f"the expected weight of a cohort, qW, must be a positive number; {weight} is not"
+        )

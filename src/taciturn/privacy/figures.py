@@ -16,7 +16,11 @@ def epsilon_text(epsilon: float) -> str:
     """
     if MEANINGLESS < epsilon < math.inf:
         return "> 1000"
-    return f"{_raised(epsilon, -2):.2f}" if 0.1 <= epsilon < math.inf or epsilon == 0 else _significant(epsilon, 2)
+    return (
+        f"{_raised(epsilon, -2):.2f}"
+        if 0.1 <= epsilon < math.inf or epsilon == 0
+        else _significant(epsilon, 2)
+    )
 
 
 def delta_text(delta: float) -> str:

@@ -17,7 +17,15 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from scipy.stats import binom
 
 from taciturn.names import AccountantName
-from taciturn.privacy.accounting import COARSE, LEAST_PLD_NOISE, CorrelatedDpEvent, composed, epsilon, repeated, rho
+from taciturn.privacy.accounting import (
+    COARSE,
+    LEAST_PLD_NOISE,
+    CorrelatedDpEvent,
+    composed,
+    epsilon,
+    repeated,
+    rho,
+)
 from taciturn.privacy.conversions import smallest_epsilon, with_distance
 from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
 
@@ -45,7 +53,10 @@ def group_epsilon(
         alone = epsilon(unsampled, at, "rdp" if earlier else accountant)
         if mixture is not None and accountant == "pld":
             return min(alone, epsilon_by_loss_distributions(mixture, at, COARSE))
-        one = smallest_epsilon(lambda at: epsilon(cost, at, accountant, COARSE), lambda one: at * chained_share(one, users))
+        one = smallest_epsilon(
+            lambda at: epsilon(cost, at, accountant, COARSE),
+            lambda one: at * chained_share(one, users),
+        )
         return min(alone, users * one)
 
     return with_distance(bound, delta, distance)
@@ -60,11 +71,16 @@ def _mixture(release: DpEvent, releases: int, users: int) -> DpEvent | None:
     """Return the mixture of Gaussians that a group makes of releases which sample every user independently; None otherwise."""
     match repeated(release, releases):
         case SelfComposedDpEvent(
-            event=PoissonSampledDpEvent(sampling_probability=q, event=GaussianDpEvent(noise_multiplier=multiplier)), count=count
+            event=PoissonSampledDpEvent(
+                sampling_probability=q, event=GaussianDpEvent(noise_multiplier=multiplier)
+            ),
+            count=count,
         ) if not isinstance(release, CorrelatedDpEvent) and multiplier / users >= LEAST_PLD_NOISE:
             there = range(users + 1)
             chances = tuple(float(chance) for chance in binom.pmf(there, users, q))
-            mixture = MixtureOfGaussiansDpEvent(multiplier, tuple(float(number) for number in there), chances)
+            mixture = MixtureOfGaussiansDpEvent(
+                multiplier, tuple(float(number) for number in there), chances
+            )
             return SelfComposedDpEvent(mixture, count)
         case _:
             return None

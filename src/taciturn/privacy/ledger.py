@@ -15,7 +15,15 @@ from pathlib import Path
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn.names import AccountantName
-from taciturn.privacy.accounting import claim_of, composed, epsilon, event_from_json, is_sampled, repeated, rho
+from taciturn.privacy.accounting import (
+    claim_of,
+    composed,
+    epsilon,
+    event_from_json,
+    is_sampled,
+    repeated,
+    rho,
+)
 from taciturn.privacy.anchor import Anchor, AnchorUnreachable
 from taciturn.privacy.chain import ChainedFile, LedgerError, Row
 from taciturn.privacy.conversions import with_distance
@@ -60,7 +68,9 @@ class Guarantee:
             return group_epsilon(*of_run, distance=self.distance)
         if not self.earlier:
             return 0.0
-        return group_epsilon(self.earlier[-1], 1, self.delta, users, self.earlier[:-1], "rdp", self.distance)
+        return group_epsilon(
+            self.earlier[-1], 1, self.delta, users, self.earlier[:-1], "rdp", self.distance
+        )
 
     @property
     def is_simulated(self) -> bool:
@@ -96,13 +106,17 @@ class Ledger(ChainedFile):
             rows = rows[: positions[0] + 1]
         terms = rows[0]
         at_delta: float = terms["delta"] if delta is None else delta
-        costs = self.cost(run, rows[-1]["hash"])  # none where nothing was released: then nothing is spent
+        costs = self.cost(
+            run, rows[-1]["hash"]
+        )  # none where nothing was released: then nothing is spent
         event = composed(costs[:-1], costs[-1]) if costs else None
         release, accountant = event_from_json(terms["release"]), terms["accountant"]
         return Guarantee(
             run=run,
             releases=sum(row["kind"] == "charge" for row in rows),
-            epsilon=epsilon(event, at_delta, accountant, distance=self.distance(run)) if event else 0.0,
+            epsilon=epsilon(event, at_delta, accountant, distance=self.distance(run))
+            if event
+            else 0.0,
             delta=at_delta,
             rho=rho(event) if event else 0.0,
             accountant=accountant,
@@ -124,7 +138,14 @@ class Ledger(ChainedFile):
 
     def model_row(self, digest: str) -> Row | None:
         """Return the last row that records these parameters as a run's model."""
-        return next((row for row in reversed(self.rows) if row["kind"] == "model" and row["params"] == digest), None)
+        return next(
+            (
+                row
+                for row in reversed(self.rows)
+                if row["kind"] == "model" and row["params"] == digest
+            ),
+            None,
+        )
 
     def cost(self, run: str, head: str | None = None) -> list[DpEvent]:
         """Return the costs of a run's model at `head`: its lineage's and its own."""
@@ -138,7 +159,9 @@ class Ledger(ChainedFile):
             return []
         opened = self.run_rows(run)[0]
         holds = opened.get("noise") == INTEGERS  # the last bits of floats give away what they hide
-        return [repeated(event_from_json(opened["release"]), releases) if holds else NonPrivateDpEvent()]
+        return [
+            repeated(event_from_json(opened["release"]), releases) if holds else NonPrivateDpEvent()
+        ]
 
     def distance(self, run: str) -> float:
         """Return the distance of the samplers from their ideal, over all releases of a run and of those it started from."""
@@ -151,7 +174,11 @@ class Ledger(ChainedFile):
         adjacencies = {run: self.run_rows(run)[0]["adjacency"] for run, _ in self._spent()}
         groups = {
             # What was released without privacy counts under every adjacency.
-            one: [spent for spent in self._spent() if one == adjacencies[spent[0]] or isinstance(spent[1], NonPrivateDpEvent)]
+            one: [
+                spent
+                for spent in self._spent()
+                if one == adjacencies[spent[0]] or isinstance(spent[1], NonPrivateDpEvent)
+            ]
             for one in adjacencies.values()
         }
         return [(one, *self._together(spent, delta)) for one, spent in groups.items()]
@@ -161,12 +188,19 @@ class Ledger(ChainedFile):
         return self._together(self._spent(), delta) if self._spent() else (0.0, 0.0)
 
     def _spent(self) -> list[tuple[str, DpEvent]]:
-        return [(run, cost) for run in self.runs() for cost in self._own_cost(run, self._charges(run))]
+        return [
+            (run, cost) for run in self.runs() for cost in self._own_cost(run, self._charges(run))
+        ]
 
     def _together(self, spent: Sequence[tuple[str, DpEvent]], delta: float) -> tuple[float, float]:
-        costs, distance = [cost for _, cost in spent], sum(self._own_distance(run) for run, _ in spent)
+        costs, distance = (
+            [cost for _, cost in spent],
+            sum(self._own_distance(run) for run, _ in spent),
+        )
         together = epsilon if len(costs) == 1 else lambda _, delta: epsilon_of_all(costs, delta)
-        return with_distance(lambda delta: together(costs[0], delta), delta, distance), sum(map(rho, costs))
+        return with_distance(lambda delta: together(costs[0], delta), delta, distance), sum(
+            map(rho, costs)
+        )
 
     def _own_distance(self, run: str) -> float:
         return self.run_rows(run)[0].get("distance", 0.0)
@@ -184,18 +218,24 @@ class Ledger(ChainedFile):
     def set_budget(self, budget: PopulationBudget) -> None:
         """Fix the budget, or lower it; raise if the existing runs could pass it."""
         if not (0 < budget.epsilon < 700 and 0 < budget.delta < 1):
-            raise LedgerError("the ε of a budget must lie between 0 and 700, and its δ between 0 and 1: choose others")
+            raise LedgerError(
+                "the ε of a budget must lie between 0 and 700, and its δ between 0 and 1: choose others"
+            )
 
         def check(rows: list[Row]) -> None:
             known = self.budget
             if known and (budget.epsilon > known.epsilon or budget.delta > known.delta):
                 promised = pair_text(known.epsilon, known.delta)
-                raise LedgerError(f"these people were promised {promised} in all: a budget is only ever lowered")
+                raise LedgerError(
+                    f"these people were promised {promised} in all: a budget is only ever lowered"
+                )
             self.check_room([], 0.0, budget)
 
         self.append({"kind": "budget", "epsilon": budget.epsilon, "delta": budget.delta}, check)
 
-    def check_room(self, cost: Sequence[DpEvent], distance: float, budget: PopulationBudget | None = None) -> None:
+    def check_room(
+        self, cost: Sequence[DpEvent], distance: float, budget: PopulationBudget | None = None
+    ) -> None:
         """Raise if runs of at most this cost, beside all existing ones, could pass the budget: the present one, or one to be set."""
         budget = budget or self.budget
         if budget is None:
@@ -209,14 +249,20 @@ class Ledger(ChainedFile):
         if any(isinstance(one, NonPrivateDpEvent) for one in cost):
             raise LedgerError(f"a run without privacy (ε = ∞) does not start under {within}")
         if any(isinstance(one, NonPrivateDpEvent) for one in costs):
-            raise LedgerError(f"{within}, is passed already: {self.path} has a run without privacy (taciturn ledger show FOLDER)")
+            raise LedgerError(
+                f"{within}, is passed already: {self.path} has a run without privacy (taciturn ledger show FOLDER)"
+            )
         to_do = "give back what runs that will not go on have reserved: taciturn ledger close FOLDER RUN"
         raise LedgerError(f"{within}, could be passed: take more noise or fewer rounds, or {to_do}")
 
     def _most(self, run: str) -> int:
         """Return how many releases of a run count: all that it may make, or, once it is closed, those that it made."""
         charges = self._charges(run)
-        return charges if self.is_closed(run) else max(self.run_rows(run)[0].get("reserved", 1), charges)
+        return (
+            charges
+            if self.is_closed(run)
+            else max(self.run_rows(run)[0].get("reserved", 1), charges)
+        )
 
     def close(self, run: str) -> None:
         """Close a run that will not continue: it gives back what it reserved and did not spend."""
@@ -234,7 +280,9 @@ class Ledger(ChainedFile):
     def _opened(self, run: str) -> list[Row]:
         rows = self.run_rows(run)
         if not rows:
-            raise LedgerError(f"{self.path} knows no run {run!r}; its runs are: {', '.join(self.runs()) or 'none'}")
+            raise LedgerError(
+                f"{self.path} knows no run {run!r}; its runs are: {', '.join(self.runs()) or 'none'}"
+            )
         return rows
 
     # An anchor outside the folder.

@@ -39,11 +39,15 @@ MOST_HALVINGS = 60  # of δ: below 10⁻¹⁸ ε is ∞ too
 @functools.lru_cache(maxsize=4096)  # runs ask for one ε again and again
 def epsilon_by_loss_distributions(event: DpEvent, delta: float, grid: float) -> float:
     """Return ε at δ of a Gaussian mechanism, sampled, mixed or neither, repeated or not; ∞ where it cannot be computed."""
-    release, count = (event.event, event.count) if isinstance(event, SelfComposedDpEvent) else (event, 1)
+    release, count = (
+        (event.event, event.count) if isinstance(event, SelfComposedDpEvent) else (event, 1)
+    )
     grid = _fitting_grid(release, count, grid)
     for halvings in range(max(math.floor(-math.log2(delta)), 0), MOST_HALVINGS):
         # Where nothing is known at this δ, what is known at a smaller one holds too.
-        at = min(delta, 2.0**-halvings) * (1 - math.fsum(_more_rounding(h) for h in range(halvings + 1)))
+        at = min(delta, 2.0**-halvings) * (
+            1 - math.fsum(_more_rounding(h) for h in range(halvings + 1))
+        )
         bound = max(tail.epsilon(at) for tail in _tails(release, count, grid, halvings))
         if bound < math.inf:
             return max(bound, 0.0)
@@ -62,7 +66,9 @@ def _fitting_grid(release: DpEvent, count: int, grid: float) -> float:
         widths = []
         for lowest, probabilities, _ in _one_release(release, grid):
             losses = (lowest + np.arange(len(probabilities))) * grid
-            spread = math.sqrt(count * max(float(probabilities @ losses**2 - (probabilities @ losses) ** 2), 0.0))
+            spread = math.sqrt(
+                count * max(float(probabilities @ losses**2 - (probabilities @ losses) ** 2), 0.0)
+            )
             widths.append(len(losses) + 20 * spread / grid)
         if max(widths) <= WIDE:
             return grid
@@ -84,7 +90,9 @@ class _Tail:
         if delta <= self.lost:
             return math.inf
         wanted = math.exp(min(math.log(delta - self.lost) - self.log_scale, 700.0))
-        above = self.mass - _exp(self.losses - self.middle) * self.discounted  # at each loss; the last is 0
+        above = (
+            self.mass - _exp(self.losses - self.middle) * self.discounted
+        )  # at each loss; the last is 0
         first = int(np.argmax(above <= wanted))
         # Below the first loss δ is not known, and at it there is enough.
         if first == 0 or self.mass[first] <= wanted:
@@ -104,7 +112,10 @@ NOTHING_KNOWN = _Tail(np.array([math.inf]), np.zeros(1), np.zeros(1), 0.0, 0.0, 
 @functools.lru_cache(maxsize=64)
 def _tails(release: DpEvent, count: int, grid: float, halvings: int) -> list[_Tail]:
     """Return the tails for both directions in which neighbours may differ: with the user against without, and the reverse."""
-    return [_tail(*one, count=count, grid=grid, halvings=halvings) for one in _one_release(release, grid)]
+    return [
+        _tail(*one, count=count, grid=grid, halvings=halvings)
+        for one in _one_release(release, grid)
+    ]
 
 
 @functools.lru_cache(maxsize=64)
@@ -112,9 +123,15 @@ def _one_release(release: DpEvent, grid: float) -> list[tuple[int, np.ndarray, f
     """Return (the smallest loss in steps of the grid, probabilities, mass at infinity), in both directions."""
     match release:
         case GaussianDpEvent():
-            made = from_gaussian_mechanism(release.noise_multiplier, value_discretization_interval=grid)
-        case PoissonSampledDpEvent(sampling_probability=rate, event=GaussianDpEvent(noise_multiplier=multiplier)):
-            return _one_release(MixtureOfGaussiansDpEvent(multiplier, (0.0, 1.0), (1 - rate, rate)), grid)
+            made = from_gaussian_mechanism(
+                release.noise_multiplier, value_discretization_interval=grid
+            )
+        case PoissonSampledDpEvent(
+            sampling_probability=rate, event=GaussianDpEvent(noise_multiplier=multiplier)
+        ):
+            return _one_release(
+                MixtureOfGaussiansDpEvent(multiplier, (0.0, 1.0), (1 - rate, rate)), grid
+            )
         case MixtureOfGaussiansDpEvent():
             return [_dense(_mixture_losses(release, is_there, grid)) for is_there in (True, False)]
         case _:
@@ -134,7 +151,9 @@ def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: fl
     wanted = np.arange(lowest, highest + 1) * grid
     low = _output_of(mixture, sign * wanted, ends + np.array([-noise, noise]))
     # Where the loss is more than ε: to the right of it if the loss rises with the output.
-    mixed = np.array(mixture.sampling_probs) @ scipy.special.ndtr(sign * (shifts[:, None] - low) / noise)
+    mixed = np.array(mixture.sampling_probs) @ scipy.special.ndtr(
+        sign * (shifts[:, None] - low) / noise
+    )
     alone = scipy.special.ndtr(sign * -low / noise)
     first, second = (mixed, alone) if is_there else (alone, mixed)
     deltas = np.minimum.accumulate(np.clip(first - np.exp(wanted) * second, 0.0, 1.0))
@@ -147,15 +166,23 @@ def _log_ratio(mixture: MixtureOfGaussiansDpEvent, outputs: np.ndarray) -> np.nd
     """Return the log-ratio of an output's densities under the mixture and without the user. It rises with the output."""
     shifts, variance = np.array(mixture.sensitivities), mixture.standard_deviation**2
     with np.errstate(divide="ignore"):  # of those who always take part
-        exponents = np.log(mixture.sampling_probs) + (shifts * outputs[:, None] - shifts**2 / 2) / variance
+        exponents = (
+            np.log(mixture.sampling_probs) + (shifts * outputs[:, None] - shifts**2 / 2) / variance
+        )
     return np.asarray(scipy.special.logsumexp(exponents, axis=1))
 
 
-def _output_of(mixture: MixtureOfGaussiansDpEvent, ratios: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _output_of(
+    mixture: MixtureOfGaussiansDpEvent, ratios: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
     """Return the output of each log-ratio, within these ends."""
-    if len(mixture.sensitivities) == 2 and mixture.sensitivities[0] == 0:  # one who takes part or not: solved by hand
+    if (
+        len(mixture.sensitivities) == 2 and mixture.sensitivities[0] == 0
+    ):  # one who takes part or not: solved by hand
         shift, probability = mixture.sensitivities[1], mixture.sampling_probs[1]
-        likelier = np.maximum((np.expm1(np.minimum(ratios, 700.0)) + probability) / probability, 1e-300)
+        likelier = np.maximum(
+            (np.expm1(np.minimum(ratios, 700.0)) + probability) / probability, 1e-300
+        )
         return np.clip(mixture.standard_deviation**2 / shift * np.log(likelier) + shift / 2, *ends)
     low, high = np.full(len(ratios), ends[0]), np.full(len(ratios), ends[1])
     for _ in range(60):
@@ -171,7 +198,15 @@ def _dense(pmf: Any) -> tuple[int, np.ndarray, float]:
     return int(dense._lower_loss), np.asarray(dense._probs, np.float64), float(dense._infinity_mass)
 
 
-def _tail(lowest: int, probabilities: np.ndarray, at_infinity: float, *, count: int, grid: float, halvings: int) -> _Tail:
+def _tail(
+    lowest: int,
+    probabilities: np.ndarray,
+    at_infinity: float,
+    *,
+    count: int,
+    grid: float,
+    halvings: int,
+) -> _Tail:
     there = np.flatnonzero(probabilities > 0)
     one = _Release(lowest + there, np.log(probabilities[there]), count, grid)
     lost = -math.expm1(count * math.log1p(-at_infinity))
@@ -208,8 +243,12 @@ class _Release:
         """Return the composed distribution around the middle of the tilted one, and the rounding error of δ(ε)."""
         whole, grid = self.log_moment(tilt), self.grid
         # Chernoff's bounds on where the tilted sum lies, but for OUTSIDE of it.
-        _, further = _least(lambda more: (self.log_moment(tilt + more) - whole - math.log(OUTSIDE)) / more)
-        _, nearer = _least(lambda less: (self.log_moment(tilt - less) - whole - math.log(OUTSIDE)) / less)
+        _, further = _least(
+            lambda more: (self.log_moment(tilt + more) - whole - math.log(OUTSIDE)) / more
+        )
+        _, nearer = _least(
+            lambda less: (self.log_moment(tilt - less) - whole - math.log(OUTSIDE)) / less
+        )
         top, bottom = math.ceil(further / grid) + 1, math.floor(-nearer / grid) - 1
         points = 1 << max(top - bottom, int(self.steps[-1] - self.steps[0]), 1).bit_length()
         if points > MOST_POINTS:
@@ -232,13 +271,27 @@ class _Release:
         error = float(np.finfo(np.longdouble).eps) * self.count * size
 
         def rounding(epsilon: float) -> float:
-            return DEVIATIONS * error * math.exp(min(whole - tilt * epsilon, 700.0)) / math.sqrt(-math.expm1(-2 * tilt * grid))
+            return (
+                DEVIATIONS
+                * error
+                * math.exp(min(whole - tilt * epsilon, 700.0))
+                / math.sqrt(-math.expm1(-2 * tilt * grid))
+            )
 
         losses = np.append(places, places[-1] + 1) * grid
-        return _Tail(losses, np.append(mass, 0.0), np.append(discounted, 0.0), log_scale, middle, lost + beyond), rounding
+        return _Tail(
+            losses,
+            np.append(mass, 0.0),
+            np.append(discounted, 0.0),
+            log_scale,
+            middle,
+            lost + beyond,
+        ), rounding
 
 
 def _least(value: Callable[[float], float]) -> tuple[float, float]:
     """Find where a function of a positive number is smallest, and its value there."""
-    found = minimize_scalar(lambda power: value(math.exp(power)), bounds=(-14.0, 14.0), method="bounded")
+    found = minimize_scalar(
+        lambda power: value(math.exp(power)), bounds=(-14.0, 14.0), method="bounded"
+    )
     return math.exp(float(found.x)), float(found.fun)

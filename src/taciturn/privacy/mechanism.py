@@ -56,26 +56,42 @@ def _grid(noise: Noise, deviation: float, reach: float, largest: float, size: in
     room = ROOM / (largest + TAIL * noise.gain * wanted)
     bits = math.floor(math.log2(min(room, WIDEST / wanted)))
     if bits < 0:
-        raise ValueError(f"noise of {deviation:.3g} steps on sums of up to {largest:.3g} does not fit into 64 bits")
+        raise ValueError(
+            f"noise of {deviation:.3g} steps on sums of up to {largest:.3g} does not fit into 64 bits"
+        )
     # The most by which what is fed back can differ between neighbours, over all rows, beyond what the strategy accounts for.
     off = 2 * noise.rounding * math.sqrt(size * noise.strategy.rows)
     if off > MARGIN * reach * 2.0**bits:
-        coarse = f"noise for {size} parameters over {noise.strategy.rows} rounds rounds too coarsely"
-        raise ValueError(f"{noise.strategy.name} {coarse}: take fewer bands or buffers, or another kind of noise")
+        coarse = (
+            f"noise for {size} parameters over {noise.strategy.rows} rounds rounds too coarsely"
+        )
+        raise ValueError(
+            f"{noise.strategy.name} {coarse}: take fewer bands or buffers, or another kind of noise"
+        )
     return Grid(bits, sampler.spread(wanted * 2.0**bits))
 
 
-def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: int = clipping.MOST_REPORTS) -> Mechanism:
+def mechanism(
+    bound: Bound, estimator: Estimator, noise: Noise, most_reports: int = clipping.MOST_REPORTS
+) -> Mechanism:
     """Build a mechanism; `most_reports` limits a cohort, so that no sum overflows."""
     is_private, correlated = noise.multiplier > 0, noise.strategy.name != "independent"
     if bound.modulus is not None and estimator.reads_weight:
-        raise ValueError("reports to a secure sum do not say their weight: use a fixed denominator with it")
+        raise ValueError(
+            "reports to a secure sum do not say their weight: use a fixed denominator with it"
+        )
     if not 0 < most_reports <= bound.most_reports:
-        raise ValueError(f"sums of these reports hold {bound.most_reports} of them, not {most_reports}")
+        raise ValueError(
+            f"sums of these reports hold {bound.most_reports} of them, not {most_reports}"
+        )
     if is_private and not math.isfinite(bound.reach * estimator.sensitivity(1)):
-        raise ValueError("noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it")
+        raise ValueError(
+            "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it"
+        )
     if correlated and len(set(bound.clip_norms)) > 1:
-        raise ValueError("under correlated noise the clip norm cannot change from round to round: use one for the whole run")
+        raise ValueError(
+            "under correlated noise the clip norm cannot change from round to round: use one for the whole run"
+        )
 
     def grid(size: int) -> Grid:
         reach = bound.reach * estimator.sensitivity(size)
@@ -111,13 +127,19 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
         return State(state.round + 1, noise_state)
 
     def event(participation: Participation) -> DpEvent:
-        return participation.event(noise.multiplier, noise.strategy) if is_private else NonPrivateDpEvent()
+        return (
+            participation.event(noise.multiplier, noise.strategy)
+            if is_private
+            else NonPrivateDpEvent()
+        )
 
     def distance(size: int, rows: int) -> float:
         return _distance(noise, [(size, grid(size))], rows) if is_private else 0.0
 
     on_device = (lambda state: bound.public(state.round)), partial(clipping.encode, bound)
-    return Mechanism(init, *on_device, release, follow, event, distance, most_reports, correlated, bound.modulus)
+    return Mechanism(
+        init, *on_device, release, follow, event, distance, most_reports, correlated, bound.modulus
+    )
 
 
 class AdaptiveState(NamedTuple):
@@ -126,14 +148,20 @@ class AdaptiveState(NamedTuple):
     noise: PyTree  # secret
 
 
-def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, most_reports: int) -> Mechanism:
+def adaptive_mechanism(
+    clip: AdaptiveClip, report_goal: float, noise: Noise, most_reports: int
+) -> Mechanism:
     """Build one whose clip norm follows a quantile: the count of bits and the updates are one vector, noised by one strategy. Each row is
     noised for the clip norm of its own reports: in steps, which are a share of that clip norm, all rows are one mechanism with reports of
     the same norm. So the count is on a grid as fine as that of the updates."""
     if noise.multiplier <= 0 or noise.strategy.name == "independent":
-        raise ValueError("adaptive clipping changes the clip norm where correlated noise restarts, and needs such noise")
+        raise ValueError(
+            "adaptive clipping changes the clip norm where correlated noise restarts, and needs such noise"
+        )
     if not 0 < most_reports <= clipping.MOST_REPORTS:
-        raise ValueError(f"sums of these reports hold {clipping.MOST_REPORTS} of them, not {most_reports}")
+        raise ValueError(
+            f"sums of these reports hold {clipping.MOST_REPORTS} of them, not {most_reports}"
+        )
     multiplier, whole = clip.update_multiplier(noise.multiplier), flat_clip(clip.start)
     unit = fixed_denominator(report_goal).unit
     restarts = jnp.array(noise.strategy.restarts, jnp.int32)
@@ -158,7 +186,9 @@ def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, mos
 
     def bound(norms: Norms, update: PyTree, weight: jax.Array, key: jax.Array) -> Report:
         report = clipping.encode(whole, norms.clip_norm, update, weight, key)
-        return report._replace(update=(report.update, centred_bit(norms, update, report.weight > 0)))
+        return report._replace(
+            update=(report.update, centred_bit(norms, update, report.weight > 0))
+        )
 
     def following(state: AdaptiveState, share: jax.Array, noise_state: PyTree) -> AdaptiveState:
         """Set C_θ ← Cᵗ⁺¹ if t ∈ R."""
@@ -167,15 +197,21 @@ def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, mos
         in_force = jnp.where(is_restart, norms.estimate, norms.clip_norm)
         return AdaptiveState(state.round + 1, norms._replace(clip_norm=in_force), noise_state)
 
-    def release(state: AdaptiveState, total: Report, key: jax.Array) -> tuple[Release, AdaptiveState]:
+    def release(
+        state: AdaptiveState, total: Report, key: jax.Array
+    ) -> tuple[Release, AdaptiveState]:
         updates, halves = total.update
         sums, shaped = _flat(whole.unpack(state.norms.clip_norm, updates))
         size = sums.low.size
         drawn, noise_state = noise.next(state.noise, draw(key, size))
-        for_updates, for_count = (jax.tree.map(lambda words, cut=cut: words[cut], drawn) for cut in (slice(size), size))
+        for_updates, for_count = (
+            jax.tree.map(lambda words, cut=cut: words[cut], drawn) for cut in (slice(size), size)
+        )
         noised = wide.add(wide.shifted(sums, updating(size).bits), for_updates)
         step = whole.step(state.norms.clip_norm) * (unit * 2.0 ** -updating(size).bits)
-        counted = wide.to_float(wide.add(wide.shifted(wide.of(halves), counting.bits), for_count), 2.0**-counting.bits)
+        counted = wide.to_float(
+            wide.add(wide.shifted(wide.of(halves), counting.bits), for_count), 2.0**-counting.bits
+        )
         share = 0.5 + counted / 2 / report_goal
         estimate = shaped(wide.to_float(noised, step))
         return Release(estimate, share), following(state, share, noise_state)
@@ -194,14 +230,26 @@ def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, mos
     def distance(size: int, rows: int) -> float:
         return _distance(noise, [(size, updating(size)), (1, counting)], rows)
 
-    return Mechanism(init, lambda state: state.norms, bound, release, follow, event, distance, most_reports, correlated=True)
+    return Mechanism(
+        init,
+        lambda state: state.norms,
+        bound,
+        release,
+        follow,
+        event,
+        distance,
+        most_reports,
+        correlated=True,
+    )
 
 
 def _flat(sums: PyTree) -> tuple[Wide, Callable[[jax.Array], Estimate]]:
     """Flatten all layers into one row of numbers; return also the function that turns a row into layers again."""
     layers, structure = jax.tree.flatten(sums, is_leaf=wide.is_wide)
     shapes = [layer.low.shape for layer in layers]
-    flat = jax.tree.map(lambda *words: jnp.concatenate([jnp.ravel(word) for word in words]), *layers)
+    flat = jax.tree.map(
+        lambda *words: jnp.concatenate([jnp.ravel(word) for word in words]), *layers
+    )
 
     def shaped(row: jax.Array) -> Estimate:
         parts, start = [], 0

@@ -19,7 +19,9 @@ from taciturn.privacy.wide import Wide
 
 INDEPENDENT = independent(10**6)
 
-Draw = Callable[[jax.Array | int], Wide]  # a stream of this row's → white noise, one number for each coordinate
+Draw = Callable[
+    [jax.Array | int], Wide
+]  # a stream of this row's → white noise, one number for each coordinate
 
 
 class Noise(NamedTuple):
@@ -27,20 +29,28 @@ class Noise(NamedTuple):
     init: Callable[[int], PyTree]  # by number of coordinates; secret
     next: Callable[[PyTree, Draw], tuple[Wide, PyTree]]
     strategy: Strategy  # how it is correlated over rounds
-    draws: Callable[[int], int] = lambda rows: rows  # the most draws of white noise for this number of rows
+    draws: Callable[[int], int] = lambda rows: (
+        rows
+    )  # the most draws of white noise for this number of rows
     gain: float = 1.0  # how much wider than white noise the widest released or kept number is
-    rounding: float = 0.0  # by how many steps what is fed back may be off, which counts as sensitivity
+    rounding: float = (
+        0.0  # by how many steps what is fed back may be off, which counts as sensitivity
+    )
 
 
 def gaussian(multiplier: float) -> Noise:
     """Draw fresh noise every round, independent of all other rounds."""
     check_multiplier(multiplier)
-    return Noise(float(multiplier), lambda size: (), lambda state, draw: (draw(0), state), INDEPENDENT)
+    return Noise(
+        float(multiplier), lambda size: (), lambda state, draw: (draw(0), state), INDEPENDENT
+    )
 
 
 def check_multiplier(multiplier: float) -> None:
     if not 1e-3 <= multiplier < math.inf:
-        raise ValueError(f"a noise multiplier is a positive number of at least 0.001; {multiplier} is not")
+        raise ValueError(
+            f"a noise multiplier is a positive number of at least 0.001; {multiplier} is not"
+        )
 
 
 def no_noise() -> Noise:

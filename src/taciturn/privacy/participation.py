@@ -9,7 +9,13 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
+from dp_accounting import (
+    DpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+)
 
 from taciturn.core import Coins, Strategy, UserIds
 from taciturn.errors import TaciturnError
@@ -39,7 +45,9 @@ class PoissonSampling:
     def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
         _check_independent(strategy)
         gaussian = GaussianDpEvent(noise_multiplier)
-        return gaussian if self.probability == 1 else PoissonSampledDpEvent(self.probability, gaussian)
+        return (
+            gaussian if self.probability == 1 else PoissonSampledDpEvent(self.probability, gaussian)
+        )
 
 
 class WrongNumberOfUsers(TaciturnError):
@@ -60,12 +68,16 @@ class FixedSize:
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.users:
-            raise ValueError(f"a cohort of {self.size} cannot be drawn without replacement from {self.users} users")
+            raise ValueError(
+                f"a cohort of {self.size} cannot be drawn without replacement from {self.users} users"
+            )
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         if len(available) < self.users:
             few = f"fixed-size rounds are accounted for {self.users} users, but fewer are there"
-            raise WrongNumberOfUsers(f"{few}: the cost would be understated; lower participation.users in the recipe")
+            raise WrongNumberOfUsers(
+                f"{few}: the cost would be understated; lower participation.users in the recipe"
+            )
         return coins.chosen(available, self.size)
 
     def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
@@ -78,7 +90,9 @@ class FixedSize:
 
 def _check_independent(strategy: Strategy) -> None:
     if strategy.name != "independent":
-        raise ValueError(f"{strategy.name} noise is correlated over rounds, where sampling proves nothing: use min-separation")
+        raise ValueError(
+            f"{strategy.name} noise is correlated over rounds, where sampling proves nothing: use min-separation"
+        )
 
 
 @dataclass(frozen=True)
@@ -104,8 +118,13 @@ class MinSeparation:
         return self.min_separation, self.max_participations
 
     def __post_init__(self) -> None:
-        if min(self.size, self.max_participations, self.rounds, self.over_selection) < 1 or self.min_separation < 0:
-            raise ValueError("a min-separation participation needs a report goal, a separation ≥ 0 and at least one participation")
+        if (
+            min(self.size, self.max_participations, self.rounds, self.over_selection) < 1
+            or self.min_separation < 0
+        ):
+            raise ValueError(
+                "a min-separation participation needs a report goal, a separation ≥ 0 and at least one participation"
+            )
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         if len(available) < self.asked:
@@ -116,7 +135,10 @@ class MinSeparation:
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         counts = _counts(self.rounds, strategy)
-        squares = [strategy.sensitivity_squared(n, self.min_separation, self.max_participations) for n in counts]
+        squares = [
+            strategy.sensitivity_squared(n, self.min_separation, self.max_participations)
+            for n in counts
+        ]
         rising = itertools.accumulate(squares, max)  # as it must, but for rounding
         turns = f"at least {self.min_separation} rounds between two participations of a user"
         claim = f"noise: {strategy.name}; {turns}, at most {self.max_participations} participations"
@@ -145,7 +167,9 @@ class CyclicPoisson:
 
     @property
     def limits(self) -> tuple[int, int]:
-        return self.cycle - 1, most_participations(self.rounds + spare_rounds(self.rounds), self.cycle - 1)
+        return self.cycle - 1, most_participations(
+            self.rounds + spare_rounds(self.rounds), self.cycle - 1
+        )
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         turn = available[available % self.cycle == row % self.cycle]
@@ -154,19 +178,32 @@ class CyclicPoisson:
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         if strategy.bands is None or strategy.bands > self.cycle:
             far = f"correlates rows further apart than the {self.cycle} rounds between two turns of a user, where sampling proves nothing"
-            raise ValueError(f"{strategy.name} noise {far}: use banded noise with no more bands than that")
+            raise ValueError(
+                f"{strategy.name} noise {far}: use banded noise with no more bands than that"
+            )
         counts = _counts(self.rounds, strategy)
-        turn = GaussianDpEvent(noise_multiplier / math.sqrt(strategy.sensitivity_squared(counts[-1], self.cycle - 1, 1)))
+        turn = GaussianDpEvent(
+            noise_multiplier
+            / math.sqrt(strategy.sensitivity_squared(counts[-1], self.cycle - 1, 1))
+        )
         sampled = turn if self.probability == 1 else PoissonSampledDpEvent(self.probability, turn)
         taken = f"takes it with probability {self.probability:.3g}, drawn by the curator"
         claim = f"noise: {strategy.name}; a user has a turn every {self.cycle} rounds and {taken}"
-        return CorrelatedDpEvent(tuple((n, SelfComposedDpEvent(sampled, most_participations(n, self.cycle - 1))) for n in counts), claim)
+        return CorrelatedDpEvent(
+            tuple(
+                (n, SelfComposedDpEvent(sampled, most_participations(n, self.cycle - 1)))
+                for n in counts
+            ),
+            claim,
+        )
 
 
 def _counts(rounds: int, strategy: Strategy) -> list[int]:
     """List the numbers of releases to state a cost for. All rounds are charged up front: when to stop may depend on what was seen."""
     if rounds > strategy.rows:
-        raise ValueError(f"there is noise for {strategy.rows} rounds, and the claim is about {rounds}")
+        raise ValueError(
+            f"there is noise for {strategy.rows} rounds, and the claim is about {rounds}"
+        )
     return sorted({rounds, min(strategy.rows, rounds + spare_rounds(rounds))})
 
 

@@ -32,15 +32,28 @@ class ParticipationBreach(TaciturnError):
 
 
 class ParticipationLog:
-    def __init__(self, path: Path, min_separation: int, max_participations: int, key: bytes) -> None:
+    def __init__(
+        self, path: Path, min_separation: int, max_participations: int, key: bytes
+    ) -> None:
         """Open a log; `key` is the run's own secret, so the log of another run does not verify. Limits are integers."""
         self.limits = min_separation, max_participations
-        self._path, self._distance, self._most, self._key = path, index(min_separation) + 1, index(max_participations), key
+        self._path, self._distance, self._most, self._key = (
+            path,
+            index(min_separation) + 1,
+            index(max_participations),
+            key,
+        )
         self._cohorts: list[UserIds] = []
         self._marks: list[str] = []
-        self._failures: dict[int, int] = {}  # row → cohorts that were asked for it and of which too few reported
-        self._settled = 0  # rows that are in the arrays below; the newest is not, as long as it may still fail
-        self._last, self._times, self._next = (np.zeros(0, np.int32) for _ in range(3))  # by user: last row + 1, participations, next row
+        self._failures: dict[
+            int, int
+        ] = {}  # row → cohorts that were asked for it and of which too few reported
+        self._settled = (
+            0  # rows that are in the arrays below; the newest is not, as long as it may still fail
+        )
+        self._last, self._times, self._next = (
+            np.zeros(0, np.int32) for _ in range(3)
+        )  # by user: last row + 1, participations, next row
         self._closest: int | None = None
         self._end = 0  # of complete entries
         self._chain = self._checksum(b"", repr(self.limits).encode())
@@ -55,7 +68,9 @@ class ParticipationLog:
     def observed(self) -> tuple[int | None, int]:
         """Return (the fewest rounds between two participations of a user, or None; the most participations of one)."""
         self._settle()
-        return (None if self._closest is None else self._closest - 1), int(self._times.max(initial=0))
+        return (None if self._closest is None else self._closest - 1), int(
+            self._times.max(initial=0)
+        )
 
     @property
     def failed(self) -> int:
@@ -83,7 +98,9 @@ class ParticipationLog:
         cohort = np.asarray(cohort, np.int64)
         problem = self._problem(cohort)
         if problem:
-            raise ParticipationBreach(f"{problem}; what was claimed would not hold, and nothing was summed")
+            raise ParticipationBreach(
+                f"{problem}; what was claimed would not hold, and nothing was summed"
+            )
         self._append(_COUNT.pack(len(cohort)) + cohort.tobytes())
         self._add(cohort)
 
@@ -97,7 +114,9 @@ class ParticipationLog:
         checksum = self._checksum(self._chain, content)
         is_new = not self._path.exists()
         with open(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-            os.ftruncate(file.fileno(), self._end)  # removes an incomplete entry; reading a log changes nothing in it
+            os.ftruncate(
+                file.fileno(), self._end
+            )  # removes an incomplete entry; reading a log changes nothing in it
             file.seek(self._end)
             try:
                 file.write(content + checksum)
@@ -131,17 +150,23 @@ class ParticipationLog:
                 self._closest = nearest if self._closest is None else min(self._closest, nearest)
             self._last[cohort] = row + 1
             self._times[cohort] += 1
-            self._next[cohort] = np.where(self._times[cohort] < self._most, min(row + self._distance, NEVER), NEVER)
+            self._next[cohort] = np.where(
+                self._times[cohort] < self._most, min(row + self._distance, NEVER), NEVER
+            )
         self._settled = self.rows
 
     def _make_room(self, users: UserIds) -> None:
         missing = int(users.max(initial=-1)) + 1 - len(self._last)
         if missing > 0:
-            self._last, self._times, self._next = (np.pad(one, (0, missing)) for one in (self._last, self._times, self._next))
+            self._last, self._times, self._next = (
+                np.pad(one, (0, missing)) for one in (self._last, self._times, self._next)
+            )
 
     def _check_newest(self) -> None:
         if self._settled == self.rows:
-            raise ParticipationBreach("only the newest cohort of a log can have failed, and only once")
+            raise ParticipationBreach(
+                "only the newest cohort of a log can have failed, and only once"
+            )
 
     def _add(self, cohort: UserIds) -> None:
         self._cohorts.append(cohort)
@@ -162,7 +187,9 @@ class ParticipationLog:
             (count,) = _COUNT.unpack_from(content, place)
             end = place + _COUNT.size + 8 * max(count, 0)
             entry, checksum = content[place:end], content[end : end + _CHECKSUM]
-            if count < _FAILED or not hmac.compare_digest(checksum, self._checksum(self._chain, entry)):
+            if count < _FAILED or not hmac.compare_digest(
+                checksum, self._checksum(self._chain, entry)
+            ):
                 break
             self._chain, place = checksum, end + _CHECKSUM
             self._end = place
@@ -172,5 +199,7 @@ class ParticipationLog:
             cohort = np.frombuffer(entry, np.int64, count, _COUNT.size)
             problem = self._problem(cohort)
             if problem:
-                raise ParticipationBreach(f"{self._path} breaks the claim: {problem}; the run cannot go on")
+                raise ParticipationBreach(
+                    f"{self._path} breaks the claim: {problem}; the run cannot go on"
+                )
             self._add(cohort)

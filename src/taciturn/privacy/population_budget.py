@@ -49,7 +49,9 @@ class PopulationBudget:
         return epsilon_of_all(costs, share, ORDERS) <= self.epsilon
 
 
-def epsilon_of_all(costs: Sequence[DpEvent], delta: float, orders: tuple[float, ...] | None = None) -> float:
+def epsilon_of_all(
+    costs: Sequence[DpEvent], delta: float, orders: tuple[float, ...] | None = None
+) -> float:
     """Return ε at δ of all costs together, each under its own adjacency, under zero-out."""
     if not costs:
         return 0.0

@@ -52,9 +52,16 @@ class Records:
     def write(self, row: int, release: Release, drawn: str) -> str:
         """Keep a release and the name under which its noise was drawn; return the checksum for its charge."""
         leaves = jax.tree.leaves(release)
-        about = json.dumps({"row": row, "drawn": drawn, "shapes": [np.shape(leaf) for leaf in leaves]}).encode() + b"\n"
+        about = (
+            json.dumps(
+                {"row": row, "drawn": drawn, "shapes": [np.shape(leaf) for leaf in leaves]}
+            ).encode()
+            + b"\n"
+        )
         numbers = _on_host(leaves)
-        hashes = self._beside.map(_hash, _pieces(numbers))  # starts now; hashing releases Python's lock
+        hashes = self._beside.map(
+            _hash, _pieces(numbers)
+        )  # starts now; hashing releases Python's lock
         if self._folder is None:
             self._in_memory = {row: (about, numbers)}
         else:
@@ -68,15 +75,25 @@ class Records:
         """Return the release of a charge and the name under which its noise was drawn; `like` has the parameters' structure."""
         content = self._content(row)
         if content is None and self._folder is None:
-            anew = "begin anew with a new curator, whose releases are charged beside those of this one"
-            raise RecordError(f"the release of round {row} is charged, and without a folder only the last one is kept: {anew}")
+            anew = (
+                "begin anew with a new curator, whose releases are charged beside those of this one"
+            )
+            raise RecordError(
+                f"the release of round {row} is charged, and without a folder only the last one is kept: {anew}"
+            )
         if content is None:
-            again = "to make it again would give away more than was charged, so this run cannot go on"
-            raise RecordError(f"the release of round {row} is charged, and its record is gone: {again}. {RESTORE}")
+            again = (
+                "to make it again would give away more than was charged, so this run cannot go on"
+            )
+            raise RecordError(
+                f"the release of round {row} is charged, and its record is gone: {again}. {RESTORE}"
+            )
         about, numbers = content
         if not hmac.compare_digest(self._checksum(about, map(_hash, _pieces(numbers))), checksum):
             other = "it was damaged, belongs to another run, or was written by another version of Taciturn (resume the run with that one)"
-            raise RecordError(f"the record of round {row} is not the one that was charged: {other}. {RESTORE}")
+            raise RecordError(
+                f"the record of round {row} is not the one that was charged: {other}. {RESTORE}"
+            )
         said, values, leaves = json.loads(about), np.frombuffer(numbers, "<f4"), []
         for shape in said["shapes"]:
             leaves.append(jnp.asarray(values[: math.prod(shape)].reshape(shape)))
@@ -87,7 +104,9 @@ class Records:
 
     def forget(self, before: int) -> None:
         """Delete the records of rows before this one, whose effect is saved in the run's state."""
-        self._in_memory = {row: content for row, content in self._in_memory.items() if row >= before}
+        self._in_memory = {
+            row: content for row, content in self._in_memory.items() if row >= before
+        }
         for path in [] if self._folder is None else self._folder.glob("release-*"):
             if int(path.name.removeprefix("release-")) < before:
                 path.unlink()
@@ -102,12 +121,16 @@ class Records:
         return about + end, memoryview(numbers)
 
     def _checksum(self, about: bytes, hashes: Iterable[bytes]) -> str:
-        return hmac.new(self._key, sampler.KNOWN.encode() + about + b"".join(hashes), "sha256").hexdigest()
+        return hmac.new(
+            self._key, sampler.KNOWN.encode() + about + b"".join(hashes), "sha256"
+        ).hexdigest()
 
 
 def _on_host(leaves: list[jax.Array]) -> memoryview:
     """Return all numbers, one leaf after another."""
-    devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
+    devices = {
+        device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()
+    }
     if len(devices) != 1:  # of several, or of none
         leaves, devices = jax.device_get(leaves), {jax.local_devices()[0]}
     return np.asarray(_words(*devices)(leaves)).view(np.uint8).data
@@ -117,9 +140,16 @@ def _on_host(leaves: list[jax.Array]) -> memoryview:
 def _words(device: Any) -> Callable[[list[jax.Array]], jax.Array]:
     """Copy leaves as words, so that nothing is rounded, into memory that a GPU writes to directly: touching new pages takes longer."""
     kinds = {memory.kind for memory in device.addressable_memories()}
-    place = SingleDeviceSharding(device, memory_kind="pinned_host" if "pinned_host" in kinds else None)
+    place = SingleDeviceSharding(
+        device, memory_kind="pinned_host" if "pinned_host" in kinds else None
+    )
     return jax.jit(
-        lambda leaves: jnp.concatenate([jax.lax.bitcast_convert_type(jnp.ravel(leaf).astype(jnp.float32), jnp.uint32) for leaf in leaves]),
+        lambda leaves: jnp.concatenate(
+            [
+                jax.lax.bitcast_convert_type(jnp.ravel(leaf).astype(jnp.float32), jnp.uint32)
+                for leaf in leaves
+            ]
+        ),
         out_shardings=place,
     )
 

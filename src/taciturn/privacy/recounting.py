@@ -24,8 +24,18 @@ def events_for_others(ledger: Ledger) -> list[dict[str, Any]]:
         costs, guarantee = ledger.cost(run), ledger.guarantee(run)
         if costs:
             relation = "REPLACE_ONE" if guarantee.adjacency == REPLACE_ONE else "ADD_OR_REMOVE_ONE"
-            event = {"run": run, "event": _in_words(composed(costs[:-1], costs[-1])), "neighboring_relation": relation}
-            rows.append(event | {name: getattr(guarantee, name) for name in ("adjacency", "delta", "distance", "epsilon")})
+            event = {
+                "run": run,
+                "event": _in_words(composed(costs[:-1], costs[-1])),
+                "neighboring_relation": relation,
+            }
+            rows.append(
+                event
+                | {
+                    name: getattr(guarantee, name)
+                    for name in ("adjacency", "delta", "distance", "epsilon")
+                }
+            )
     return rows
 
 
@@ -33,7 +43,9 @@ def _in_words(event: DpEvent) -> dict[str, Any]:
     if getattr(dp_accounting, type(event).__name__, None) is not type(event):
         raise TypeError(f"dp-accounting has no event like {event}")
     fields = attr.asdict(event, recurse=False)
-    return {"class_name": type(event).__name__} | {name: _value(value) for name, value in fields.items()}
+    return {"class_name": type(event).__name__} | {
+        name: _value(value) for name, value in fields.items()
+    }
 
 
 def _value(value: Any) -> Any:

@@ -40,11 +40,16 @@ BITS = 127  # of a cumulative probability
 LARGEST = 2**15 - 1  # of what a table gives; 16 standard deviations
 WORDS = 4  # of 32 bits, for each draw of each coordinate: 127 bits and a sign
 LANES = chacha20.WORDS  # coordinates whose first words one block holds
-HELD, HELD_BY_A_CORE = 128, 4096  # blocks that one program of a GPU, and a core, draw from at a time
+HELD, HELD_BY_A_CORE = (
+    128,
+    4096,
+)  # blocks that one program of a GPU, and a core, draw from at a time
 # A lattice of spacing c meets a Gaussian of standard deviation ≥ 2c: its sums over the lattice differ by 2 exp(−8π²), less than 2⁻¹¹².
 SMOOTHING = Fraction(1, 4) - Fraction(1, BASE**2)
 ADDITION_ERROR = 2.0**-111  # of one addition, in total variation
-TABLE_ERROR = (LARGEST + 1) * 2.0 ** -(BITS + 1) + 2.0**-180  # of one look-up: rounded probabilities, and the tail that is cut off
+TABLE_ERROR = (LARGEST + 1) * 2.0 ** -(
+    BITS + 1
+) + 2.0**-180  # of one look-up: rounded probabilities, and the tail that is cut off
 GUIDED = 3  # steps of a search that a guide begins
 SEEN_ON = ("cpu",)  # platforms whose noise tests have seen
 # The hash of 10⁶ draws at a standard deviation of 2⁵⁷ steps, key 0 … 7, stream 5: for some the first word would decide wrongly.
@@ -71,7 +76,9 @@ class Spread(NamedTuple):
 def spread(deviation: float) -> Spread:
     """Return the narrowest noise of at least this standard deviation that can be composed: up to `BASE` steps wider."""
     if not BASE <= deviation < 2.0**58:
-        raise ValueError(f"whole-number noise has a standard deviation of {BASE} to 2⁵⁸ steps; {deviation:.3g} is outside")
+        raise ValueError(
+            f"whole-number noise has a standard deviation of {BASE} to 2⁵⁸ steps; {deviation:.3g} is outside"
+        )
     wanted, variance, factors = Fraction(deviation) ** 2, Fraction(BASE**2), [1]
     while variance < wanted:
         most = math.isqrt(math.floor(variance * SMOOTHING))
@@ -90,37 +97,68 @@ def white(spread: Spread, key: jax.Array, stream: jax.Array | int, size: int) ->
 
 @functools.partial(jax.jit, static_argnums=(0, 3))  # traced once for all rows, levels and runs
 def _white(*given: Any) -> Wide:
-    return jax.lax.platform_dependent(cuda=lambda: in_one_kernel(*given), default=lambda: plain(*given))
+    return jax.lax.platform_dependent(
+        cuda=lambda: in_one_kernel(*given), default=lambda: plain(*given)
+    )
 
 
 def plain(spread: Spread, key: jax.Array, stream: jax.Array, size: int) -> Wide:
     """Draw by definition: a block of ChaCha20 has first words for 16 coordinates, one in each sixteenth of them. A cache holds `held`."""
     blocks = -(-size // LANES)
     held = min(blocks, HELD_BY_A_CORE)
-    table, begin, (lower, upper) = tuple(map(jnp.asarray, cumulative())), jnp.asarray(guide()), _halves(spread)
+    table, begin, (lower, upper) = (
+        tuple(map(jnp.asarray, cumulative())),
+        jnp.asarray(guide()),
+        _halves(spread),
+    )
 
     def draw(first: jax.Array) -> Wide:
         def add(name: jax.Array, sum: Wide) -> Wide:
             words = functools.partial(_words, key, name, stream)
             counters = first + jnp.arange(held, dtype=jnp.uint32)
             first_words = jnp.concatenate(words(0, counters))
-            drawn = discrete(table, first_words, lambda place: words(1 + place // held, counters[place % held]), begin)
+            drawn = discrete(
+                table,
+                first_words,
+                lambda place: words(1 + place // held, counters[place % held]),
+                begin,
+            )
             return wide.add(sum, _times(drawn, lower[name], upper[name]))
 
         return jax.lax.fori_loop(0, len(spread.factors), add, wide.zeros((LANES * held,)))
 
-    drawn = jax.lax.map(draw, jnp.arange(0, blocks, held, dtype=jnp.uint32))  # the last may draw more than is asked for
-    return jax.tree.map(lambda one: one.reshape(-1, LANES, held).swapaxes(0, 1).reshape(LANES, -1)[:, :blocks].reshape(-1)[:size], drawn)
+    drawn = jax.lax.map(
+        draw, jnp.arange(0, blocks, held, dtype=jnp.uint32)
+    )  # the last may draw more than is asked for
+    return jax.tree.map(
+        lambda one: (
+            one.reshape(-1, LANES, held)
+            .swapaxes(0, 1)
+            .reshape(LANES, -1)[:, :blocks]
+            .reshape(-1)[:size]
+        ),
+        drawn,
+    )
 
 
-def in_one_kernel(spread: Spread, key: jax.Array, stream: jax.Array, size: int, interpret: bool = False) -> Wide:
+def in_one_kernel(
+    spread: Spread, key: jax.Array, stream: jax.Array, size: int, interpret: bool = False
+) -> Wide:
     """Draw the same bits on a GPU (Pallas): a program keeps `HELD` blocks in registers. XLA would write all words of all blocks to
     memory after every double round, and the state of every search after every step."""
     blocks = -(-size // LANES)
     programs = -(-blocks // HELD)
-    out = jax.ShapeDtypeStruct((LANES, programs * HELD), jnp.int32), jax.ShapeDtypeStruct((LANES, programs * HELD), jnp.uint32)
-    kernel, options = functools.partial(_kernel, len(spread.factors)), None if interpret else triton.CompilerParams(num_warps=4)
-    call = pallas.pallas_call(kernel, grid=(programs,), out_shape=out, compiler_params=options, interpret=interpret)
+    out = (
+        jax.ShapeDtypeStruct((LANES, programs * HELD), jnp.int32),
+        jax.ShapeDtypeStruct((LANES, programs * HELD), jnp.uint32),
+    )
+    kernel, options = (
+        functools.partial(_kernel, len(spread.factors)),
+        None if interpret else triton.CompilerParams(num_warps=4),
+    )
+    call = pallas.pallas_call(
+        kernel, grid=(programs,), out_shape=out, compiler_params=options, interpret=interpret
+    )
     drawn = call(key, stream[None], *_halves(spread), *map(jnp.asarray, cumulative()))
     return Wide(*(words[:, :blocks].reshape(-1)[:size] for words in drawn))
 
@@ -133,22 +171,35 @@ def _kernel(factors: int, key_ref, stream_ref, lower_ref, upper_ref, *refs) -> N
     def add(name: jax.Array, sums: list[Wide]) -> list[Wide]:
         words = functools.partial(_words, key_ref, name, stream_ref[0])
 
-        def take_turns(lane: jax.Array, lanes: list[tuple[jax.Array, Wide]]) -> list[tuple[jax.Array, Wide]]:
+        def take_turns(
+            lane: jax.Array, lanes: list[tuple[jax.Array, Wide]]
+        ) -> list[tuple[jax.Array, Wide]]:
             """Add to the first lane, and put it last: registers cannot be indexed."""
             (word, sum), *others = lanes
             drawn = discrete(table, word, lambda _: words(1 + lane, counters))
             return [*others, (word, wide.add(sum, _times(drawn, lower_ref[name], upper_ref[name])))]
 
-        return [sum for _, sum in jax.lax.fori_loop(0, LANES, take_turns, list(zip(words(0, counters), sums, strict=True)))]
+        return [
+            sum
+            for _, sum in jax.lax.fori_loop(
+                0, LANES, take_turns, list(zip(words(0, counters), sums, strict=True))
+            )
+        ]
 
-    for lane, sum in enumerate(jax.lax.fori_loop(0, factors, add, [wide.zeros(counters.shape)] * LANES)):
+    for lane, sum in enumerate(
+        jax.lax.fori_loop(0, factors, add, [wide.zeros(counters.shape)] * LANES)
+    ):
         for ref, words in zip(drawn_refs, sum, strict=True):
             ref[lane, pallas.ds(first, HELD)] = words
 
 
-def _words(key, name: jax.Array, stream: jax.Array, kind: jax.Array | int, counters: jax.Array) -> list[jax.Array]:
+def _words(
+    key, name: jax.Array, stream: jax.Array, kind: jax.Array | int, counters: jax.Array
+) -> list[jax.Array]:
     """Draw blocks for the term of this name: kind 0 has first words, and kind 1 + lane has further words for that lane."""
-    return chacha20.blocks(key, counters, (name.astype(jnp.uint32), stream, jnp.asarray(kind, jnp.uint32)))
+    return chacha20.blocks(
+        key, counters, (name.astype(jnp.uint32), stream, jnp.asarray(kind, jnp.uint32))
+    )
 
 
 @functools.cache
@@ -159,8 +210,12 @@ def check_bits(device: Any) -> None:
     key = jax.device_put(np.arange(8, dtype=np.uint32), device)  # wherever else JAX would put it
     drawn = jax.jit(lambda key: white(spread(2.0**57), key, 5, 10**6))(key)
     if hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest() != KNOWN:
-        to_do = "Nothing was released. Update JAX and the driver, or train on CPUs (JAX_PLATFORMS=cpu)"
-        raise OtherBits(f"on {device.device_kind} noise has other bits than elsewhere, so nothing is known of it. {to_do}")
+        to_do = (
+            "Nothing was released. Update JAX and the driver, or train on CPUs (JAX_PLATFORMS=cpu)"
+        )
+        raise OtherBits(
+            f"on {device.device_kind} noise has other bits than elsewhere, so nothing is known of it. {to_do}"
+        )
 
 
 def checked(made: PyTree) -> PyTree:
@@ -172,7 +227,9 @@ def checked(made: PyTree) -> PyTree:
 
 def _halves(spread: Spread) -> tuple[jax.Array, jax.Array]:
     """Split the factors into their lower 31 bits and those above."""
-    lower, upper = zip(*((factor & 0x7FFFFFFF, factor >> 31) for factor in spread.factors), strict=True)
+    lower, upper = zip(
+        *((factor & 0x7FFFFFFF, factor >> 31) for factor in spread.factors), strict=True
+    )
     return jnp.asarray(lower, jnp.uint32), jnp.asarray(upper, jnp.uint32)
 
 
@@ -181,7 +238,12 @@ def _times(drawn: jax.Array, lower: jax.Array, upper: jax.Array) -> Wide:
     return wide.add(wide.times(number, lower), wide.shifted(wide.times(number, upper), 31))
 
 
-def discrete(table: tuple, first: jax.Array, more: Callable[[Any], list[jax.Array]], guide: jax.Array | None = None) -> jax.Array:
+def discrete(
+    table: tuple,
+    first: jax.Array,
+    more: Callable[[Any], list[jax.Array]],
+    guide: jax.Array | None = None,
+) -> jax.Array:
     """Draw a discrete Gaussian from each first word: one bit is the sign, 31 are looked up. Where they do not decide (for one draw in
     190,000), `more` draws three more words, and all 127 bits are looked up: with a guide, which says where a search begins, one draw after
     another; without one, as in a GPU's registers, all at once."""
@@ -190,18 +252,30 @@ def discrete(table: tuple, first: jax.Array, more: Callable[[Any], list[jax.Arra
     def decide(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         found, undecided = state
         place = jnp.argmax(undecided)
-        return found.at[place].set(_search(table, [number[place], *more(place)])), undecided.at[place].set(False)
+        return found.at[place].set(_search(table, [number[place], *more(place)])), undecided.at[
+            place
+        ].set(False)
 
-    found = _search(table, [number]) if guide is None else _search(table, [number], guide[_stretch(number)], GUIDED)
+    found = (
+        _search(table, [number])
+        if guide is None
+        else _search(table, [number], guide[_stretch(number)], GUIDED)
+    )
     undecided = table[0][found] == number
     if guide is not None:
         found, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), decide, (found, undecided))
     else:
-        found = jax.lax.cond(jnp.max(undecided.astype(jnp.int32)) > 0, lambda: _search(table, [number, *more(None)]), lambda: found)
+        found = jax.lax.cond(
+            jnp.max(undecided.astype(jnp.int32)) > 0,
+            lambda: _search(table, [number, *more(None)]),
+            lambda: found,
+        )
     return jnp.where(first & 1 == 1, -found, found)
 
 
-def _search(table: tuple, words: list[jax.Array], start: jax.Array | int = 0, steps: int = 15) -> jax.Array:
+def _search(
+    table: tuple, words: list[jax.Array], start: jax.Array | int = 0, steps: int = 15
+) -> jax.Array:
     """Count the entries of the table that are no larger, or, if only their first words are compared, smaller."""
 
     def halve(step: jax.Array, found: jax.Array) -> jax.Array:
@@ -247,4 +321,6 @@ def cumulative() -> tuple[np.ndarray, ...]:
     whole = [int(context.multiply(sum, scale).to_integral_value()) for sum in sums[:-1]]
     whole.append(2**BITS)  # larger than any number that is looked up
     shifts = (96, 64, 32, 0)
-    return tuple(np.array([number >> shift & 0xFFFFFFFF for number in whole], np.uint32) for shift in shifts)
+    return tuple(
+        np.array([number >> shift & 0xFFFFFFFF for number in whole], np.uint32) for shift in shifts
+    )

@@ -32,7 +32,9 @@ from taciturn.privacy import chacha20, wide
 from taciturn.privacy.clipping import DIGIT, MOST_REPORTS, Bound
 from taciturn.privacy.wide import Wide
 
-ALPHA = math.exp(-0.5)  # α, as in production: the largest share of roundings that are refused, of the longest updates
+ALPHA = math.exp(
+    -0.5
+)  # α, as in production: the largest share of roundings that are refused, of the longest updates
 TRIES = 64  # which all fail once in 10¹⁴
 CLIPPED = 1e-6  # how often an update with all its length in one block loses anything to C_∞
 MOST_INFLATION = 2.0
@@ -95,12 +97,16 @@ def encoding(size: int, most_reports: int, bits: int | None = None) -> Encoding:
         return next((one for one in made if one.inflation <= INFLATION), made[-1])
     enough = next((one.bits for one in made if one.inflation <= MOST_INFLATION), MOST_BITS)
     if not enough <= bits <= MOST_BITS:
-        raise ValueError(f"a secure sum of {most_reports} reports of {size} parameters takes {enough} to {MOST_BITS} bits each, not {bits}")
+        raise ValueError(
+            f"a secure sum of {most_reports} reports of {size} parameters takes {enough} to {MOST_BITS} bits each, not {bits}"
+        )
     return made[bits - least]
 
 
 def _encoding(size: int, most_reports: int, bits: int) -> Encoding:
-    block = next(2**k for k in range(LARGEST_BLOCK.bit_length() - 1, -1, -1) if -size % 2**k <= size / 16)
+    block = next(
+        2**k for k in range(LARGEST_BLOCK.bit_length() - 1, -1, -1) if -size % 2**k <= size / 16
+    )
     padded = size + -size % block
     largest = min((2**bits - 1) // (2 * most_reports), LARGEST_COORDINATE)
     # Hoeffding: a sum of x_i with random signs passes t·‖x‖ with a probability of at most 2 exp(−t²/2); there are d̃ of them.
@@ -113,15 +119,22 @@ def _encoding(size: int, most_reports: int, bits: int) -> Encoding:
 
 def inflated_square(radius: float, size: int) -> float:
     """Return s²C² + d/4 + √(2 ln(1/α)) · (sC + √d/2): stochastic rounding passes it with a probability of at most α."""
-    return radius**2 + size / 4 + math.sqrt(2 * math.log(1 / ALPHA)) * (radius + math.sqrt(size) / 2)
+    return (
+        radius**2 + size / 4 + math.sqrt(2 * math.log(1 / ALPHA)) * (radius + math.sqrt(size) / 2)
+    )
 
 
 def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
     """Encode what `clip` leaves of an update in residues mod M. `params` may be only shapes. Reports do not state their weight: a fixed
     denominator does not need it, and no other is possible, because rounding makes light reports longer than weight × clip norm."""
-    shapes, structure = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)], jax.tree.structure(params)
+    shapes, structure = (
+        [jnp.shape(leaf) for leaf in jax.tree.leaves(params)],
+        jax.tree.structure(params),
+    )
     if trees.size(params) != encoded.size:
-        raise ValueError(f"the encoding is for {encoded.size} parameters, and the model has {trees.size(params)}")
+        raise ValueError(
+            f"the encoding is for {encoded.size} parameters, and the model has {trees.size(params)}"
+        )
 
     def public(round: jax.Array) -> Rotation:
         return Rotation(clip.public(round), jnp.asarray(round, jnp.int32))
@@ -131,19 +144,32 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
 
     def pack(rotation: Rotation, update: Update, key: Key) -> jax.Array:
         flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(update)])
-        scaled = jnp.pad(flat * (encoded.radius / rotation.clip_norm), (0, encoded.padded - encoded.size))
+        scaled = jnp.pad(
+            flat * (encoded.radius / rotation.clip_norm), (0, encoded.padded - encoded.size)
+        )
         signed = scaled * (1.0 - 2.0 * _coins(encoded, rotation).astype(jnp.float32))
-        turned = hadamard(signed.reshape(encoded.block, -1)) / math.sqrt(encoded.block)  # a block is a column, of distant parameters
+        turned = hadamard(signed.reshape(encoded.block, -1)) / math.sqrt(
+            encoded.block
+        )  # a block is a column, of distant parameters
         whole = conditionally_rounded(encoded, turned, key)
-        return jnp.ravel(jax.lax.bitcast_convert_type(whole, jnp.uint32)) & jnp.uint32(encoded.modulus - 1)
+        return jnp.ravel(jax.lax.bitcast_convert_type(whole, jnp.uint32)) & jnp.uint32(
+            encoded.modulus - 1
+        )
 
     def unpack(rotation: Rotation, total: jax.Array) -> PyTree:
         """Return H · x: turned back but for the factor 1/√(size of a block), which is in the length of a step."""
-        turned = jax.tree.map(jnp.ravel, _exactly_turned(centred(encoded, total).reshape(encoded.block, -1)))
+        turned = jax.tree.map(
+            jnp.ravel, _exactly_turned(centred(encoded, total).reshape(encoded.block, -1))
+        )
         flat = wide.where(_coins(encoded, rotation) == 1, wide.negative(turned), turned)
         ends = np.cumsum([math.prod(shape) for shape in shapes])
         parts = [
-            jax.tree.map(lambda words, end=end, shape=shape: words[end - math.prod(shape) : end].reshape(shape), flat)
+            jax.tree.map(
+                lambda words, end=end, shape=shape: words[end - math.prod(shape) : end].reshape(
+                    shape
+                ),
+                flat,
+            )
             for end, shape in zip(ends, shapes, strict=True)
         ]
         return jax.tree.unflatten(structure, parts)
@@ -152,13 +178,27 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
         return rotation.clip_norm * (1 / (encoded.radius * math.sqrt(encoded.block)))
 
     def check(params: Params) -> None:
-        if jax.tree.structure(params) != structure or [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] != shapes:
+        if (
+            jax.tree.structure(params) != structure
+            or [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] != shapes
+        ):
             raise ValueError("reports were to be encoded for a model of other layers")
         clip.check(params)
 
     # As long as the longest report, turned back: a little more, for the rounding of this product.
     reach = math.sqrt(encoded.limit) * math.sqrt(encoded.block) * (1 + 2.0**-50)
-    return Bound(public, project, pack, unpack, step, reach, check, clip.clip_norms, encoded.modulus, encoded.most_reports)
+    return Bound(
+        public,
+        project,
+        pack,
+        unpack,
+        step,
+        reach,
+        check,
+        clip.clip_norms,
+        encoded.modulus,
+        encoded.most_reports,
+    )
 
 
 def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax.Array:
@@ -166,7 +206,9 @@ def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax
     below = jnp.floor(values)
     fraction = values - below  # exact in floats, unlike a sum with the coin
 
-    def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def attempt(
+        state: tuple[jax.Array, jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         tries, _, _ = state
         up = jax.random.uniform(jax.random.fold_in(key, tries), values.shape) < fraction
         rounded = jnp.where(tries < TRIES, below + up, jnp.trunc(values))
@@ -175,7 +217,9 @@ def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax
 
     nothing = jnp.zeros(values.shape, jnp.int32)
     start = jnp.int32(0), nothing, jnp.asarray(False)
-    _, whole, fits = jax.lax.while_loop(lambda state: ~state[2] & (state[0] <= TRIES), attempt, start)
+    _, whole, fits = jax.lax.while_loop(
+        lambda state: ~state[2] & (state[0] <= TRIES), attempt, start
+    )
     return jnp.where(fits, whole, nothing)
 
 
@@ -184,7 +228,9 @@ def within(whole: jax.Array, limit: int) -> jax.Array:
     halves of 16 bits, so that no sum overflows."""
     squares = jnp.square(whole).astype(jnp.uint32)
     low, high = (jnp.sum(half, axis=0, dtype=jnp.uint32) for half in _halves(squares))
-    ones, carried, more, top = (jnp.sum(half, dtype=jnp.uint32) for half in (*_halves(low), *_halves(high)))
+    ones, carried, more, top = (
+        jnp.sum(half, dtype=jnp.uint32) for half in (*_halves(low), *_halves(high))
+    )
     middle = carried + more + (ones >> 16)
     upper, lower = top + (middle >> 16), (middle << 16) | (ones & 0xFFFF)
     most, least = jnp.uint32(limit >> 32), jnp.uint32(limit & 0xFFFFFFFF)
@@ -198,7 +244,10 @@ def _halves(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
 def centred(encoded: Encoding, total: jax.Array) -> jax.Array:
     """Return the number next to zero with this residue mod M: the sum of up to n_max reports, added in integers of enough bits."""
     spare = 32 - encoded.bits
-    return jax.lax.bitcast_convert_type(jnp.asarray(total).astype(jnp.uint32) << spare, jnp.int32) >> spare
+    return (
+        jax.lax.bitcast_convert_type(jnp.asarray(total).astype(jnp.uint32) << spare, jnp.int32)
+        >> spare
+    )
 
 
 def hadamard(columns: jax.Array) -> jax.Array:

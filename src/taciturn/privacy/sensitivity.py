@@ -42,7 +42,9 @@ def segments(rows: int, restarts: tuple[int, ...]) -> list[int]:
 
 def _restarts(lengths: Sequence[int]) -> tuple[int, ...]:
     if not lengths or min(lengths) < 1:
-        raise ValueError(f"noise that is restarted has at least one row in every segment; these have {list(lengths)}")
+        raise ValueError(
+            f"noise that is restarted has at least one row in every segment; these have {list(lengths)}"
+        )
     return tuple(itertools.accumulate(lengths))[:-1]
 
 
@@ -58,20 +60,30 @@ def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
     for column in columns:
         falling = np.all(np.diff(column) <= 1e-12) and np.all(np.asarray(column) >= 0)
         if not (len(column) and column[0] == 1 and falling):
-            raise ValueError("coefficients of a Toeplitz strategy start with 1, fall, and are not negative")
+            raise ValueError(
+                "coefficients of a Toeplitz strategy start with 1, fall, and are not negative"
+            )
     restarts = _restarts([len(column) for column in columns])
     # Never rises, even where rounding did.
-    majorants = [np.maximum.accumulate(np.asarray(column, np.float64)[::-1])[::-1] for column in columns]
+    majorants = [
+        np.maximum.accumulate(np.asarray(column, np.float64)[::-1])[::-1] for column in columns
+    ]
 
     def squared(rows: int, min_separation: int, max_participations: int) -> float:
         lengths = segments(rows, restarts)
-        largest = {(0, 0): 0.0}  # (participations so far, rows of the next segment that are too soon) → ‖C u‖²
+        largest = {
+            (0, 0): 0.0
+        }  # (participations so far, rows of the next segment that are too soon) → ‖C u‖²
         for position, (column, length) in enumerate(zip(majorants, lengths, strict=False)):
             after: dict[tuple[int, int], float] = {}
             for (before, rest), value in largest.items():
-                moved = _earliest(column[:length], rest, min_separation + 1, max_participations - before)
+                moved = _earliest(
+                    column[:length], rest, min_separation + 1, max_participations - before
+                )
                 # More is worse, but what is not spent here can be spent later.
-                for count in range(len(moved) - 1 if position == len(lengths) - 1 else 0, len(moved)):
+                for count in range(
+                    len(moved) - 1 if position == len(lengths) - 1 else 0, len(moved)
+                ):
                     state = before + count, max(0, rest + count * (min_separation + 1) - length)
                     after[state] = max(after.get(state, 0.0), value + moved[count])
             largest = after
@@ -86,7 +98,9 @@ def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
         return np.concatenate(parts)
 
     bands = max(int(np.flatnonzero(column)[-1]) + 1 for column in columns)
-    return Strategy(_named(name, restarts), sum(map(len, columns)), squared, prefix_variance, restarts, bands)
+    return Strategy(
+        _named(name, restarts), sum(map(len, columns)), squared, prefix_variance, restarts, bands
+    )
 
 
 def _earliest(column: np.ndarray, rest: int, distance: int, most: int) -> list[float]:
@@ -165,7 +179,9 @@ def tree_weights(levels: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=4096)
-def tree_sensitivity_squared(rows: int, min_separation: int, max_participations: int, restarts: tuple[int, ...] = ()) -> float:
+def tree_sensitivity_squared(
+    rows: int, min_separation: int, max_participations: int, restarts: tuple[int, ...] = ()
+) -> float:
     """Return the largest Σ (participations inside)² over all nodes that have noise; exact. A subtree is summed up by its frontier: for each
     number of participations in it and each value of the sum, how much room can be left free at its right end, as a function of the room
     that is to be left free at its left end. Two neighbours join if the room between them adds up to the separation."""
@@ -174,7 +190,10 @@ def tree_sensitivity_squared(rows: int, min_separation: int, max_participations:
     lengths = segments(rows, restarts)
     ends = list(itertools.accumulate(lengths))
     if most > MOST_EXACT:
-        return sum(_fullest(length, end in restarts, distance, most) for length, end in zip(lengths, ends, strict=True))
+        return sum(
+            _fullest(length, end in restarts, distance, most)
+            for length, end in zip(lengths, ends, strict=True)
+        )
     leaf = _Frontier({(1, 1): np.where(np.arange(distance) <= 0, 0, -1)}, 1)
     whole = [leaf]  # complete subtrees by level
     while 1 << len(whole) <= max(lengths):
@@ -187,7 +206,10 @@ def tree_sensitivity_squared(rows: int, min_separation: int, max_participations:
         if length == 0:
             return _Frontier({}, 0)
         half = 1 << (level - 1)
-        left, right = completed(level - 1, min(length, half)), completed(level - 1, max(0, length - half))
+        left, right = (
+            completed(level - 1, min(length, half)),
+            completed(level - 1, max(0, length - half)),
+        )
         return _joined(left, right, distance, most, square=True)
 
     forest = _Frontier({}, 0)
@@ -195,7 +217,11 @@ def tree_sensitivity_squared(rows: int, min_separation: int, max_participations:
         if end in restarts:
             parts = [completed((length - 1).bit_length(), length)]
         else:  # the largest comes first
-            parts = [whole[level] for level in reversed(range(length.bit_length())) if length >> level & 1]
+            parts = [
+                whole[level]
+                for level in reversed(range(length.bit_length()))
+                if length >> level & 1
+            ]
         for part in parts:
             forest = _joined(forest, part, distance, most, square=False)
     return float(max((value for _, value in forest.room), default=0))
@@ -231,7 +257,11 @@ def _joined(left: _Frontier, right: _Frontier, distance: int, most: int, square:
         offer(count, value, free[inside])
         for (count_before, value_before), free_before in left.room.items():
             missing = np.clip(distance - 1 - free_before, 0, distance - 1)
-            offer(count_before + count, value_before + value, np.where(free_before >= 0, free[missing], -1))
+            offer(
+                count_before + count,
+                value_before + value,
+                np.where(free_before >= 0, free[missing], -1),
+            )
     return _Frontier(_undominated(room), left.size + right.size)
 
 

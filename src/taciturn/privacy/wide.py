@@ -74,7 +74,9 @@ def shifted_down(number: Wide, bits: int) -> Wide:
         return number
     if bits >= 32:
         return Wide(number.high >> 31, _unsigned(number.high >> (bits - 32)))
-    return Wide(number.high >> bits, _unsigned(number.high << (32 - bits)) | (number.low >> np.uint32(bits)))
+    return Wide(
+        number.high >> bits, _unsigned(number.high << (32 - bits)) | (number.low >> np.uint32(bits))
+    )
 
 
 def rounded_shift(number: Wide, bits: int) -> Wide:
@@ -93,7 +95,10 @@ def times(number: Wide, factor: int | jax.Array) -> Wide:
 
 def times_fraction(number: Wide, factor: int | jax.Array, bits: int) -> Wide:
     """Return ⌊number · factor / 2^bits + ½⌋ for a factor of up to 2^bits ≤ 2²⁴; no overflow on the way unless the result overflows."""
-    whole, rest = shifted_down(number, bits), Wide(jnp.zeros_like(number.high), number.low & np.uint32((1 << bits) - 1))
+    whole, rest = (
+        shifted_down(number, bits),
+        Wide(jnp.zeros_like(number.high), number.low & np.uint32((1 << bits) - 1)),
+    )
     return add(times(whole, factor), rounded_shift(times(rest, factor), bits))
 
 
@@ -104,7 +109,9 @@ def divided(number: Wide, divisor: jax.Array) -> Wide:
     size = where(is_negative, add(negative(number), of(divisor - 1)), number)
     by = _unsigned(divisor)
 
-    def bit(index: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def bit(
+        index: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         remainder, high, low = state
         # The remainder is below the divisor, so below 2³¹, and doubled it still fits.
         remainder = (remainder << np.uint32(1)) | (high >> np.uint32(31))
@@ -142,4 +149,6 @@ def _product(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
     return left_high * right_high + (crossed >> HALF) + (middle >> HALF), left * right
 
 
-_signed, _unsigned = (partial(jax.lax.bitcast_convert_type, new_dtype=kind) for kind in (jnp.int32, jnp.uint32))
+_signed, _unsigned = (
+    partial(jax.lax.bitcast_convert_type, new_dtype=kind) for kind in (jnp.int32, jnp.uint32)
+)

@@ -15,7 +15,13 @@ from jax.typing import DTypeLike
 
 from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_ftrl, fedavg
 from taciturn.algorithms.fine_tuning import Text, rehearsing, transfer_learning, unforgetting_update
-from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update, fedsgd_update
+from taciturn.algorithms.local_training import (
+    LocalTraining,
+    Project,
+    UserUpdate,
+    fedavg_update,
+    fedsgd_update,
+)
 from taciturn.algorithms.uploads import compressed, upload_bytes
 from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
@@ -35,7 +41,13 @@ from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import Noise, gaussian, no_noise
-from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling, spare_rounds
+from taciturn.privacy.participation import (
+    CyclicPoisson,
+    FixedSize,
+    MinSeparation,
+    PoissonSampling,
+    spare_rounds,
+)
 from taciturn.privacy.secagg_encoding import Encoding, encoding, modular
 from taciturn.privacy.sensitivity import most_participations, segments
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
@@ -44,19 +56,29 @@ from taciturn.recipe.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, ModelSe
 from taciturn.trees import size
 
 
-def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
+def language_model(
+    model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32
+) -> LanguageModel:
     """Build the model; `product` is the type of its matrix products."""
-    return _shared_model(model_kind(model.kind), model.model_dump_json(exclude={"warm_start"}), vocabulary, product)
+    return _shared_model(
+        model_kind(model.kind), model.model_dump_json(exclude={"warm_start"}), vocabulary, product
+    )
 
 
 @lru_cache(maxsize=8)
-def _shared_model(kind: ModelKind, section: str, vocabulary: int, product: DTypeLike) -> LanguageModel:
+def _shared_model(
+    kind: ModelKind, section: str, vocabulary: int, product: DTypeLike
+) -> LanguageModel:
     """Build one object for one architecture, so that programs for it are compiled once per process."""
     model = ModelSection.model_validate_json(section)
-    return kind.build(vocabulary, model.model_dump() | {"dropout_rate": model.dropout, "product": product})
+    return kind.build(
+        vocabulary, model.model_dump() | {"dropout_rate": model.dropout, "product": product}
+    )
 
 
-def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:
+def server_optimizer(
+    name: ServerOptimizer, learning_rate: float, momentum: float
+) -> optax.GradientTransformation:
     """Return the server's step along the estimate, taken as a descent direction."""
     match name:
         case "sgd":
@@ -80,14 +102,19 @@ def participation(recipe: Recipe) -> Participation:
             return CyclicPoisson(section.cohort * cycle / section.users, cycle, recipe.run.rounds)
         case "min-separation":
             separation, often = section.min_separation or 0, recipe.max_participations
-            return MinSeparation(int(section.cohort), separation, often, recipe.run.rounds, recipe.over_selection)
+            return MinSeparation(
+                int(section.cohort), separation, often, recipe.run.rounds, recipe.over_selection
+            )
 
 
 def noise(recipe: Recipe, multiplier: float) -> Noise:
     if multiplier == 0:
         return no_noise()
     lengths = segments(rows(recipe), recipe.restart_rounds)
-    coefficients = {name: np.reshape(values, (len(lengths), -1)).tolist() for name, values in (recipe.privacy.strategy or {}).items()}
+    coefficients = {
+        name: np.reshape(values, (len(lengths), -1)).tolist()
+        for name, values in (recipe.privacy.strategy or {}).items()
+    }
     match recipe.noise:
         case "independent":
             return gaussian(multiplier)
@@ -96,7 +123,9 @@ def noise(recipe: Recipe, multiplier: float) -> Noise:
         case "banded":
             return banded(multiplier, *map(Bands, lengths, coefficients["bands"]))
         case "blt":
-            return blt(multiplier, *map(Buffers, lengths, coefficients["decay"], coefficients["scale"]))
+            return blt(
+                multiplier, *map(Buffers, lengths, coefficients["decay"], coefficients["scale"])
+            )
 
 
 def budget(recipe: Recipe) -> Budget:
@@ -112,7 +141,9 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     """Build what a recipe runs; recipes that differ only in people, seed, saving or measuring share it, compiled once."""
     if recipe.uses_general_text:  # a text that may change on disk
         return _algorithm(recipe, vocabulary)
-    shared = recipe.with_settings("data", population="").with_settings("run", seed=None, evaluate_every=1, save_every=1)
+    shared = recipe.with_settings("data", population="").with_settings(
+        "run", seed=None, evaluate_every=1, save_every=1
+    )
     return _shared_algorithm(model_kind(recipe.model.kind), shared.model_dump_json(), vocabulary)
 
 
@@ -125,8 +156,12 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     product = jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32
     model = language_model(recipe.model, vocabulary, product)
     given, keyed = recipe.local, recipe.model.dropout > 0 or recipe.local.forgetting == "rehearsal"
-    local = LocalTraining(given.learning_rate, given.epochs, given.update_penalty, keyed, given.max_gradient_norm)
-    server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
+    local = LocalTraining(
+        given.learning_rate, given.epochs, given.update_penalty, keyed, given.max_gradient_norm
+    )
+    server = server_optimizer(
+        recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum
+    )
     bound, chosen = bound_of(recipe), participation(recipe)
     if recipe.privacy.encoding == "modular":  # the same clip, with reports in residues
         params = jax.eval_shape(model.init, jax.random.key(0))
@@ -136,13 +171,19 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
         return fedavg(update, bound, chosen, server)
     if recipe.algorithm == "transfer-learning":
         text, taught = _predicted_text(recipe, model), recipe.transfer
-        return transfer_learning(model, update, text, chosen, taught.learning_rate, taught.epochs, taught.batch_size)
+        return transfer_learning(
+            model, update, text, chosen, taught.learning_rate, taught.epochs, taught.batch_size
+        )
     if recipe.privacy.noise_multiplier is None:
-        raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
+        raise ValueError(
+            "the noise multiplier is worked out by with_noise before the algorithm is built"
+        )
     if recipe.privacy.least_weight is None:
         estimator = fixed_denominator(recipe.participation.expected_weight)
     else:
-        estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
+        estimator = clipped_denominator(
+            recipe.participation.probability * recipe.privacy.least_weight
+        )
     n_max, drawn = most_reports(recipe), noise(recipe, recipe.privacy.noise_multiplier)
     if recipe.algorithm == "dp-ftrl":
         clip = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else bound
@@ -163,12 +204,20 @@ def most_reports(recipe: Recipe) -> int:
     return n_max
 
 
-def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None) -> UserUpdate:
+def _user_update(
+    recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None
+) -> UserUpdate:
     """Build what a device computes; `model` has the recipe's type of products."""
-    step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32, recipe.local.loss_power)
+    step = sgd_step(
+        model,
+        jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32,
+        recipe.local.loss_power,
+    )
     match recipe.local.forgetting:
         case "none" if recipe.algorithm == "dp-fedsgd":  # the others are refused with it
-            update = fedsgd_update(partial(cross_entropy, model, power=recipe.local.loss_power), local)
+            update = fedsgd_update(
+                partial(cross_entropy, model, power=recipe.local.loss_power), local
+            )
         case "none":
             update = fedavg_update(step, local, project)
         case "rehearsal":
@@ -203,7 +252,9 @@ def with_general_text(recipe: Recipe) -> Recipe:
     if corpus is None:
         return recipe
     if recipe.data.general_digest not in (None, corpus.digest):
-        raise ValueError(f"[data] general: {recipe.data.general} is another text than this run began with")
+        raise ValueError(
+            f"[data] general: {recipe.data.general} is another text than this run began with"
+        )
     return recipe.with_settings("data", general_digest=corpus.digest)
 
 
@@ -214,7 +265,9 @@ def _predicted_text(recipe: Recipe, model: LanguageModel) -> Text:
         return lambda params: beginnings(model, params, settings.rows, settings.length, key)
     rows = general_rows(corpus, Unrolls(settings.length))
     if len(rows) < settings.rows:
-        raise ValueError(f"[transfer] rows = {settings.rows}: the general text has only {len(rows)} of that length")
+        raise ValueError(
+            f"[transfer] rows = {settings.rows}: the general text has only {len(rows)} of that length"
+        )
     taken = rows[jax.random.choice(key, len(rows), (settings.rows,), replace=False)]
     return lambda params: taken
 
@@ -287,7 +340,9 @@ def _optimal_coefficients(recipe: Recipe, length: int) -> dict[str, list[float]]
     return optimal_blt(length, separation, participations, privacy.buffers)
 
 
-def with_noise(recipe: Recipe, vocabulary: int, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0) -> Recipe:
+def with_noise(
+    recipe: Recipe, vocabulary: int, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0
+) -> Recipe:
     """Return the recipe with its noise worked out: the strategy, and the multiplier from the budget, where it names none. What its start
     has already cost, and how far that was from the ideal, is included."""
     recipe = with_strategy(recipe)
@@ -295,11 +350,15 @@ def with_noise(recipe: Recipe, vocabulary: int, lineage: Sequence[DpEvent] = (),
         return recipe
 
     def cost(noise_multiplier: float) -> DpEvent:
-        private = mechanism(bound_of(recipe), fixed_denominator(1.0), noise(recipe, noise_multiplier))
+        private = mechanism(
+            bound_of(recipe), fixed_denominator(1.0), noise(recipe, noise_multiplier)
+        )
         return composed(lineage, repeated(private.event(participation(recipe)), recipe.run.rounds))
 
     # Wider noise is nearer to the ideal, so the distance of narrow noise is an upper bound.
-    little = mechanism(bound_of(recipe), fixed_denominator(1.0), noise(recipe, 0.1), most_reports(recipe))
+    little = mechanism(
+        bound_of(recipe), fixed_denominator(1.0), noise(recipe, 0.1), most_reports(recipe)
+    )
     shapes = jax.eval_shape(language_model(recipe.model, vocabulary).init, jax.random.key(0))
     distance = lineage_distance + little.distance(size(shapes), rows(recipe))
     noise_multiplier = noise_for_budget(cost, budget(recipe), recipe.privacy.accountant, distance)

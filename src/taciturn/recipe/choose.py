@@ -22,12 +22,22 @@ CLIP_NORM, MOMENTUM, UNROLL = 0.25, 0.9, 80
 LOSS_POWER = 0.05
 # Of the square of the clip norm, by layer of a CIFG: most of an update (65 % is in the projection) is not where most is learned.
 LAYER_SHARES = {
-    "word_embedding": 0.37, "projection": 0.30, "recurrent": 0.13, "embedding": 0.10, "input": 0.05, "word_bias": 0.03, "gate_bias": 0.02,
-}  # fmt: skip
+    "word_embedding": 0.37,
+    "projection": 0.30,
+    "recurrent": 0.13,
+    "embedding": 0.10,
+    "input": 0.05,
+    "word_bias": 0.03,
+    "gate_bias": 0.02,
+}
 FASTEST = 1.0  # server rate; without clipping, a run at twice this rate diverged
 LOUDEST = 45.0  # how far noise may carry the model: a little less than the best, since too much costs more than too little
 ROUNDS = (25, 50, 100, 200, 400)
-SHARES = (0.03, 0.1, 0.3)  # of the people in a cohort; more gains nothing that more rounds would not
+SHARES = (
+    0.03,
+    0.1,
+    0.3,
+)  # of the people in a cohort; more gains nothing that more rounds would not
 ENOUGH = 0.03  # points of AccuracyTop1 that are not worth a longer training
 LEAST_COHORT = 10
 
@@ -75,24 +85,40 @@ def best_plan(task: Task) -> Plan:
     (100, 2700)
     """
     if SHARES[-1] * task.users < LEAST_COHORT:
-        raise RecipeError(f"{task.users} people are too few: there is no cohort of {LEAST_COHORT} to hide in; build a larger population")
+        raise RecipeError(
+            f"{task.users} people are too few: there is no cohort of {LEAST_COHORT} to hide in; build a larger population"
+        )
     mu = _mu(task)
-    plans = [_plan(task, rounds, cohort, _about(mu, cohort / task.users, rounds)) for rounds, cohort in _sizes(task)]
+    plans = [
+        _plan(task, rounds, cohort, _about(mu, cohort / task.users, rounds))
+        for rounds, cohort in _sizes(task)
+    ]
     if not plans:
         minutes = task.duration(ROUNDS[0], LEAST_COHORT) / 60
         shortest = f"the shortest training, {ROUNDS[0]} rounds of {LEAST_COHORT}, takes {minutes:.1f} minutes on this machine"
         raise RecipeError(f"{shortest} without compiling and measuring. Allow more --minutes")
     best = max(plan.gain for plan in plans)
-    return min((plan for plan in plans if plan.gain > best - ENOUGH), key=lambda plan: task.duration(plan.rounds, plan.cohort))
+    return min(
+        (plan for plan in plans if plan.gain > best - ENOUGH),
+        key=lambda plan: task.duration(plan.rounds, plan.cohort),
+    )
 
 
 def exactly(task: Task, plan: Plan) -> Plan:
     """Return the plan with the noise that its rounds need, and the matching server rate."""
 
     def cost(noise_multiplier: float) -> DpEvent:
-        return repeated(PoissonSampledDpEvent(plan.cohort / task.users, GaussianDpEvent(noise_multiplier)), plan.rounds)
+        return repeated(
+            PoissonSampledDpEvent(plan.cohort / task.users, GaussianDpEvent(noise_multiplier)),
+            plan.rounds,
+        )
 
-    return _plan(task, plan.rounds, plan.cohort, noise_for_budget(cost, Budget(task.delta, task.epsilon), "pld"))
+    return _plan(
+        task,
+        plan.rounds,
+        plan.cohort,
+        noise_for_budget(cost, Budget(task.delta, task.epsilon), "pld"),
+    )
 
 
 def _sizes(task: Task) -> Iterator[tuple[int, int]]:
@@ -101,7 +127,9 @@ def _sizes(task: Task) -> Iterator[tuple[int, int]]:
         fit = (task.seconds / rounds - task.round_seconds) * task.users_per_second
         most = int(min(fit, SHARES[-1] * task.users, MOST_A_ROUND))
         cohorts = {most, *(int(share * task.users) for share in SHARES)}
-        yield from ((rounds, cohort) for cohort in sorted(cohorts) if LEAST_COHORT <= cohort <= most)
+        yield from (
+            (rounds, cohort) for cohort in sorted(cohorts) if LEAST_COHORT <= cohort <= most
+        )
 
 
 def _mu(task: Task) -> float:
@@ -109,7 +137,11 @@ def _mu(task: Task) -> float:
     low, high = 1e-6, 1e3
     while high > 1.001 * low:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if gaussian_epsilon(middle, task.delta) <= task.epsilon else (low, middle)
+        low, high = (
+            (middle, high)
+            if gaussian_epsilon(middle, task.delta) <= task.epsilon
+            else (low, middle)
+        )
     return low
 
 
@@ -135,7 +167,15 @@ class Choice(NamedTuple):
     why: str
 
 
-def choices(task: Task, plan: Plan, population: str, start: str, architecture: dict[str, Any], on_cpu: bool, measured: int) -> list[Choice]:
+def choices(
+    task: Task,
+    plan: Plan,
+    population: str,
+    start: str,
+    architecture: dict[str, Any],
+    on_cpu: bool,
+    measured: int,
+) -> list[Choice]:
     """List the whole recipe. `architecture` is that of the start; the model is `measured` so often between its start and its end."""
     defaults = ModelSection().model_dump(mode="json")
     built = {name: value for name, value in architecture.items() if value != defaults[name]}
@@ -143,26 +183,76 @@ def choices(task: Task, plan: Plan, population: str, start: str, architecture: d
     minutes = task.duration(plan.rounds, plan.cohort) / 60
     fast = f"{plan.rounds * plan.cohort:,} user trainings, {minutes:.1f} minutes on this machine"
     return [
-        Choice("", "algorithm", "dp-fedavg", "cohorts that the curator draws, fresh noise; BLT noise did as well at equal ε"),
+        Choice(
+            "",
+            "algorithm",
+            "dp-fedavg",
+            "cohorts that the curator draws, fresh noise; BLT noise did as well at equal ε",
+        ),
         Choice("data", "population", population, "whose text it is"),
-        Choice("data", "tokens_per_user", 1600, "of what one person wrote; 400 of twice as many people did as well"),
+        Choice(
+            "data",
+            "tokens_per_user",
+            1600,
+            "of what one person wrote; 400 of twice as many people did as well",
+        ),
         Choice("model", "warm_start", start, "public text; nothing in it is private"),
         *(Choice("model", name, value, whole) for name, value in built.items()),
-        Choice("local", "batch_size", 2 if on_cpu else 4, "rows; 2 and 4 do equally well; which is faster depends on the machine"),
-        Choice("local", "learning_rate", 0.5 if on_cpu else 0.7, "goes with the batch; between 0.2 and 1 it hardly matters"),
+        Choice(
+            "local",
+            "batch_size",
+            2 if on_cpu else 4,
+            "rows; 2 and 4 do equally well; which is faster depends on the machine",
+        ),
+        Choice(
+            "local",
+            "learning_rate",
+            0.5 if on_cpu else 0.7,
+            "goes with the batch; between 0.2 and 1 it hardly matters",
+        ),
         Choice("local", "unroll", UNROLL, "words of a row; 20 lost 0.1 points, 160 gained nothing"),
-        Choice("local", "loss_power", LOSS_POWER, "unpredictable words count less: 0.06 points, for 1.7 % of perplexity"),
+        Choice(
+            "local",
+            "loss_power",
+            LOSS_POWER,
+            "unpredictable words count less: 0.06 points, for 1.7 % of perplexity",
+        ),
         Choice("local", "precision", "float32" if on_cpu else "mixed", "what is faster here"),
         Choice("server", "optimizer", "momentum", "Adam did no better under noise"),
         Choice("server", "momentum", MOMENTUM, "0.95 did worse"),
-        Choice("server", "learning_rate", plan.server_rate, f"as far as noise allows, {FASTEST:g} at most; a falling rate did not help"),
-        Choice("participation", "users", task.users, "as publicly stated: this number is no longer secret"),
+        Choice(
+            "server",
+            "learning_rate",
+            plan.server_rate,
+            f"as far as noise allows, {FASTEST:g} at most; a falling rate did not help",
+        ),
+        Choice(
+            "participation",
+            "users",
+            task.users,
+            "as publicly stated: this number is no longer secret",
+        ),
         Choice("participation", "cohort", plan.cohort, fast),
-        Choice("privacy", "epsilon", task.epsilon, f"what you asked for; noise is made for it, z = {plan.noise_multiplier:.2f}"),
+        Choice(
+            "privacy",
+            "epsilon",
+            task.epsilon,
+            f"what you asked for; noise is made for it, z = {plan.noise_multiplier:.2f}",
+        ),
         Choice("privacy", "delta", task.delta, "users^-1.1, as in McMahan et al. 2018"),
         *_clipping(architecture),
-        Choice("run", "rounds", plan.rounds, f"the shortest training within {ENOUGH} points of the best that fits the time"),
-        Choice("run", "evaluate_every", math.ceil(plan.rounds / (measured + 1)), "measuring takes time too"),
+        Choice(
+            "run",
+            "rounds",
+            plan.rounds,
+            f"the shortest training within {ENOUGH} points of the best that fits the time",
+        ),
+        Choice(
+            "run",
+            "evaluate_every",
+            math.ceil(plan.rounds / (measured + 1)),
+            "measuring takes time too",
+        ),
     ]
 
 
@@ -170,14 +260,26 @@ def _clipping(architecture: dict[str, Any]) -> list[Choice]:
     short = f"{CLIP_NORM} in all: shorter than any update, so that each gives a direction; 0.1 and 0.5 do as well"
     if architecture.get("kind") != "cifg" or architecture.get("tied"):
         return [Choice("privacy", "clip_norm", CLIP_NORM, short)]
-    norms = {layer: float(f"{CLIP_NORM * math.sqrt(share):.4f}") for layer, share in LAYER_SHARES.items()}
-    each = [Choice("privacy.layer_clip_norms", layer, norm, f"√{LAYER_SHARES[layer]} of it") for layer, norm in norms.items()]
-    return [Choice("privacy", "clipping", "per-layer", f"{short}. Divided over layers it gains 0.05 points"), *each]
+    norms = {
+        layer: float(f"{CLIP_NORM * math.sqrt(share):.4f}") for layer, share in LAYER_SHARES.items()
+    }
+    each = [
+        Choice("privacy.layer_clip_norms", layer, norm, f"√{LAYER_SHARES[layer]} of it")
+        for layer, norm in norms.items()
+    ]
+    return [
+        Choice(
+            "privacy", "clipping", "per-layer", f"{short}. Divided over layers it gains 0.05 points"
+        ),
+        *each,
+    ]
 
 
 def content_of(choices: list[Choice]) -> dict[str, Any]:
     """Return the content that `parse_recipe` takes."""
-    return trees.nested({"/".join(filter(None, [*one.section.split("."), one.key])): one.value for one in choices})
+    return trees.nested(
+        {"/".join(filter(None, [*one.section.split("."), one.key])): one.value for one in choices}
+    )
 
 
 def commented_toml(choices: list[Choice], title: str) -> str:
@@ -191,4 +293,6 @@ def commented_toml(choices: list[Choice], title: str) -> str:
     rounds = 50  # why not
     <BLANKLINE>
     """
-    return f"# {title}\n" + to_toml(content_of(choices), {(one.section, one.key): one.why for one in choices})
+    return f"# {title}\n" + to_toml(
+        content_of(choices), {(one.section, one.key): one.why for one in choices}
+    )

@@ -17,14 +17,22 @@ from taciturn.recipe import rules, sections
 from taciturn.recipe.sections import Section, setting
 
 SCHEMA = 1  # counts changes in the meaning of omitted settings
-FOR_PAPERS = {"transfer-learning": "learns from devices' average prediction, not their updates; no privacy (ε = ∞)"}
-NAMES_OF_FILES = {"data": {"population", "general", "general_test"}, "model": {"warm_start"}, "canaries": {"text"}}
+FOR_PAPERS = {
+    "transfer-learning": "learns from devices' average prediction, not their updates; no privacy (ε = ∞)"
+}
+NAMES_OF_FILES = {
+    "data": {"population", "general", "general_test"},
+    "model": {"warm_start"},
+    "canaries": {"text"},
+}
 
 
 class Recipe(Section):
     """What a run is, before it begins. Sections may be dicts: `Recipe(data={"population": "people"}, …)`; docs/recipe.md lists all."""
 
-    algorithm: AlgorithmName = setting("dp-fedavg", "fedavg has no privacy (ε = ∞)", for_papers=FOR_PAPERS)
+    algorithm: AlgorithmName = setting(
+        "dp-fedavg", "fedavg has no privacy (ε = ∞)", for_papers=FOR_PAPERS
+    )
     data: sections.DataSection
     model: sections.ModelSection = sections.ModelSection()
     local: sections.LocalSection = sections.LocalSection()
@@ -51,13 +59,18 @@ class Recipe(Section):
         no fingerprint, so that unfinished runs can be resumed and devices of different versions agree. Therefore a default, or the meaning
         of an omitted setting (a δ, a noise, a clip norm), may only be changed together with SCHEMA."""
         settings = self.model_dump(mode="json", exclude_defaults=True, exclude=NAMES_OF_FILES)
-        content = {name: value for name, value in settings.items() if value != {}}  # sections of file paths only
+        content = {
+            name: value for name, value in settings.items() if value != {}
+        }  # sections of file paths only
         content |= {"schema": SCHEMA, "canaries_planted": self.canaries.text is not None}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def is_private(self) -> bool:
-        return self.algorithm not in ("fedavg", "transfer-learning") and self.privacy.noise_multiplier != 0
+        return (
+            self.algorithm not in ("fedavg", "transfer-learning")
+            and self.privacy.noise_multiplier != 0
+        )
 
     @property
     def uses_general_text(self) -> bool:

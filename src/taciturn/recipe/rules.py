@@ -65,128 +65,314 @@ def _drops_out(recipe: Recipe) -> bool:
     return recipe.fleet.kind in ("check-in", "devices")
 
 
-COEFFICIENTS = {"blt": {"decay", "scale"}, "banded": {"bands"}}  # of the strategy, for noise that has any
+COEFFICIENTS = {
+    "blt": {"decay", "scale"},
+    "banded": {"bands"},
+}  # of the strategy, for noise that has any
 
-# fmt: off
-NOT_FTRL, NOT_PRIVATE = ("dp-fedavg", "dp-fedsgd", "fedavg", "transfer-learning"), ("fedavg", "transfer-learning")
+NOT_FTRL, NOT_PRIVATE = (
+    ("dp-fedavg", "dp-fedsgd", "fedavg", "transfer-learning"),
+    ("fedavg", "transfer-learning"),
+)
 CONSTANT = ("flat", "per-layer")  # clip norms that do not adapt
 COMPATIBLE = (
-    Pairing("privacy.encoding", "privacy.clipping", {"modular": CONSTANT}, "residues need a clip norm that does not adapt"),
-    Pairing("privacy.encoding", "privacy.estimator", {"modular": ("fixed",)}, "a sum of residues does not contain its weight"),
-    Pairing("algorithm", "privacy.encoding", dict.fromkeys(NOT_PRIVATE, ("integer",)),
-            "residues encode clipped updates, and a run without privacy adds updates as they are"),
-    Pairing("algorithm", "participation.kind",
-            {"dp-fedavg": ("poisson", "fixed"), "dp-fedsgd": ("poisson", "fixed"), "dp-ftrl": ("min-separation", "cyclic-poisson")},
-            "its privacy is proved for these cohorts only"),
-    Pairing("algorithm", "participation.kind", dict.fromkeys(NOT_PRIVATE, ("poisson", "fixed", "min-separation")),
-            "without noise there are no bands to take turns by"),
-    Pairing("participation.kind", "noise", {"cyclic-poisson": ("banded", "independent")}, "two turns of a user must share no noise"),
-    Pairing("fleet.kind", "participation.kind", dict.fromkeys(("check-in", "queue", "devices"), ("min-separation",)),
-            "where devices come and go, no sampling can be claimed"),
-    Pairing("fleet.kind", "privacy.encoding", {"devices": ("modular",)}, "a secure sum adds residues"),
-    Pairing("fleet.kind", "privacy.encoding", {"queue": ("integer",)},
-            "reports in a queue come from different rounds, each with its own rotation, so residues cannot be added"),
-    Pairing("fleet.kind", "privacy.clipping", {"queue": CONSTANT},
-            "a queue sums reports that were made in earlier rounds, so there is one clip norm for the whole run"),
-    Pairing("noise", "privacy.clipping", {"independent": CONSTANT},
-            'independent noise has nothing to restart, so adaptive clip norms belong to algorithm = "dp-ftrl" and its correlated noise'),
-    Pairing("algorithm", "noise", dict.fromkeys(NOT_FTRL, ("independent",)),
-            'noise that is correlated over rounds belongs to algorithm = "dp-ftrl"'),
-    Pairing("algorithm", "privacy.estimator", {"dp-ftrl": ("fixed",)}, "every round has the same fixed denominator"),
-    Pairing("algorithm", "privacy.estimator", dict.fromkeys(NOT_PRIVATE, ("fixed",)),
-            "without privacy a sum is divided by the actual weight, so leave out estimator and least_weight"),
-    Pairing("algorithm", "local.forgetting", {"dp-fedsgd": ("none",)}, "its devices send one gradient and do not train"),
+    Pairing(
+        "privacy.encoding",
+        "privacy.clipping",
+        {"modular": CONSTANT},
+        "residues need a clip norm that does not adapt",
+    ),
+    Pairing(
+        "privacy.encoding",
+        "privacy.estimator",
+        {"modular": ("fixed",)},
+        "a sum of residues does not contain its weight",
+    ),
+    Pairing(
+        "algorithm",
+        "privacy.encoding",
+        dict.fromkeys(NOT_PRIVATE, ("integer",)),
+        "residues encode clipped updates, and a run without privacy adds updates as they are",
+    ),
+    Pairing(
+        "algorithm",
+        "participation.kind",
+        {
+            "dp-fedavg": ("poisson", "fixed"),
+            "dp-fedsgd": ("poisson", "fixed"),
+            "dp-ftrl": ("min-separation", "cyclic-poisson"),
+        },
+        "its privacy is proved for these cohorts only",
+    ),
+    Pairing(
+        "algorithm",
+        "participation.kind",
+        dict.fromkeys(NOT_PRIVATE, ("poisson", "fixed", "min-separation")),
+        "without noise there are no bands to take turns by",
+    ),
+    Pairing(
+        "participation.kind",
+        "noise",
+        {"cyclic-poisson": ("banded", "independent")},
+        "two turns of a user must share no noise",
+    ),
+    Pairing(
+        "fleet.kind",
+        "participation.kind",
+        dict.fromkeys(("check-in", "queue", "devices"), ("min-separation",)),
+        "where devices come and go, no sampling can be claimed",
+    ),
+    Pairing(
+        "fleet.kind", "privacy.encoding", {"devices": ("modular",)}, "a secure sum adds residues"
+    ),
+    Pairing(
+        "fleet.kind",
+        "privacy.encoding",
+        {"queue": ("integer",)},
+        "reports in a queue come from different rounds, each with its own rotation, so residues cannot be added",
+    ),
+    Pairing(
+        "fleet.kind",
+        "privacy.clipping",
+        {"queue": CONSTANT},
+        "a queue sums reports that were made in earlier rounds, so there is one clip norm for the whole run",
+    ),
+    Pairing(
+        "noise",
+        "privacy.clipping",
+        {"independent": CONSTANT},
+        'independent noise has nothing to restart, so adaptive clip norms belong to algorithm = "dp-ftrl" and its correlated noise',
+    ),
+    Pairing(
+        "algorithm",
+        "noise",
+        dict.fromkeys(NOT_FTRL, ("independent",)),
+        'noise that is correlated over rounds belongs to algorithm = "dp-ftrl"',
+    ),
+    Pairing(
+        "algorithm",
+        "privacy.estimator",
+        {"dp-ftrl": ("fixed",)},
+        "every round has the same fixed denominator",
+    ),
+    Pairing(
+        "algorithm",
+        "privacy.estimator",
+        dict.fromkeys(NOT_PRIVATE, ("fixed",)),
+        "without privacy a sum is divided by the actual weight, so leave out estimator and least_weight",
+    ),
+    Pairing(
+        "algorithm",
+        "local.forgetting",
+        {"dp-fedsgd": ("none",)},
+        "its devices send one gradient and do not train",
+    ),
 )
 
 RULES = (
     # one section
-    Rule(lambda r: r.participation.cohort > r.participation.users,
-         "[participation] cohort = {participation.cohort:g} is more than users = {participation.users}: lower the cohort, or raise users"),
-    Rule(lambda r: r.participation.kind in ("fixed", "min-separation") and r.participation.cohort % 1 != 0,
-         '[participation] kind = "{participation.kind}" has cohorts of one size: cohort must be an integer'),
-    Rule(lambda r: (r.participation.kind == "min-separation") != (r.participation.min_separation is not None),
-         '[participation] kind = "min-separation" goes with min_separation: set both, or neither'),
-    Rule(lambda r: r.participation.max_participations is not None and r.participation.kind != "min-separation",
-         '[participation] max_participations belongs to kind = "min-separation"'),
-    Rule(lambda r: bool(r.privacy.layer_clip_norms) and r.privacy.clipping != "per-layer",
-         '[privacy] layer_clip_norms belong to clipping = "per-layer"'),
-    Rule(lambda r: (r.privacy.estimator == "clipped") != (r.privacy.least_weight is not None),
-         '[privacy] estimator = "clipped" and least_weight go together: set both, or neither'),
-    Rule(lambda r: r.privacy.encoding_bits is not None and r.privacy.encoding != "modular",
-         '[privacy] encoding_bits belong to encoding = "modular"'),
-    Rule(lambda r: sorted(set(r.privacy.restart_rounds or [])) != (r.privacy.restart_rounds or []),
-         "[privacy] restart_rounds must be strictly increasing"),
-    Rule(lambda r: any(share <= 0 for _, share in r.fleet.time_zones), "[fleet] time_zones: every share must be positive"),
-    Rule(lambda r: 0 < r.audit.users < 16, "[audit] users = {audit.users} are too few to show anything: take a thousand, or at least 16"),
-    Rule(lambda r: r.transfer.rows % r.transfer.batch_size != 0,
-         "[transfer] rows = {transfer.rows} must be a multiple of batch_size = {transfer.batch_size}"),
-    Rule(lambda r: max(r.canaries.copies) > r.canaries.sentences,
-         "[canaries] copies = {canaries.copies} do not fit into {canaries.sentences} sentences: raise sentences, or lower copies"),
+    Rule(
+        lambda r: r.participation.cohort > r.participation.users,
+        "[participation] cohort = {participation.cohort:g} is more than users = {participation.users}: lower the cohort, or raise users",
+    ),
+    Rule(
+        lambda r: (
+            r.participation.kind in ("fixed", "min-separation") and r.participation.cohort % 1 != 0
+        ),
+        '[participation] kind = "{participation.kind}" has cohorts of one size: cohort must be an integer',
+    ),
+    Rule(
+        lambda r: (
+            (r.participation.kind == "min-separation")
+            != (r.participation.min_separation is not None)
+        ),
+        '[participation] kind = "min-separation" goes with min_separation: set both, or neither',
+    ),
+    Rule(
+        lambda r: (
+            r.participation.max_participations is not None
+            and r.participation.kind != "min-separation"
+        ),
+        '[participation] max_participations belongs to kind = "min-separation"',
+    ),
+    Rule(
+        lambda r: bool(r.privacy.layer_clip_norms) and r.privacy.clipping != "per-layer",
+        '[privacy] layer_clip_norms belong to clipping = "per-layer"',
+    ),
+    Rule(
+        lambda r: (r.privacy.estimator == "clipped") != (r.privacy.least_weight is not None),
+        '[privacy] estimator = "clipped" and least_weight go together: set both, or neither',
+    ),
+    Rule(
+        lambda r: r.privacy.encoding_bits is not None and r.privacy.encoding != "modular",
+        '[privacy] encoding_bits belong to encoding = "modular"',
+    ),
+    Rule(
+        lambda r: sorted(set(r.privacy.restart_rounds or [])) != (r.privacy.restart_rounds or []),
+        "[privacy] restart_rounds must be strictly increasing",
+    ),
+    Rule(
+        lambda r: any(share <= 0 for _, share in r.fleet.time_zones),
+        "[fleet] time_zones: every share must be positive",
+    ),
+    Rule(
+        lambda r: 0 < r.audit.users < 16,
+        "[audit] users = {audit.users} are too few to show anything: take a thousand, or at least 16",
+    ),
+    Rule(
+        lambda r: r.transfer.rows % r.transfer.batch_size != 0,
+        "[transfer] rows = {transfer.rows} must be a multiple of batch_size = {transfer.batch_size}",
+    ),
+    Rule(
+        lambda r: max(r.canaries.copies) > r.canaries.sentences,
+        "[canaries] copies = {canaries.copies} do not fit into {canaries.sentences} sentences: raise sentences, or lower copies",
+    ),
     # privacy
-    Rule(lambda r: r.privacy.noise_multiplier == 0 and r.algorithm not in ("dp-fedavg", "dp-fedsgd"),
-         '[privacy] noise_multiplier = 0 belongs to algorithm = "dp-fedavg" or "dp-fedsgd"; without privacy, use algorithm = "fedavg"'),
-    Rule(lambda r: r.privacy.noise_multiplier == 0 and len(_limits(r)) > 1,
-         "[privacy] noise_multiplier = 0 is a run without privacy (ε = ∞), which has no budget: leave out epsilon and rho, or the zero"),
-    Rule(lambda r: r.privacy.noise_multiplier == 0 and r.privacy.encoding == "modular",
-         '[privacy] noise_multiplier = 0 adds updates as they are: leave out encoding = "modular"'),
-    Rule(lambda r: r.algorithm in NOT_PRIVATE and bool(_limits(r)),
-         'algorithm = "{algorithm}" has no privacy: leave out noise_multiplier, epsilon and rho, or choose "dp-fedavg"'),
-    Rule(lambda r: r.is_private and not _limits(r), "[privacy] needs a noise_multiplier, or an epsilon or rho to work it out from"),
-    Rule(lambda r: r.delta * r.participation.users >= 1,
-         "δ = {recipe.delta:.2g} is at least one over the number of users, which would allow publishing one user's text: leave out "
-         "[privacy] delta (it is then 1/users²), or lower it"),
-    Rule(lambda r: bool(r.audit.users) and not r.is_private,
-         '[audit] users test what a run claims, and one without privacy (noise_multiplier = 0, or algorithm = "fedavg") claims nothing'),
-    Rule(lambda r: r.audit.users > r.most_audit_users,
-         "[audit] {audit.users} users are too many for {run.rounds} rounds: take at most {recipe.most_audit_users}"),
+    Rule(
+        lambda r: r.privacy.noise_multiplier == 0 and r.algorithm not in ("dp-fedavg", "dp-fedsgd"),
+        '[privacy] noise_multiplier = 0 belongs to algorithm = "dp-fedavg" or "dp-fedsgd"; without privacy, use algorithm = "fedavg"',
+    ),
+    Rule(
+        lambda r: r.privacy.noise_multiplier == 0 and len(_limits(r)) > 1,
+        "[privacy] noise_multiplier = 0 is a run without privacy (ε = ∞), which has no budget: leave out epsilon and rho, or the zero",
+    ),
+    Rule(
+        lambda r: r.privacy.noise_multiplier == 0 and r.privacy.encoding == "modular",
+        '[privacy] noise_multiplier = 0 adds updates as they are: leave out encoding = "modular"',
+    ),
+    Rule(
+        lambda r: r.algorithm in NOT_PRIVATE and bool(_limits(r)),
+        'algorithm = "{algorithm}" has no privacy: leave out noise_multiplier, epsilon and rho, or choose "dp-fedavg"',
+    ),
+    Rule(
+        lambda r: r.is_private and not _limits(r),
+        "[privacy] needs a noise_multiplier, or an epsilon or rho to work it out from",
+    ),
+    Rule(
+        lambda r: r.delta * r.participation.users >= 1,
+        "δ = {recipe.delta:.2g} is at least one over the number of users, which would allow publishing one user's text: leave out "
+        "[privacy] delta (it is then 1/users²), or lower it",
+    ),
+    Rule(
+        lambda r: bool(r.audit.users) and not r.is_private,
+        '[audit] users test what a run claims, and one without privacy (noise_multiplier = 0, or algorithm = "fedavg") claims nothing',
+    ),
+    Rule(
+        lambda r: r.audit.users > r.most_audit_users,
+        "[audit] {audit.users} users are too many for {run.rounds} rounds: take at most {recipe.most_audit_users}",
+    ),
     # noise that is correlated over rounds
-    Rule(lambda r: bool(r.privacy.restart_rounds) and r.noise == "independent",
-         '[privacy] restart_rounds belong to algorithm = "dp-ftrl" and its correlated noise: independent noise has nothing to restart'),
-    Rule(lambda r: r.algorithm == "dp-ftrl" and isinstance(r.privacy.clip_norm, list),
-         'algorithm = "dp-ftrl" has one clip norm for the whole run, or starts from one clip_norm and adapts it: leave out the schedule'),
-    Rule(lambda r: r.privacy.strategy is not None and r.privacy.strategy.keys() != COEFFICIENTS.get(r.noise, set()),
-         '[privacy] strategy has other coefficients than noise = "{recipe.noise}": bands for "banded", decay and scale for "blt"'),
-    Rule(lambda r: any(not one or len(one) % r.noise_segments for one in (r.privacy.strategy or {}).values()),
-         "[privacy] strategy must have the same number of coefficients for each of the {recipe.noise_segments} segments of the noise"),
-    Rule(lambda r: r.participation.kind == "cyclic-poisson" and r.privacy.bands * r.participation.cohort > r.participation.users,
-         "{participation.users} users who take turns every {privacy.bands} rounds cannot fill cohorts of {participation.cohort:g}: "
-         "lower the cohort, or privacy.bands to {recipe.turns}"),
+    Rule(
+        lambda r: bool(r.privacy.restart_rounds) and r.noise == "independent",
+        '[privacy] restart_rounds belong to algorithm = "dp-ftrl" and its correlated noise: independent noise has nothing to restart',
+    ),
+    Rule(
+        lambda r: r.algorithm == "dp-ftrl" and isinstance(r.privacy.clip_norm, list),
+        'algorithm = "dp-ftrl" has one clip norm for the whole run, or starts from one clip_norm and adapts it: leave out the schedule',
+    ),
+    Rule(
+        lambda r: (
+            r.privacy.strategy is not None
+            and r.privacy.strategy.keys() != COEFFICIENTS.get(r.noise, set())
+        ),
+        '[privacy] strategy has other coefficients than noise = "{recipe.noise}": bands for "banded", decay and scale for "blt"',
+    ),
+    Rule(
+        lambda r: any(
+            not one or len(one) % r.noise_segments for one in (r.privacy.strategy or {}).values()
+        ),
+        "[privacy] strategy must have the same number of coefficients for each of the {recipe.noise_segments} segments of the noise",
+    ),
+    Rule(
+        lambda r: (
+            r.participation.kind == "cyclic-poisson"
+            and r.privacy.bands * r.participation.cohort > r.participation.users
+        ),
+        "{participation.users} users who take turns every {privacy.bands} rounds cannot fill cohorts of {participation.cohort:g}: "
+        "lower the cohort, or privacy.bands to {recipe.turns}",
+    ),
     # fleets, and how often someone can take part
-    Rule(lambda r: _drops_out(r) and (r.fleet.most_reports or math.inf) < r.participation.cohort,
-         "[fleet] most_reports = {fleet.most_reports} is less than the report goal, {participation.cohort:g}: every round would fail"),
-    Rule(lambda r: _drops_out(r) and r.asked * (1 - r.fleet.dropout_rate) < r.participation.cohort,
-         "{recipe.asked:.0f} devices are asked, a share of {fleet.dropout_rate:g} drops out, and {participation.cohort:g} reports "
-         "are needed: most rounds would fail; raise [fleet] over_selection"),
-    Rule(lambda r: _drops_out(r) and math.ceil(r.asked) > MOST_REPORTS,
-         f"{{recipe.asked:.0f}} devices are asked in a round, and a sum holds {MOST_REPORTS} reports: lower the cohort"),
-    Rule(lambda r: r.participation.min_separation is not None and (r.participation.min_separation + 1) * r.asked > r.participation.users,
-         "with {participation.users} users, of whom {recipe.asked:.0f} are asked in a round, {recipe.possible_separation} rounds of rest "
-         "are possible, not {participation.min_separation}"),
-    Rule(lambda r: r.participation.users * (r.participation.max_participations or math.inf) < r.participation.cohort * r.run.rounds,
-         "[participation] max_participations = {participation.max_participations} of {participation.users} users cannot fill "
-         "{run.rounds} rounds of {participation.cohort:g}"),
-    Rule(lambda r: r.fleet.kind == "queue" and r.algorithm == "transfer-learning" and r.transfer.text == "generated",
-         "in a queue devices have different models, which generate different texts: predictions about them cannot be added. Use [transfer] "
-         'text = "general"'),
-    Rule(lambda r: r.fleet.kind == "queue" and isinstance(r.privacy.clip_norm, list),
-         'with [fleet] kind = "queue" there is one clip norm for the whole run, not a schedule: a queue sums reports of earlier rounds'),
-    Rule(lambda r: r.fleet.kind == "queue" and r.in_flight < r.participation.cohort,
-         "[fleet] in_flight = {recipe.in_flight} devices that train at a time never complete a round of {participation.cohort:g}"),
+    Rule(
+        lambda r: _drops_out(r) and (r.fleet.most_reports or math.inf) < r.participation.cohort,
+        "[fleet] most_reports = {fleet.most_reports} is less than the report goal, {participation.cohort:g}: every round would fail",
+    ),
+    Rule(
+        lambda r: _drops_out(r) and r.asked * (1 - r.fleet.dropout_rate) < r.participation.cohort,
+        "{recipe.asked:.0f} devices are asked, a share of {fleet.dropout_rate:g} drops out, and {participation.cohort:g} reports "
+        "are needed: most rounds would fail; raise [fleet] over_selection",
+    ),
+    Rule(
+        lambda r: _drops_out(r) and math.ceil(r.asked) > MOST_REPORTS,
+        f"{{recipe.asked:.0f}} devices are asked in a round, and a sum holds {MOST_REPORTS} reports: lower the cohort",
+    ),
+    Rule(
+        lambda r: (
+            r.participation.min_separation is not None
+            and (r.participation.min_separation + 1) * r.asked > r.participation.users
+        ),
+        "with {participation.users} users, of whom {recipe.asked:.0f} are asked in a round, {recipe.possible_separation} rounds of rest "
+        "are possible, not {participation.min_separation}",
+    ),
+    Rule(
+        lambda r: (
+            r.participation.users * (r.participation.max_participations or math.inf)
+            < r.participation.cohort * r.run.rounds
+        ),
+        "[participation] max_participations = {participation.max_participations} of {participation.users} users cannot fill "
+        "{run.rounds} rounds of {participation.cohort:g}",
+    ),
+    Rule(
+        lambda r: (
+            r.fleet.kind == "queue"
+            and r.algorithm == "transfer-learning"
+            and r.transfer.text == "generated"
+        ),
+        "in a queue devices have different models, which generate different texts: predictions about them cannot be added. Use [transfer] "
+        'text = "general"',
+    ),
+    Rule(
+        lambda r: r.fleet.kind == "queue" and isinstance(r.privacy.clip_norm, list),
+        'with [fleet] kind = "queue" there is one clip norm for the whole run, not a schedule: a queue sums reports of earlier rounds',
+    ),
+    Rule(
+        lambda r: r.fleet.kind == "queue" and r.in_flight < r.participation.cohort,
+        "[fleet] in_flight = {recipe.in_flight} devices that train at a time never complete a round of {participation.cohort:g}",
+    ),
     # settings that would silently do nothing
-    Rule(lambda r: (r.data.general is None) == r.uses_general_text,
-         '[data] general = "a folder of public text" goes with [local] forgetting = "rehearsal" or [transfer] text = "general"'),
-    Rule(lambda r: r.algorithm != "transfer-learning" and r.transfer != TransferSection(),
-         '[transfer] belongs to algorithm = "transfer-learning"'),
-    Rule(lambda r: r.algorithm == "transfer-learning" and (r.privacy.clip_norm is not None or bool(r.privacy.layer_clip_norms)
-                   or r.upload != UploadSection() or r.server != ServerSection()),
-         'algorithm = "transfer-learning" sums predictions, not updates: leave out clip norms, [server] and [upload]'),
-    Rule(lambda r: r.privacy.encoding == "modular" and r.upload != UploadSection(),
-         '[privacy] encoding = "modular" sends every parameter in as many bits as its sum needs: leave out [upload]'),
-    Rule(lambda r: r.privacy.greedy and r.algorithm != "dp-fedavg",
-         '[privacy] greedy clipping belongs to algorithm = "dp-fedavg", which has several local steps'),
-    Rule(lambda r: r.algorithm == "dp-fedsgd" and r.local.max_gradient_norm is not None,
-         'algorithm = "dp-fedsgd" sends one gradient, which is clipped: leave out local.max_gradient_norm'),
-    Rule(lambda r: r.local.loss_power > 0 and r.local.forgetting == "distillation",
-         '[local] loss_power is for learning words, and forgetting = "distillation" learns predictions: leave out one of them'),
+    Rule(
+        lambda r: (r.data.general is None) == r.uses_general_text,
+        '[data] general = "a folder of public text" goes with [local] forgetting = "rehearsal" or [transfer] text = "general"',
+    ),
+    Rule(
+        lambda r: r.algorithm != "transfer-learning" and r.transfer != TransferSection(),
+        '[transfer] belongs to algorithm = "transfer-learning"',
+    ),
+    Rule(
+        lambda r: (
+            r.algorithm == "transfer-learning"
+            and (
+                r.privacy.clip_norm is not None
+                or bool(r.privacy.layer_clip_norms)
+                or r.upload != UploadSection()
+                or r.server != ServerSection()
+            )
+        ),
+        'algorithm = "transfer-learning" sums predictions, not updates: leave out clip norms, [server] and [upload]',
+    ),
+    Rule(
+        lambda r: r.privacy.encoding == "modular" and r.upload != UploadSection(),
+        '[privacy] encoding = "modular" sends every parameter in as many bits as its sum needs: leave out [upload]',
+    ),
+    Rule(
+        lambda r: r.privacy.greedy and r.algorithm != "dp-fedavg",
+        '[privacy] greedy clipping belongs to algorithm = "dp-fedavg", which has several local steps',
+    ),
+    Rule(
+        lambda r: r.algorithm == "dp-fedsgd" and r.local.max_gradient_norm is not None,
+        'algorithm = "dp-fedsgd" sends one gradient, which is clipped: leave out local.max_gradient_norm',
+    ),
+    Rule(
+        lambda r: r.local.loss_power > 0 and r.local.forgetting == "distillation",
+        '[local] loss_power is for learning words, and forgetting = "distillation" learns predictions: leave out one of them',
+    ),
 )
-# fmt: on

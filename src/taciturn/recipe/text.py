@@ -16,7 +16,9 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
 
 MUST_BE: dict[str, str] = {  # by pydantic's kinds of errors
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "an integer"),
+    **dict.fromkeys(
+        ("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "an integer"
+    ),
     **dict.fromkeys(("float_parsing", "float_type"), "a number"),
     "bool_parsing": "true or false",
     "list_type": "a list",
@@ -52,11 +54,17 @@ def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        raise RecipeError(f"{not_a('a recipe', Path(path))}; name a file in TOML (docs/recipe.md)") from None
+        raise RecipeError(
+            f"{not_a('a recipe', Path(path))}; name a file in TOML (docs/recipe.md)"
+        ) from None
     except UnicodeDecodeError:
-        raise RecipeError(f"{path} is not text in UTF-8, so it is not a recipe; name a file in TOML (docs/recipe.md)") from None
+        raise RecipeError(
+            f"{path} is not text in UTF-8, so it is not a recipe; name a file in TOML (docs/recipe.md)"
+        ) from None
     except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{path} is not TOML: {error}; correct that line, or name a recipe (docs/recipe.md)") from None
+        raise RecipeError(
+            f"{path} is not TOML: {error}; correct that line, or name a recipe (docs/recipe.md)"
+        ) from None
     for setting in settings or []:
         _set(content, setting)
     return parse_recipe(content, str(path))
@@ -70,7 +78,9 @@ def _checked(section: type[Checked], content: dict[str, Any], where: str) -> Che
     try:
         return section(**content)
     except ValidationError as error:
-        raise RecipeError("\n".join(dict.fromkeys(f"{where}{_sentence(one, section)}" for one in error.errors()))) from None
+        raise RecipeError(
+            "\n".join(dict.fromkeys(f"{where}{_sentence(one, section)}" for one in error.errors()))
+        ) from None
 
 
 def model_settings(settings: list[str]) -> ModelSection:
@@ -85,7 +95,9 @@ def _set(content: dict[str, Any], setting: str) -> None:
     path, equals, value = setting.partition("=")
     *sections, key = path.strip().split(".")
     if not equals or not key:
-        raise RecipeError(f"--set takes section.key=value, for example run.rounds=500; {setting!r} is not that")
+        raise RecipeError(
+            f"--set takes section.key=value, for example run.rounds=500; {setting!r} is not that"
+        )
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -94,7 +106,9 @@ def _set(content: dict[str, Any], setting: str) -> None:
     for section in sections:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
-            raise RecipeError(f"--set {setting}: {section} is a value, not a section; leave out what follows {section}")
+            raise RecipeError(
+                f"--set {setting}: {section} is a value, not a section; leave out what follows {section}"
+            )
     target[key] = parsed
 
 
@@ -104,10 +118,16 @@ def _sentence(error: Any, section: type[BaseModel]) -> str:
         annotation = section.model_fields[part].annotation if part in section.model_fields else None
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             section = annotation
-    name = f"[{'.'.join(place[:-1])}] {place[-1]}" if len(place) > 1 else (f"{place[0]}" if place else "")
+    name = (
+        f"[{'.'.join(place[:-1])}] {place[-1]}"
+        if len(place) > 1
+        else (f"{place[0]}" if place else "")
+    )
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(place[-1], section.model_fields, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(section.model_fields)}"
+        hint = (
+            f"did you mean {near[0]}?" if near else f"known are: {', '.join(section.model_fields)}"
+        )
         return f"{name} is not a setting; {hint}"
     if error["type"] == "missing":
         about = section.model_fields[place[-1]].description
@@ -118,14 +138,22 @@ def _sentence(error: Any, section: type[BaseModel]) -> str:
     given = error["input"] if not isinstance(error["input"], dict) else "a section"
     if error["type"] == "model_type":
         inside: Any = section.model_fields[name].annotation
-        return f"{name} is a section, not a value: set one of {', '.join(inside.model_fields)} in it"
-    wanted = (MUST_BE.get(error["type"]) or message.removeprefix("Input should be ")).format(**error.get("ctx", {}))
+        return (
+            f"{name} is a section, not a value: set one of {', '.join(inside.model_fields)} in it"
+        )
+    wanted = (MUST_BE.get(error["type"]) or message.removeprefix("Input should be ")).format(
+        **error.get("ctx", {})
+    )
     return f"{name} must be {'a number, or a schedule [[0, 0.8], [500, 0.4]]' if place[-1] == 'clip_norm' else wanted}, not {given!r}"
 
 
-def to_toml(content: dict[str, Any], comments: Mapping[tuple[str, str], str] = {}, section: str = "") -> str:
+def to_toml(
+    content: dict[str, Any], comments: Mapping[tuple[str, str], str] = {}, section: str = ""
+) -> str:
     """Write settings as TOML, each with the comment that `comments` has for its section and key, if any."""
-    names = {key: key if BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False) for key in content}
+    names = {
+        key: key if BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False) for key in content
+    }
     text = ""
     for key, value in content.items():
         if not isinstance(value, dict):
@@ -134,5 +162,7 @@ def to_toml(content: dict[str, Any], comments: Mapping[tuple[str, str], str] = {
     text = f"[{section}]\n{text}" if section and text else text
     for key, value in content.items():
         if isinstance(value, dict):
-            text += ("\n" if text else "") + to_toml(value, comments, f"{section}.{names[key]}" if section else names[key])
+            text += ("\n" if text else "") + to_toml(
+                value, comments, f"{section}.{names[key]}" if section else names[key]
+            )
     return text

@@ -34,22 +34,31 @@ class ModelCard:
     architecture: dict[str, Any]
     vocabulary: tuple[str, ...]
     text: dict[str, str]  # language and unit of the vocabulary: how text is split into its words
-    run: str | None = None  # its name in the population's ledger; none for a model of public text alone
+    run: str | None = (
+        None  # its name in the population's ledger; none for a model of public text alone
+    )
     ledger_head: str | None = None
     round: int = 0
     public_sources: tuple[str, ...] = ()  # public text that went into it
-    sentences: bool = False  # whether it was trained on single sentences, and so starts afresh after each
+    sentences: bool = (
+        False  # whether it was trained on single sentences, and so starts afresh after each
+    )
     personal: bool = False  # whether it then learned from one person's own text, and so never leaves their device
 
     @property
     def public_text(self) -> tuple[str, ...]:
         """Return all that is public in it, including the list of its words."""
-        return (*self.public_sources, f"the list of words ({self.text.get('source') or 'of unknown origin'})")
+        return (
+            *self.public_sources,
+            f"the list of words ({self.text.get('source') or 'of unknown origin'})",
+        )
 
 
 def save_model(path: Path, params: Params, card: ModelCard, mode: int = 0o644) -> None:
     """Write a model. One without privacy may hold what people wrote: give it a mode that only its owner may read."""
-    content = safetensors.numpy.save(_named(params), {"taciturn": json.dumps(_said(card), sort_keys=True)})
+    content = safetensors.numpy.save(
+        _named(params), {"taciturn": json.dumps(_said(card), sort_keys=True)}
+    )
     write_atomically(path, content, mode)
 
 
@@ -62,15 +71,26 @@ def load_model(path: Path) -> tuple[Params, ModelCard]:
         with safetensors.safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
             named = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            named = {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in named.items()}
+            named = {
+                name: value.astype(np.float32) if value.dtype == BFLOAT16 else value
+                for name, value in named.items()
+            }
     except FileNotFoundError:
         if (where / "recipe.toml").exists() and not (where / "enrolled.txt").exists():
-            raise ModelFileError(f"{where} has no model yet: resume it with taciturn train --resume --run {where}") from None
-        raise ModelFileError(f"{not_a('a run or a model', where)}; name a folder with a model.safetensors, or such a file") from None
+            raise ModelFileError(
+                f"{where} has no model yet: resume it with taciturn train --resume --run {where}"
+            ) from None
+        raise ModelFileError(
+            f"{not_a('a run or a model', where)}; name a folder with a model.safetensors, or such a file"
+        ) from None
     except (safetensors.SafetensorError, OSError) as error:
-        raise ModelFileError(f"{path} is not a model file, or is damaged; name a run's folder, or restore the file from a copy") from error
+        raise ModelFileError(
+            f"{path} is not a model file, or is damaged; name a run's folder, or restore the file from a copy"
+        ) from error
     if "taciturn" not in metadata:
-        raise ModelFileError(f"{path} was not written by taciturn, so nothing is known about its privacy; name a model that was")
+        raise ModelFileError(
+            f"{path} was not written by taciturn, so nothing is known about its privacy; name a model that was"
+        )
     for array in named.values():
         array.flags.writeable = False  # what the ledger knows is what is used
     card = json.loads(metadata["taciturn"])
@@ -105,7 +125,10 @@ def _said(card: ModelCard) -> dict[str, Any]:
 
 
 def save_state(path: Path, state: PyTree, about: dict[str, str]) -> None:
-    leaves = {f"{index:04}": np.asarray(leaf) for index, leaf in enumerate(jax.tree.leaves(jax.device_get(state)))}
+    leaves = {
+        f"{index:04}": np.asarray(leaf)
+        for index, leaf in enumerate(jax.tree.leaves(jax.device_get(state)))
+    }
     write_atomically(path, safetensors.numpy.save(leaves, about), mode=0o600)
 
 
@@ -114,11 +137,21 @@ def load_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, str]]:
     with safetensors.safe_open(path, "numpy") as file:
         leaves = [file.get_tensor(name) for name in sorted(file.keys())]
         about = file.metadata() or {}
-    expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(jax.device_get(like))]
+    expected = [
+        (np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(jax.device_get(like))
+    ]
     if [(leaf.shape, leaf.dtype) for leaf in leaves] != expected:
-        raise ModelFileError(f"{path} was saved by a run whose model has another shape than this recipe's")
+        raise ModelFileError(
+            f"{path} was saved by a run whose model has another shape than this recipe's"
+        )
     return jax.tree.unflatten(jax.tree.structure(like), leaves), about
 
 
 def _named(params: Params) -> dict[str, np.ndarray]:
-    return dict(zip(trees.layer_names(params), map(np.asarray, jax.tree.leaves(jax.device_get(params))), strict=True))
+    return dict(
+        zip(
+            trees.layer_names(params),
+            map(np.asarray, jax.tree.leaves(jax.device_get(params))),
+            strict=True,
+        )
+    )

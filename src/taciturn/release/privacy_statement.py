@@ -37,7 +37,11 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
 
 def personal_statement(run: str | None, head: str | None) -> str:
     """Describe a model that learned from its owner after its run: its start, and that it has no guarantee."""
-    start = "a model of public text" if run is None else f"the model of run {run} at ledger row {head}, whose guarantee is not this one's"
+    start = (
+        "a model of public text"
+        if run is None
+        else f"the model of run {run} at ledger row {head}, whose guarantee is not this one's"
+    )
     title = _paragraph("Personal model: learned from one person's own text.")
     return "\n".join([title, _paragraph(WORDS["personal"]), _item("Started from", f"{start}.")])
 
@@ -51,11 +55,16 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
         return [words["public"].format(learned_from=learned_from)]
     if guarantee.epsilon == math.inf:
         return [words["infinite"].format(learned_from=learned_from), words["may_repeat"]]
-    epsilon, unit = epsilon_text(guarantee.epsilon), guarantee.unit.replace("one user", "each person")
+    epsilon, unit = (
+        epsilon_text(guarantee.epsilon),
+        guarantee.unit.replace("one user", "each person"),
+    )
     figures = f"{'ε is' if epsilon.startswith('>') else 'ε ='} {epsilon} and δ = {delta_text(guarantee.delta)}"
     promise = words["private"].format(learned_from=learned_from, figures=figures, unit=unit)
     levels = {"strong": STRONG, "moderate": WEAK, "weak": MEANINGLESS}
-    worth = next((level for level, most in levels.items() if guarantee.epsilon <= most), "meaningless")
+    worth = next(
+        (level for level, most in levels.items() if guarantee.epsilon <= most), "meaningless"
+    )
     return [*([words["simulation"]] if guarantee.is_simulated else []), promise, words[worth]]
 
 
@@ -64,26 +73,52 @@ def _warning(guarantee: Guarantee) -> str:
         return WORDS["no_privacy"]
     if guarantee.epsilon == math.inf:
         return WORDS["infinite"]
-    return WORDS["meaningless"] if guarantee.epsilon > MEANINGLESS else WORDS["weak"] if guarantee.epsilon > WEAK else ""
+    return (
+        WORDS["meaningless"]
+        if guarantee.epsilon > MEANINGLESS
+        else WORDS["weak"]
+        if guarantee.epsilon > WEAK
+        else ""
+    )
 
 
 def _points(guarantee: Guarantee, observed: str) -> Iterator[tuple[str, str]]:
-    pair, rho = f"({epsilon_text(guarantee.epsilon)}, {delta_text(guarantee.delta)})-differential privacy", rho_text(guarantee.rho)
+    pair, rho = (
+        f"({epsilon_text(guarantee.epsilon)}, {delta_text(guarantee.delta)})-differential privacy",
+        rho_text(guarantee.rho),
+    )
     if guarantee.sampled:
-        yield "Statement", f"{pair}; ρ = {rho} of zero-concentrated DP, in which sampling users does not count."
+        yield (
+            "Statement",
+            f"{pair}; ρ = {rho} of zero-concentrated DP, in which sampling users does not count.",
+        )
     else:
-        yield "Statement", f"{pair}; ρ = {rho} of zero-concentrated, μ = {mu_text(guarantee.rho)} of Gaussian DP."
-    yield "Setting", WORDS["central"] + (f" {WORDS['over_devices']}" if guarantee.unit == "one device" else "")
+        yield (
+            "Statement",
+            f"{pair}; ρ = {rho} of zero-concentrated, μ = {mu_text(guarantee.rho)} of Gaussian DP.",
+        )
+    yield (
+        "Setting",
+        WORDS["central"] + (f" {WORDS['over_devices']}" if guarantee.unit == "one device" else ""),
+    )
     earlier = ", and the earlier runs that it started from" if guarantee.continued else ""
     yield "Data", f"all {guarantee.releases} releases of the run{earlier}."
     yield "Output", WORDS["output"]
     yield "Unit", f"{guarantee.unit}, with everything they wrote."
-    yield "Adjacency", f"{guarantee.adjacency} ({WORDS['adjacency'].get(guarantee.adjacency, guarantee.adjacency)})."
+    yield (
+        "Adjacency",
+        f"{guarantee.adjacency} ({WORDS['adjacency'].get(guarantee.adjacency, guarantee.adjacency)}).",
+    )
     two, four = (epsilon_text(guarantee.for_group(users)) for users in (TWO_DEVICES, HOUSEHOLD))
     yield "Groups", WORDS["groups"].format(two=two, four=four)
     exactly = WORDS["gaussian"] + ("." if guarantee.continued else "; ε is exact for it.")
-    yield "Accounting", f"{WORDS['accountant'][guarantee.accountant] if guarantee.sampled else exactly} Figures are rounded up."
-    distance = WORDS["distance" if guarantee.distance else "no_distance"].format(distance=delta_text(guarantee.distance))
+    yield (
+        "Accounting",
+        f"{WORDS['accountant'][guarantee.accountant] if guarantee.sampled else exactly} Figures are rounded up.",
+    )
+    distance = WORDS["distance" if guarantee.distance else "no_distance"].format(
+        distance=delta_text(guarantee.distance)
+    )
     yield "Noise", f"{distance}. {WORDS['computational']}"
     yield "Claim", f"{guarantee.claim}."
     if observed:
@@ -101,11 +136,16 @@ def _item(name: str, text: str) -> str:
 
 def statement_json(guarantee: Guarantee, public_sources: tuple[str, ...]) -> str:
     # Events are in the ledger (`taciturn ledger export`).
-    content = {name: value for name, value in asdict(guarantee).items() if name not in ("release", "earlier")} | {
+    content = {
+        name: value
+        for name, value in asdict(guarantee).items()
+        if name not in ("release", "earlier")
+    } | {
         "epsilon_of_two_devices": guarantee.for_group(TWO_DEVICES),
         "epsilon_of_a_household": guarantee.for_group(HOUSEHOLD),
         "public_sources": list(public_sources),
-        "private": guarantee.epsilon < math.inf and not guarantee.is_simulated,  # a seed's noise can be removed
+        "private": guarantee.epsilon < math.inf
+        and not guarantee.is_simulated,  # a seed's noise can be removed
         "simulation": guarantee.is_simulated,
     }
     return to_json(content, indent=2, ensure_ascii=False) + "\n"

@@ -53,7 +53,12 @@ def publicly(users: int) -> int:
 
 
 def chosen_recipe(
-    folder: Path, epsilon: float, start: str, minutes: float, users: int | None = None, doing: Callable[[str], None] = unwatched
+    folder: Path,
+    epsilon: float,
+    start: str,
+    minutes: float,
+    users: int | None = None,
+    doing: Callable[[str], None] = unwatched,
 ) -> Chosen:
     """Choose for the people in `folder`, and the model of public text that `start` names. Call `doing` with each step that begins."""
     began = time.perf_counter()
@@ -62,19 +67,35 @@ def chosen_recipe(
     _check_start(start, card, folder, population.vocabulary.words)
     held_out.check_enough()
     if not len(population):
-        raise RecipeError(f"the people of {folder} have their text on devices: write a recipe, and train with taciturn fleet serve")
+        raise RecipeError(
+            f"the people of {folder} have their text on devices: write a recipe, and train with taciturn fleet serve"
+        )
     users = users or publicly(len(population))
     on_cpu = jax.default_backend() == "cpu"
     task = Task(users, epsilon, float(f"{users**-1.1:.2g}"), trees.size(params), 60 * minutes, 1.0)
-    draft = parse_recipe(content_of(choices(task, Plan(25, 10, 1.0, 1.0, 0.0), str(folder), start, card.architecture, on_cpu, 0)))
-    sample = _sample(held_out, population.manifest["about"].get("least_tokens", 0), CPU_SAMPLE if on_cpu else ACCELERATOR_SAMPLE)
-    compiling, speed, a_round, measuring = _timed(draft, sample, params, len(population.vocabulary), doing)
+    draft = parse_recipe(
+        content_of(
+            choices(
+                task, Plan(25, 10, 1.0, 1.0, 0.0), str(folder), start, card.architecture, on_cpu, 0
+            )
+        )
+    )
+    sample = _sample(
+        held_out,
+        population.manifest["about"].get("least_tokens", 0),
+        CPU_SAMPLE if on_cpu else ACCELERATOR_SAMPLE,
+    )
+    compiling, speed, a_round, measuring = _timed(
+        draft, sample, params, len(population.vocabulary), doing
+    )
     measuring *= held_out.texts.tokens / sample.texts.tokens
     more = int(min(MORE_MEASUREMENTS, 6 * minutes / measuring))
     aside = time.perf_counter() - began + compiling + (2 + more) * measuring
     seconds = (1 - UNFORESEEN) * 60 * minutes - aside
     if seconds < 0:
-        raise RecipeError(f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow more --minutes")
+        raise RecipeError(
+            f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow more --minutes"
+        )
     doing("working out the noise")
     task = replace(task, seconds=seconds, users_per_second=speed, round_seconds=a_round)
     try:
@@ -87,13 +108,19 @@ def chosen_recipe(
 
 def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ...]) -> None:
     if card.run is not None or card.personal:
-        raise RecipeError(f"{start} learned from people, and a recipe is worked out only for starts of public text; write your own")
+        raise RecipeError(
+            f"{start} learned from people, and a recipe is worked out only for starts of public text; write your own"
+        )
     if card.architecture.get("kind") not in KINDS:
-        raise RecipeError(f"{start} is not a neural model: private training starts from one; name another")
+        raise RecipeError(
+            f"{start} is not a neural model: private training starts from one; name another"
+        )
     if card.vocabulary != words:
         built = "taciturn data build --vocabulary …; without it they are those of the start that comes with taciturn"
         named = "or name public text with the words of the people: --public FOLDER"
-        raise RecipeError(f"{start} knows other words than {folder}. Build the people with its words ({built}), {named}")
+        raise RecipeError(
+            f"{start} knows other words than {folder}. Build the people with its words ({built}), {named}"
+        )
 
 
 class Sample(NamedTuple):
@@ -109,12 +136,17 @@ def _sample(held_out: HeldOutUsers, least_tokens: int, most: int) -> Sample:
     return Sample(Texts.of([texts[position] for position in some], 2**31))
 
 
-def _timed(draft: Recipe, sample: Sample, params: Params, words: int, doing: Callable[[str], None]) -> tuple[float, float, float, float]:
+def _timed(
+    draft: Recipe, sample: Sample, params: Params, words: int, doing: Callable[[str], None]
+) -> tuple[float, float, float, float]:
     """Return seconds to compile; users a second; seconds of a round besides training; seconds to measure a model on the sample."""
     users = len(sample.texts)
     timed = draft.with_settings("privacy", epsilon=None, noise_multiplier=1.0, delta=1e-9)
     timed = timed.with_settings("participation", users=users, cohort=users)
-    layout, params = build.layout(timed, build.population(draft).vocabulary), jax.tree.map(jax.numpy.asarray, params)
+    layout, params = (
+        build.layout(timed, build.population(draft).vocabulary),
+        jax.tree.map(jax.numpy.asarray, params),
+    )
 
     def seconds(people: Sample) -> float:
         return round_seconds(timed, SimulatedFleet(people, layout, cohort=users), params, words, 2)
@@ -128,4 +160,9 @@ def _timed(draft: Recipe, sample: Sample, params: Params, words: int, doing: Cal
     each = max(all - seconds(few), 0.1 * all) / (users - len(few.texts))
     doing("compiling and timing a measurement")
     model = build.language_model(timed.model, words)
-    return compiling, 1 / each, max(all - users * each, 0.0), best_time(lambda: evaluate(model, params, sample.texts), 1)
+    return (
+        compiling,
+        1 / each,
+        max(all - users * each, 0.0),
+        best_time(lambda: evaluate(model, params, sample.texts), 1),
+    )

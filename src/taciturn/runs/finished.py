@@ -40,17 +40,23 @@ def population_of(folder: Path) -> Population:
     if (folder / COUNTED_ON).exists():
         return Population(Path(json.loads((folder / COUNTED_ON).read_text())["population"]))
     if (folder / "guarantee.json").exists() and not (folder / "recipe.toml").exists():
-        raise RunError(f"{folder} is an export, and its ledger is beside its run: name the run's folder")
+        raise RunError(
+            f"{folder} is an export, and its ledger is beside its run: name the run's folder"
+        )
     return build.population(recipe_of(folder))
 
 
 def guarantee_of(loaded: LoadedModel) -> Guarantee:
     """Return what its users' ledger says about exactly this model; refuse a model that the ledger does not know."""
     if loaded.card is None:
-        raise ExportRefused(f"{loaded.path} does not say where it comes from: nothing is known about its privacy")
+        raise ExportRefused(
+            f"{loaded.path} does not say where it comes from: nothing is known about its privacy"
+        )
     check_not_personal(loaded.card, loaded.path)
     if not loaded.is_of_users:
-        raise ExportRefused(f"{loaded.path} is made of public text only: it protects nobody, so there is no guarantee to export it with")
+        raise ExportRefused(
+            f"{loaded.path} is made of public text only: it protects nobody, so there is no guarantee to export it with"
+        )
     return verified_guarantee(loaded.params, loaded.card, open_ledger(population_of(loaded.path)))
 
 
@@ -78,13 +84,19 @@ def folder_known_to(loaded: LoadedModel) -> Path:
     ledger, opened = open_ledger(population), opened_row(loaded)
     while True:
         if opened["population"] != population.id:
-            raise RunError(f"{population.folder} was built again since {opened['run']} was trained on it, so its users are no longer known")
+            raise RunError(
+                f"{population.folder} was built again since {opened['run']} was trained on it, so its users are no longer known"
+            )
         if not opened["lineage"]:
             return population.folder
-        earlier = ledger.rows[: ledger.rows.index(opened)]  # a run also records its start, as its own round 0
+        earlier = ledger.rows[
+            : ledger.rows.index(opened)
+        ]  # a run also records its start, as its own round 0
         before = next((row for row in earlier if row.get("params") == opened["start"]), None)
         if before is None:
-            raise RunError(f"{opened['run']} started from a model of other users than {population.folder}'s, and they are unknown here")
+            raise RunError(
+                f"{opened['run']} started from a model of other users than {population.folder}'s, and they are unknown here"
+            )
         opened = ledger.run_rows(before["run"])[0]
 
 
@@ -139,7 +151,9 @@ class FinishedRun:
         """Answer a keyboard: `suggest("see you ")` gives the next words; those of `blocklist` are never among them."""
         return Predictor(self.model.model, self.model.vocabulary, blocklist)
 
-    def export(self, out: str | Path, to: ExportFormat = "model", non_private: bool = False, **how: Any) -> Exported:
+    def export(
+        self, out: str | Path, to: ExportFormat = "model", non_private: bool = False, **how: Any
+    ) -> Exported:
         """Write the model as files that keyboards load, with its guarantee.
 
         Args:
@@ -151,7 +165,9 @@ class FinishedRun:
         Returns:
             The files, the guarantee, and how well the file agrees with the model. Nothing is written before ledger and model agree.
         """
-        return Export(self.model, self.guarantee, learned_from(self.model), to, non_private, **how).write(Path(out))
+        return Export(
+            self.model, self.guarantee, learned_from(self.model), to, non_private, **how
+        ).write(Path(out))
 
     def evaluate(self, on: str | Path | None = None, progress: Progress = unwatched) -> Evaluation:
         """Measure on the held-out users of the run's population, or of another one of the same words (`on`). They have no guarantee."""
@@ -159,7 +175,9 @@ class FinishedRun:
         scores = evaluate(test.model, test.params, test.texts, test.cut, progress)
         return Evaluation(scores, test.guarantee, test.is_rebuilt and on is None)
 
-    def report(self, beside: Sequence[str | Path] | None = None, progress: StageProgress = unwatched) -> Path:
+    def report(
+        self, beside: Sequence[str | Path] | None = None, progress: StageProgress = unwatched
+    ) -> Path:
         """Write RUN/report.html: the guarantee, curves, and what the model is worth to which people, beside its start and n-grams.
 
         Args:
@@ -167,19 +185,42 @@ class FinishedRun:
             progress: called with what is being measured, how much of it is done, and of how much.
         """
         test = self._test()
-        ngrams = _ngrams_beside(self.folder, test) if beside is None else [_ngrams(Path(one), test) for one in beside]
+        ngrams = (
+            _ngrams_beside(self.folder, test)
+            if beside is None
+            else [_ngrams(Path(one), test) for one in beside]
+        )
 
         def scores(stage: str, params: Params) -> Scores:
             return evaluate_each(test.model, params, test.texts, test.cut, partial(progress, stage))
 
         def tested(one: LoadedModel) -> Tested:
             # an ARPA file does not describe itself
-            privacy, name = "none: ε = ∞" if one.is_of_users else "nobody's text" if one.card else "unknown", one.path.resolve().name
-            return Tested(name, privacy, evaluate_steps(one.model, test.texts, test.cut, partial(progress, name)))
+            privacy, name = (
+                "none: ε = ∞" if one.is_of_users else "nobody's text" if one.card else "unknown",
+                one.path.resolve().name,
+            )
+            return Tested(
+                name,
+                privacy,
+                evaluate_steps(one.model, test.texts, test.cut, partial(progress, name)),
+            )
 
         model, start = scores("this model", test.params), _start_of(self.recipe, test.opened)
-        measured = model, None if start is None else scores("its start", start), [tested(one) for one in ngrams]
-        return write_report(self.folder, test.guarantee, test.ledger, test.texts, test.vocabulary, *measured, test.is_rebuilt)
+        measured = (
+            model,
+            None if start is None else scores("its start", start),
+            [tested(one) for one in ngrams],
+        )
+        return write_report(
+            self.folder,
+            test.guarantee,
+            test.ledger,
+            test.texts,
+            test.vocabulary,
+            *measured,
+            test.is_rebuilt,
+        )
 
     def _test(self, on: str | Path | None = None) -> "_Test":
         params, card = _model_to_measure(self.folder)
@@ -189,7 +230,9 @@ class FinishedRun:
         guarantee = verified_guarantee(params, card, ledger)
         population = Population(Path(on)) if on else own
         if population.vocabulary.words != card.vocabulary:
-            raise RunError(f"{population.folder} has another vocabulary than {self.folder}; build it with --vocabulary {self.folder}")
+            raise RunError(
+                f"{population.folder} has another vocabulary than {self.folder}; build it with --vocabulary {self.folder}"
+            )
         if not population.folder.samefile(own.folder):
             check_strangers(population.folder, folder_known_to(load_word_model(self.folder)))
         people = HeldOutUsers(population.folder)
@@ -198,18 +241,42 @@ class FinishedRun:
         cut = build.evaluation_cut(recipe, population.vocabulary)
         opened = ledger.run_rows(guarantee.run)[0]
         is_rebuilt = opened["population"] != own.id
-        return _Test(model, params, people.texts, population.vocabulary, cut, guarantee, ledger, own.folder, opened, is_rebuilt)
+        return _Test(
+            model,
+            params,
+            people.texts,
+            population.vocabulary,
+            cut,
+            guarantee,
+            ledger,
+            own.folder,
+            opened,
+            is_rebuilt,
+        )
 
     def compare(
-        self, other: "FinishedRun", on: str | Path | None = None, progress: StageProgress = unwatched
+        self,
+        other: "FinishedRun",
+        on: str | Path | None = None,
+        progress: StageProgress = unwatched,
     ) -> tuple[Evaluation, Evaluation]:
         """Measure both on the same held-out users: of the population `on`, or else of this run's."""
-        if _model_to_measure(self.folder)[1].vocabulary != _model_to_measure(other.folder)[1].vocabulary:
-            raise RunError(f"{self.folder} and {other.folder} know different words, so their figures cannot be compared")
+        if (
+            _model_to_measure(self.folder)[1].vocabulary
+            != _model_to_measure(other.folder)[1].vocabulary
+        ):
+            raise RunError(
+                f"{self.folder} and {other.folder} know different words, so their figures cannot be compared"
+            )
         on = on or self.recipe.data.population
-        ours, theirs = (run.evaluate(on, progress=partial(progress, f"measuring {name}")) for run, name in ((self, "A"), (other, "B")))
+        ours, theirs = (
+            run.evaluate(on, progress=partial(progress, f"measuring {name}"))
+            for run, name in ((self, "A"), (other, "B"))
+        )
         if not np.array_equal(ours.scores.tokens, theirs.scores.tokens):
-            raise RunError(f"{self.folder} and {other.folder} read text in different pieces ([data] layout), so they cannot be compared")
+            raise RunError(
+                f"{self.folder} and {other.folder} read text in different pieces ([data] layout), so they cannot be compared"
+            )
         return ours, theirs
 
     def audit(self, references: int = REFERENCES, progress: Progress = unwatched) -> AuditReport:
@@ -217,11 +284,17 @@ class FinishedRun:
         if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, canaries)):
             recipe_of(self.folder)
             to_do = "(users of random directions), or with [canaries] text = a folder of public text (shared secrets), and audit that run"
-            raise RunError(f"{self.folder} has neither audit users nor canaries: train with --audit 1000 {to_do}")
+            raise RunError(
+                f"{self.folder} has neither audit users nor canaries: train with --audit 1000 {to_do}"
+            )
         own, releases = self.evaluate(), self.guarantee.releases
         typed = self.model
-        found = canary_results(self.folder, typed.model, typed.vocabulary, releases, references, progress)
-        return AuditReport(own.guarantee, own.scores, found, membership_results(self.folder, self.recipe))
+        found = canary_results(
+            self.folder, typed.model, typed.vocabulary, releases, references, progress
+        )
+        return AuditReport(
+            own.guarantee, own.scores, found, membership_results(self.folder, self.recipe)
+        )
 
 
 class _Test(NamedTuple):
@@ -259,9 +332,13 @@ def _ngrams_beside(folder: Path, test: _Test) -> list[LoadedModel]:
 def _ngrams(path: Path, test: _Test) -> LoadedModel:
     loaded = load_word_model(path)
     if loaded.kind is not None:
-        raise RunError(f"{path} is not an n-gram model; to compare two runs: taciturn compare {path} RUN")
+        raise RunError(
+            f"{path} is not an n-gram model; to compare two runs: taciturn compare {path} RUN"
+        )
     if loaded.vocabulary.words != test.vocabulary.words:
-        raise RunError(f"{path} knows other words than the run, so their figures cannot be compared; count it on text with the same words")
+        raise RunError(
+            f"{path} knows other words than the run, so their figures cannot be compared; count it on text with the same words"
+        )
     if loaded.is_of_users:
         counted_on = population_of(path).folder
         if not counted_on.samefile(test.own):

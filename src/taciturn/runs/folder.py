@@ -21,12 +21,19 @@ class RunError(TaciturnError):
 def check_new_run(folder: Path) -> None:
     """Refuse a folder that is not new, and say whether the run in it can be resumed."""
     interrupted = (folder / "private" / "root").exists()
-    check_new_folder(folder, "resume it with --resume, or choose another --run" if interrupted else "choose another --run")
+    check_new_folder(
+        folder,
+        "resume it with --resume, or choose another --run"
+        if interrupted
+        else "choose another --run",
+    )
 
 
 def alone_in(folder: Path) -> AbstractContextManager[BinaryIO]:
     """Lock a run for one process: a second would overwrite what the first is charged for. The recipe file is locked, as it stays."""
-    busy = RunError(f"another process is using {folder}: wait until it ends, or stop it; then add --resume")
+    busy = RunError(
+        f"another process is using {folder}: wait until it ends, or stop it; then add --resume"
+    )
     return locked(folder / "recipe.toml", busy)
 
 
@@ -42,12 +49,18 @@ def load_root(folder: Path) -> tuple[bytes, bool]:
     path = folder / "private" / "root"
     if not path.exists():
         delete_secrets(folder)  # if a crash left some of them
-        page = "" if (folder / "report.html").exists() else f". Its page is missing: taciturn report {folder}"
+        page = (
+            ""
+            if (folder / "report.html").exists()
+            else f". Its page is missing: taciturn report {folder}"
+        )
         further = f"to train further, start a run with model.warm_start={folder}"
         raise RunError(f"{folder} is finished, and its secrets are deleted; {further}{page}")
     kind, root = path.read_bytes()[: len(FROM_SEED)], path.read_bytes()[len(FROM_SEED) :]
     if kind not in (FROM_ENTROPY, FROM_SEED) or len(root) != randomness.ROOT_BYTES:
-        raise RunError(f"{path} is damaged, so this run cannot be resumed: start another one. What it released stays charged")
+        raise RunError(
+            f"{path} is damaged, so this run cannot be resumed: start another one. What it released stays charged"
+        )
     return root, kind == FROM_SEED
 
 
@@ -61,6 +74,12 @@ def delete_secrets(folder: Path) -> None:
 
 def recipe_of(folder: Path) -> Recipe:
     if not (folder / "recipe.toml").exists():
-        hint = "; a pretrained model is measured as round 0 of a run that starts from it" if (folder / "model.safetensors").exists() else ""
-        raise RunError(f"{not_a('a run', folder)}; name a folder that `taciturn train` has made{hint}")
+        hint = (
+            "; a pretrained model is measured as round 0 of a run that starts from it"
+            if (folder / "model.safetensors").exists()
+            else ""
+        )
+        raise RunError(
+            f"{not_a('a run', folder)}; name a folder that `taciturn train` has made{hint}"
+        )
     return load_recipe(folder / "recipe.toml")

@@ -32,10 +32,23 @@ from taciturn.progress import unwatched
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe, save_recipe
-from taciturn.release.model_file import card_digest, load_state, params_digest, save_model, save_state
+from taciturn.release.model_file import (
+    card_digest,
+    load_state,
+    params_digest,
+    save_model,
+    save_state,
+)
 from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.runs.finished import FinishedRun
-from taciturn.runs.folder import alone_in, check_new_run, delete_secrets, load_root, recipe_of, save_root
+from taciturn.runs.folder import (
+    alone_in,
+    check_new_run,
+    delete_secrets,
+    load_root,
+    recipe_of,
+    save_root,
+)
 from taciturn.runs.report import write_report
 from taciturn.runs.run import Run
 from taciturn.train import TrainState, rounds, start
@@ -59,7 +72,10 @@ class Metrics:
         recent = [one["accuracy_top1"] for one in (*self.rows, row)[-SMOOTHED_OVER:]]
         row = row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
         self.rows.append(row)
-        write_atomically(self.folder / "metrics.jsonl", "".join(f"{to_json(one)}\n" for one in self.rows).encode())
+        write_atomically(
+            self.folder / "metrics.jsonl",
+            "".join(f"{to_json(one)}\n" for one in self.rows).encode(),
+        )
         table = io.StringIO()
         writer = csv.DictWriter(table, list(row))
         writer.writeheader()
@@ -70,15 +86,28 @@ class Metrics:
 class TrainedRun(FinishedRun):
     """A run in the process that trained it, which knows more than its folder."""
 
-    def __init__(self, folder: Path, before: Scores, scores: Scores, stopped: str | None, clip_estimate: float | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        before: Scores,
+        scores: Scores,
+        stopped: str | None,
+        clip_estimate: float | None,
+    ) -> None:
         super().__init__(folder)
-        self.before, self.scores = before, scores  # of the parameters it started (or was resumed) from, and of its own
+        self.before, self.scores = (
+            before,
+            scores,
+        )  # of the parameters it started (or was resumed) from, and of its own
         self.stopped = stopped  # why it ended before its last round, if it did
         self.clip_estimate = clip_estimate  # where an adaptive clip norm ended
 
 
 def train_run(
-    recipe: Recipe | str | Path, folder: str | Path, progress: Progress = unwatched, connected: Connected | None = None
+    recipe: Recipe | str | Path,
+    folder: str | Path,
+    progress: Progress = unwatched,
+    connected: Connected | None = None,
 ) -> TrainedRun:
     """Train a model as a recipe says. Every round is charged in the population's ledger before its result is used.
 
@@ -96,7 +125,10 @@ def train_run(
         run = tt.train("recipe.toml", "runs/first", lambda done, rounds, row: print(done, row["epsilon"]))
         assert run.guarantee.is_private
     """
-    recipe, folder = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe)), Path(folder)
+    recipe, folder = (
+        recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe)),
+        Path(folder),
+    )
     check_new_run(folder)
     seed = recipe.run.seed
     root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
@@ -104,19 +136,25 @@ def train_run(
     run.account.check_budget()
     with new_folder(folder, "choose another --run") as made:
         save_root(made, root, seed is not None)
-        write_atomically(made / "vocabulary.txt", "".join(f"{word}\n" for word in run.vocabulary.words).encode())
+        write_atomically(
+            made / "vocabulary.txt", "".join(f"{word}\n" for word in run.vocabulary.words).encode()
+        )
         save_recipe(run.recipe, made / "recipe.toml")
     with alone_in(folder):
         try:
             run.account.open()
         except LedgerError:
-            if not (folder / "model.safetensors").exists():  # otherwise another process has resumed it meanwhile
+            if not (
+                folder / "model.safetensors"
+            ).exists():  # otherwise another process has resumed it meanwhile
                 shutil.rmtree(folder)  # a refused run leaves nothing to resume
             raise
         return _train_loop(run, run.fresh_state(), progress)
 
 
-def resume_run(folder: str | Path, progress: Progress = unwatched, connected: Connected | None = None) -> TrainedRun:
+def resume_run(
+    folder: str | Path, progress: Progress = unwatched, connected: Connected | None = None
+) -> TrainedRun:
     """Resume an interrupted run; it ends with the same model as if it had not been interrupted.
 
     Args:
@@ -139,9 +177,13 @@ def resume_run(folder: str | Path, progress: Progress = unwatched, connected: Co
         root, seeded = load_root(folder)
         run = Run(folder, recipe, root, seeded, connected)
         if state_file.exists():
-            saved, about = load_state(state_file, _savable(start(run.algorithm, run.initial_params(), "")))
+            saved, about = load_state(
+                state_file, _savable(start(run.algorithm, run.initial_params(), ""))
+            )
             run.account.reopen(about["ledger_head"])
-            state = TrainState(int(about["round"]), saved["server"], saved["mechanism"], about["ledger_head"])
+            state = TrainState(
+                int(about["round"]), saved["server"], saved["mechanism"], about["ledger_head"]
+            )
             return _train_loop(run, state, progress)
         if run.account.ledger.run_rows(folder.name):
             run.account.reopen(None)
@@ -155,7 +197,10 @@ def _close_if_finished(folder: Path, recipe: Recipe) -> None:
     if (folder / "private" / "root").exists() or not (folder / "guarantee.json").exists():
         return
     with suppress(TaciturnError):  # without its ledger there is nothing to close
-        ledger, name = open_ledger(build.population(recipe)), from_json((folder / "guarantee.json").read_text())["run"]
+        ledger, name = (
+            open_ledger(build.population(recipe)),
+            from_json((folder / "guarantee.json").read_text())["run"],
+        )
         if ledger.run_rows(name) and not ledger.is_closed(name):
             ledger.close(name)
 
@@ -197,18 +242,31 @@ def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
         scores = run.evaluate(state.server.params)
         metrics.add(_row(run, state, scores, seconds))
     _finish(run, state, scores, first)
-    return TrainedRun(run.folder, before.together, scores.together, stopped, metrics.rows[-1].get("clip_estimate"))
+    return TrainedRun(
+        run.folder, before.together, scores.together, stopped, metrics.rows[-1].get("clip_estimate")
+    )
 
 
 def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
     """Make a row of metrics.csv. Where the claim rests on who was drawn, the number of reports is secret: the expected one is used."""
     guarantee, stats, params = run.account.guarantee(), run.fleet.stats(), state.server.params
     uploads = stats.get("uploads", round(guarantee.releases * run.recipe.participation.cohort))
-    found = {"round": state.round, "releases": guarantee.releases, "epsilon": guarantee.epsilon, "rho": guarantee.rho}
+    found = {
+        "round": state.round,
+        "releases": guarantee.releases,
+        "epsilon": guarantee.epsilon,
+        "rho": guarantee.rho,
+    }
     found |= {metric: scores.together[metric].value for metric in METRICS}
-    found |= {"accuracy_top1_margin": scores.together["accuracy_top1"].margin} | run.evaluate_general(params)
+    found |= {
+        "accuracy_top1_margin": scores.together["accuracy_top1"].margin
+    } | run.evaluate_general(params)
     found |= _norms(run.algorithm.mechanism.public(state.mechanism))
-    found |= {"uploads": uploads, "upload_bytes": uploads * build.upload_size(run.recipe, params), "seconds": round(seconds, 3)}
+    found |= {
+        "uploads": uploads,
+        "upload_bytes": uploads * build.upload_size(run.recipe, params),
+        "seconds": round(seconds, 3),
+    }
     return found | ({"staleness": round(stats["staleness"], 3)} if "staleness" in stats else {})
 
 
@@ -217,7 +275,12 @@ def _latest_row(run: Run, rows: list[Row]) -> Row:
     if run.recipe.fleet.kind != "devices":
         return rows[-1]
     failed = run.log.failed if run.log else 0
-    return {**rows[-1], **run.fleet.stats(), "epsilon": run.account.guarantee().epsilon, "failed_rounds": failed}
+    return {
+        **rows[-1],
+        **run.fleet.stats(),
+        "epsilon": run.account.guarantee().epsilon,
+        "failed_rounds": failed,
+    }
 
 
 def _diverged(rows: list[Row]) -> str | None:
@@ -226,7 +289,9 @@ def _diverged(rows: list[Row]) -> str | None:
     if last < 1.5 * first:
         return None
     to_do = "Lower server.momentum or server.learning_rate (noise adds up in momentum), or take larger cohorts"
-    return f"the loss on held-out users rose from {first:.1f} to {last:.1f}: the run diverges. {to_do}"
+    return (
+        f"the loss on held-out users rose from {first:.1f} to {last:.1f}: the run diverges. {to_do}"
+    )
 
 
 def _save(run: Run, state: TrainState) -> None:
@@ -240,7 +305,9 @@ def _save(run: Run, state: TrainState) -> None:
     about = {"round": str(state.round), "ledger_head": head}
     save_state(run.folder / "private" / "state.safetensors", _savable(state), about)
     run.curator.saved(state.round)
-    save_model(run.folder / "model.safetensors", state.server.params, run.card(state.round, head), mode)
+    save_model(
+        run.folder / "model.safetensors", state.server.params, run.card(state.round, head), mode
+    )
     rows = "".join(json.dumps(row, sort_keys=True) + "\n" for row in run.account.rows)
     write_atomically(run.folder / FILE_NAME, rows.encode())
 
@@ -257,15 +324,31 @@ def _finish(run: Run, state: TrainState, scores: Scores, first: Scores | None) -
     observed = _observed_participation(run.log, run.algorithm.participation, run.fleet.stats())
     words = statement(guarantee, card.public_text, observed)
     write_atomically(run.folder / "guarantee.txt", words.encode())
-    write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
+    write_atomically(
+        run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode()
+    )
     delete_secrets(run.folder)  # and with them all that could remove the noise
     run.account.close()  # it can no longer be resumed
     try:
         start = first or run.evaluate(run.initial_params())
-        write_report(run.folder, guarantee, run.account.ledger, run.held_out.texts, run.vocabulary, scores, start)
-    except Exception as error:  # whatever it is: the run is finished, and must not look as if it should be resumed
+        write_report(
+            run.folder,
+            guarantee,
+            run.account.ledger,
+            run.held_out.texts,
+            run.vocabulary,
+            scores,
+            start,
+        )
+    except (
+        Exception
+    ) as error:  # whatever it is: the run is finished, and must not look as if it should be resumed
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        LOG.warning("the run is finished; only its page could not be written (%s): taciturn report %s", why, run.folder)
+        LOG.warning(
+            "the run is finished; only its page could not be written (%s): taciturn report %s",
+            why,
+            run.folder,
+        )
 
 
 def _norms(public: PyTree) -> dict[str, float]:
@@ -275,12 +358,18 @@ def _norms(public: PyTree) -> dict[str, float]:
     return {"clip_norm": float(public.clip_norm if isinstance(public, Rotation) else public)}
 
 
-def _observed_participation(log: ParticipationLog | None, participation: Participation, stats: Mapping[str, float]) -> str:
+def _observed_participation(
+    log: ParticipationLog | None, participation: Participation, stats: Mapping[str, float]
+) -> str:
     """Report the recorded participation, beside the claim (Xu et al. 2023); not where who took part is secret."""
     if log is None or participation.sampled_by_curator:
         return ""
     separation, times = log.observed
-    rest = "nobody took part twice" if separation is None else f"at least {separation} rounds between two participations"
+    rest = (
+        "nobody took part twice"
+        if separation is None
+        else f"at least {separation} rounds between two participations"
+    )
     came = f"{rest}, at most {times} participations of a user"
     if "days" in stats:
         came += f", counting all who were asked; {stats['days']:.1f} simulated days, {log.failed} failed rounds"

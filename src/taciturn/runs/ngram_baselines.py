@@ -34,16 +34,30 @@ NOT_NEW = "name a new folder"
 ANY_DELTA = 1e-10  # ε is ∞ at any
 
 
-def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int, progress: Progress = unwatched) -> None:
+def count_public(
+    corpus: Path, out: Path, smoothing: Smoothing, order: int, progress: Progress = unwatched
+) -> None:
     check_new_folder(out, NOT_NEW)
     public = PublicCorpus.load(corpus)
     model = _counted(public.documents, public.vocabulary, smoothing, order, progress)
-    card = ModelCard(_architecture(smoothing, order), public.vocabulary.words, public.vocabulary.about, public_sources=(public.source,))
+    card = ModelCard(
+        _architecture(smoothing, order),
+        public.vocabulary.words,
+        public.vocabulary.about,
+        public_sources=(public.source,),
+    )
     with new_folder(out, NOT_NEW) as made:
         save_model(made / "model.safetensors", model.params(), card)
 
 
-def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, non_private: bool, progress: Progress = unwatched) -> None:
+def count_population(
+    folder: Path,
+    out: Path,
+    smoothing: Smoothing,
+    order: int,
+    non_private: bool,
+    progress: Progress = unwatched,
+) -> None:
     """Charge first, then count."""
     check_new_folder(out, NOT_NEW)
     if not non_private:
@@ -51,26 +65,42 @@ def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, 
         counts = f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞)"
         raise RunError(f"{counts}. If you mean that, add --non-private; {to_do}")
     population = Population(folder)
-    of = out.name, f"{smoothing} {order}-grams", population.id, "add or remove one user", "operating system"
-    terms = RunTerms(*of, accountant="pld", budget=Budget(ANY_DELTA), rounds=1, unit=unit_of(population))
+    of = (
+        out.name,
+        f"{smoothing} {order}-grams",
+        population.id,
+        "add or remove one user",
+        "operating system",
+    )
+    terms = RunTerms(
+        *of, accountant="pld", budget=Budget(ANY_DELTA), rounds=1, unit=unit_of(population)
+    )
     account = Account(open_ledger(population), terms, NonPrivateDpEvent())
     account.open()
     account.charge(round=0, record="n-grams")
     model = _counted(population.texts, population.vocabulary, smoothing, order, progress)
     vocabulary = population.vocabulary
-    card = ModelCard(_architecture(smoothing, order), vocabulary.words, vocabulary.about, terms.name, round=1)
-    card = replace(card, ledger_head=account.record_model(1, params_digest(model.params()), card_digest(card)))
+    card = ModelCard(
+        _architecture(smoothing, order), vocabulary.words, vocabulary.about, terms.name, round=1
+    )
+    card = replace(
+        card, ledger_head=account.record_model(1, params_digest(model.params()), card_digest(card))
+    )
     with new_folder(out, NOT_NEW) as made:
         write_atomically(made / COUNTED_ON, json.dumps({"population": str(folder)}).encode())
         save_model(made / "model.safetensors", model.params(), card, mode=0o600)
-        write_atomically(made / "guarantee.txt", statement(account.guarantee(), card.public_text).encode())
+        write_atomically(
+            made / "guarantee.txt", statement(account.guarantee(), card.public_text).encode()
+        )
 
 
 def _architecture(smoothing: Smoothing, order: int) -> dict[str, str | int]:
     return {"kind": "ngram", "smoothing": smoothing, "order": order}
 
 
-def _counted(texts: Texts, vocabulary: Vocabulary, smoothing: Smoothing, order: int, progress: Progress) -> NGram:
+def _counted(
+    texts: Texts, vocabulary: Vocabulary, smoothing: Smoothing, order: int, progress: Progress
+) -> NGram:
     def watched() -> Iterator[np.ndarray]:
         for number, text in enumerate(texts, 1):
             yield text

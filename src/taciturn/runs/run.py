@@ -37,7 +37,14 @@ from taciturn.train import TrainState, start
 class Run:
     """The objects of a run, built and checked before anything is spent."""
 
-    def __init__(self, folder: Path, recipe: Recipe, root: bytes, seeded: bool = False, connected: Connected | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        root: bytes,
+        seeded: bool = False,
+        connected: Connected | None = None,
+    ) -> None:
         """`seeded` says that the root comes from a seed, although the recipe has none."""
         self.folder, self.root, self._private = folder, root, folder / "private"
         self.population = build.population(recipe)
@@ -51,21 +58,34 @@ class Run:
             self.recipe = self._with_noise(recipe)
             self.cut = build.evaluation_cut(recipe, self.vocabulary)
             self.model = build.language_model(recipe.model, len(self.vocabulary))
-            self.general, self.general_test = build.general_text(recipe), build.general_text(recipe, to_test=True)
+            self.general, self.general_test = (
+                build.general_text(recipe),
+                build.general_text(recipe, to_test=True),
+            )
             for name, corpus in (("general", self.general), ("general_test", self.general_test)):
                 if corpus:
                     corpus.check_words(self.vocabulary, f"[data] {name}")
             self.algorithm = build.algorithm(self.recipe, len(self.vocabulary))
             first = self.initial_params()
-            self.observers = run_observers(self.recipe, self.vocabulary, self.algorithm, first, root)
+            self.observers = run_observers(
+                self.recipe, self.vocabulary, self.algorithm, first, root
+            )
             release = self.algorithm.mechanism.event(self.algorithm.participation)
         except ValueError as error:  # values that are in range but do not go together
             raise RecipeError(str(error)) from None
-        self._check(first, max(len(self.population), len(connected.enrolled().certificates) if connected else 0))
+        self._check(
+            first,
+            max(len(self.population), len(connected.enrolled().certificates) if connected else 0),
+        )
         self.account = Account(ledger, self._terms(first, seeded), release)
         # where the claim is about how often users take part
-        limits, key = self.algorithm.participation.limits, randomness.derive(root, "participation log", 0)
-        self.log = ParticipationLog(self._private / "participation.log", *limits, key) if limits else None
+        limits, key = (
+            self.algorithm.participation.limits,
+            randomness.derive(root, "participation log", 0),
+        )
+        self.log = (
+            ParticipationLog(self._private / "participation.log", *limits, key) if limits else None
+        )
         self.fleet = self._fleet(connected)
         everyone = with_observers(self.fleet, self.observers, self.algorithm.mechanism.most_reports)
         records = Records(self._private / "releases", randomness.derive(root, "records", 0))
@@ -74,7 +94,9 @@ class Run:
     def _with_noise(self, recipe: Recipe) -> Recipe:
         has_budget = recipe.privacy.epsilon is not None or recipe.privacy.rho is not None
         if has_budget and any(isinstance(cost, NonPrivateDpEvent) for cost in self.lineage):
-            raise RecipeError("[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget")
+            raise RecipeError(
+                "[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget"
+            )
         recipe = build.with_general_text(recipe)
         return build.with_noise(recipe, len(self.vocabulary), self.lineage, self.lineage_distance)
 
@@ -83,14 +105,20 @@ class Run:
         users, adjacency = self.recipe.participation.users, self.algorithm.participation.adjacency
         if self.recipe.participation.kind == "fixed" and len(self.population) < users:
             few = f"fixed-size rounds are accounted for {users} users, but the population has fewer"
-            raise RecipeError(f"[participation] users: {few}; the cost would be understated, so lower the number")
+            raise RecipeError(
+                f"[participation] users: {few}; the cost would be understated, so lower the number"
+            )
         if self.recipe.delta * people >= 1:
             more = f"with {users} users δ is {delta_text(self.recipe.delta)}, more than one over the number of users that are there"
-            raise RecipeError(f"[participation] users: {more}; raise the number, or set [privacy] delta")
+            raise RecipeError(
+                f"[participation] users: {more}; raise the number, or set [privacy] delta"
+            )
         self.held_out.check_enough()
         if self.warm_start and self.lineage and self.warm_start.adjacency != adjacency:
             under = f"came from a run under the adjacency «{self.warm_start.adjacency}», this one is under «{adjacency}»"
-            raise RecipeError(f"[model] warm_start {under}; no one guarantee covers both, so use the same participation")
+            raise RecipeError(
+                f"[model] warm_start {under}; no one guarantee covers both, so use the same participation"
+            )
         try:
             self.algorithm.mechanism.init(first)
         except ValueError as error:  # per-layer clip norms for other layers than the model's
@@ -99,18 +127,32 @@ class Run:
     def _terms(self, first: Params, seeded: bool) -> RunTerms:
         """Return what the ledger records when the run is opened."""
         recipe = self.recipe
-        simulated = recipe.run.seed is not None or seeded or bool(self.warm_start and self.warm_start.seeded)
+        simulated = (
+            recipe.run.seed is not None
+            or seeded
+            or bool(self.warm_start and self.warm_start.seeded)
+        )
         drawn = "seeded simulation" if simulated else "operating system"
-        of = self.folder.name, recipe.fingerprint, self.population.id, self.algorithm.participation.adjacency, drawn
+        of = (
+            self.folder.name,
+            recipe.fingerprint,
+            self.population.id,
+            self.algorithm.participation.adjacency,
+            drawn,
+        )
         may_cost = recipe.privacy.accountant, build.budget(recipe), recipe.run.rounds
-        unit = unit_of(self.population, "one device" if recipe.fleet.kind == "devices" else "one user")
+        unit = unit_of(
+            self.population, "one device" if recipe.fleet.kind == "devices" else "one user"
+        )
         distance = self.algorithm.mechanism.distance(trees.size(first), build.rows(recipe))
         terms = RunTerms(*of, *may_cost, start=params_digest(first), unit=unit, distance=distance)
         return replace(terms, lineage=self.lineage, lineage_distance=self.lineage_distance)
 
     def _fleet(self, connected: Connected | None) -> FleetWithStats:
         if self.recipe.fleet.kind == "devices":
-            return assemble.device_fleet(self.recipe, self.vocabulary, self._private, connected, self.account)
+            return assemble.device_fleet(
+                self.recipe, self.vocabulary, self._private, connected, self.account
+            )
         coins = int.from_bytes(randomness.derive(self.root, "devices", 0), "big")
         return assemble.fleet(self.recipe, self.population, self._private, coins)
 
@@ -128,7 +170,9 @@ class Run:
         if self.general_test is None:
             return {}
         scores = evaluate_each(self.model, params, self.general_test.documents, self.cut).together
-        return {f"general_{metric}": scores[metric].value for metric in ("perplexity", "accuracy_top1")}
+        return {
+            f"general_{metric}": scores[metric].value for metric in ("perplexity", "accuracy_top1")
+        }
 
     def fresh_state(self) -> TrainState:
         return start(self.algorithm, self.initial_params(), self.account.head)
@@ -137,9 +181,20 @@ class Run:
         before = self.warm_start.card.public_sources if self.warm_start else ()
         rehearsed = (self.general.source,) if self.general else ()
         sources = (*before, *rehearsed, *(one.source for one in self.observers))
-        model = self.recipe.model.model_dump(mode="json", exclude={"warm_start"}), self.vocabulary.words, self.vocabulary.about
+        model = (
+            self.recipe.model.model_dump(mode="json", exclude={"warm_start"}),
+            self.vocabulary.words,
+            self.vocabulary.about,
+        )
         once, sentences = tuple(dict.fromkeys(sources)), self.recipe.data.layout == "sentences"
-        return ModelCard(*model, self.account.terms.name, ledger_head, round, public_sources=once, sentences=sentences)
+        return ModelCard(
+            *model,
+            self.account.terms.name,
+            ledger_head,
+            round,
+            public_sources=once,
+            sentences=sentences,
+        )
 
 
 def unit_of(population: Population, person: str = "one user") -> str:

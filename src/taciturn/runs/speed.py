@@ -28,7 +28,9 @@ def best_time(work: Callable[[], object], times: int) -> float:
     return min(seconds)
 
 
-def round_seconds(recipe: Recipe, fleet: FleetWithStats, params: Params, words: int, times: int) -> float:
+def round_seconds(
+    recipe: Recipe, fleet: FleetWithStats, params: Params, words: int, times: int
+) -> float:
     """Time whole rounds, from selection to release, on users without a guarantee (synthetic, held-out), charged in a throw-away ledger."""
     with throw_away(recipe, fleet, words) as curator:
         training = rounds(build.algorithm(recipe, words), curator, params)
@@ -39,8 +41,20 @@ def round_seconds(recipe: Recipe, fleet: FleetWithStats, params: Params, words: 
 def throw_away(recipe: Recipe, fleet: FleetWithStats, words: int) -> Iterator[Curator]:
     """A curator whose ledger is gone afterwards."""
     algorithm = build.algorithm(recipe, words)
-    adjacency, event = algorithm.participation.adjacency, algorithm.mechanism.event(algorithm.participation)
-    terms = RunTerms("speed", recipe.fingerprint, "nobody", adjacency, "seeded simulation", "rdp", build.budget(recipe), 1000)
+    adjacency, event = (
+        algorithm.participation.adjacency,
+        algorithm.mechanism.event(algorithm.participation),
+    )
+    terms = RunTerms(
+        "speed",
+        recipe.fingerprint,
+        "nobody",
+        adjacency,
+        "seeded simulation",
+        "rdp",
+        build.budget(recipe),
+        1000,
+    )
     with tempfile.TemporaryDirectory() as folder:
         account = Account(Ledger(Path(folder) / "ledger.jsonl"), terms, event)
         account.open()

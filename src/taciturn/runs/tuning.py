@@ -43,23 +43,39 @@ def combinations(tries: list[str]) -> list[tuple[str, ...]]:
         if not equals or not all(values.split(",")):
             raise RecipeError(f"--try takes section.key=value,value,…; {one!r} is not that")
         if name.strip() == "data.population":
-            raise RecipeError("--try data.population: public text takes the population's place here; leave it out")
+            raise RecipeError(
+                "--try data.population: public text takes the population's place here; leave it out"
+            )
         each.append([f"{name.strip()}={value.strip()}" for value in values.split(",")])
     return list(itertools.product(*each))
 
 
-def tuned(recipe: Path, corpus: PublicCorpus, out: Path, tries: list[str], progress: Callable[[int, int, int, int], None]) -> list[Trial]:
+def tuned(
+    recipe: Path,
+    corpus: PublicCorpus,
+    out: Path,
+    tries: list[str],
+    progress: Callable[[int, int, int, int], None],
+) -> list[Trial]:
     """Train every combination on simulated users, best first. `progress` gets trials done, all trials, rounds done, all rounds."""
     wanted, text = combinations(tries), corpus.digest
-    recipes = [load_recipe(recipe, list(settings)) for settings in wanted]  # all are checked before the first is trained
+    recipes = [
+        load_recipe(recipe, list(settings)) for settings in wanted
+    ]  # all are checked before the first is trained
     trials = []
     for number, (settings, one) in enumerate(zip(wanted, recipes, strict=True)):
         size = _size(corpus, one)
         people = out / f"made-up-users-{_name(text, *size)}"
         if not (people / "manifest.json").exists():
             deal(corpus, people, *size)
-        public = one.with_settings("data", population=str(people)).with_settings("run", evaluate_every=one.run.rounds)
-        start = params_digest(load_model(Path(one.model.warm_start))[0]) if one.model.warm_start else None
+        public = one.with_settings("data", population=str(people)).with_settings(
+            "run", evaluate_every=one.run.rounds
+        )
+        start = (
+            params_digest(load_model(Path(one.model.warm_start))[0])
+            if one.model.warm_start
+            else None
+        )
         folder = out / f"trial-{_name(text, *size, public.fingerprint, start)}"
 
         def show(done: int, rounds: int, _: object, number: int = number) -> None:
@@ -70,7 +86,9 @@ def tuned(recipe: Path, corpus: PublicCorpus, out: Path, tries: list[str], progr
         elif not (folder / "guarantee.json").exists():
             resume_run(folder, show)
         last = from_json((folder / "metrics.jsonl").read_text().splitlines()[-1])
-        trials.append(Trial(settings, last["accuracy_top1"], last["accuracy_top3"], last["epsilon"]))
+        trials.append(
+            Trial(settings, last["accuracy_top1"], last["accuracy_top3"], last["epsilon"])
+        )
     return sorted(trials, key=lambda trial: -trial.top1)
 
 
@@ -97,7 +115,10 @@ def deal(corpus: PublicCorpus, folder: Path, users: int, share: int) -> Populati
     """Give each user the next `share` tokens; those after them are held out."""
     words = np.concatenate(list(corpus.documents))[: (users + _held_out(users)) * share]
     pieces = [words[start : start + share].tolist() for start in range(0, len(words), share)]
-    about = {"source": corpus.source, "simulated": f"pieces of public text of {share} tokens play the users"}
+    about = {
+        "source": corpus.source,
+        "simulated": f"pieces of public text of {share} tokens play the users",
+    }
     dealt = {f"user {number}": piece for number, piece in enumerate(pieces[:users])}
     held_back = {f"held out {number}": piece for number, piece in enumerate(pieces[users:])}
     return write_population(folder, dealt, held_back, corpus.vocabulary, about)

@@ -35,12 +35,20 @@ class People(NamedTuple):
     trained_on: int  # people who were met and left out
 
 
-def read_people(source: Source, trained_on: Callable[[str], bool], most: int, progress: Progress = unwatched) -> People:
+def read_people(
+    source: Source, trained_on: Callable[[str], bool], most: int, progress: Progress = unwatched
+) -> People:
     """Read at most so many people; which ones follows from a hash of their ids."""
     found: dict[str, list[str]] = {}
-    room, left_out, is_left_out = defaultdict[str, int](lambda: MOST_CHARACTERS), set[str](), cache(trained_on)
+    room, left_out, is_left_out = (
+        defaultdict[str, int](lambda: MOST_CHARACTERS),
+        set[str](),
+        cache(trained_on),
+    )
     for batch in source.batches(progress):
-        for spelling, text in zip(batch.column("user").to_pylist(), batch.column("text").to_pylist(), strict=True):
+        for spelling, text in zip(
+            batch.column("user").to_pylist(), batch.column("text").to_pylist(), strict=True
+        ):
             id = user_id(spelling)
             if id and is_left_out(id):
                 left_out.add(id)
@@ -48,7 +56,11 @@ def read_people(source: Source, trained_on: Callable[[str], bool], most: int, pr
                 found.setdefault(id, []).append(text[: room[id]])
                 room[id] -= len(text)
     if not found:
-        met = f"all {len(left_out):,} people in it were trained on" if left_out else "there is no text in it"
+        met = (
+            f"all {len(left_out):,} people in it were trained on"
+            if left_out
+            else "there is no text in it"
+        )
         raise DataError(f"{', '.join(map(str, source.paths))}: nobody to try a keyboard on ({met})")
     chosen = sorted(found, key=lambda id: (position(id), id))[:most]
     return People([found[id] for id in chosen], len(left_out))
@@ -58,34 +70,67 @@ class TypingResults(NamedTuple):
     typings: list[Typing]
     people: int
     words: int  # and punctuation marks, that they typed
-    trained_on: int | None  # people left out of the files; None where it is unknown on whom a model was trained
+    trained_on: (
+        int | None
+    )  # people left out of the files; None where it is unknown on whom a model was trained
 
 
 def simulate_typing(
-    paths: Sequence[Path], source: Source | None, history: bool, most_people: int, most_words: int, progress: StageProgress = unwatched
+    paths: Sequence[Path],
+    source: Source | None,
+    history: bool,
+    most_people: int,
+    most_words: int,
+    progress: StageProgress = unwatched,
 ) -> TypingResults:
     """Simulate the same people typing with each model; with `history` the last also learns from each. No source: the demo's users."""
     loaded = [load_word_model(path) for path in paths]
     vocabulary = loaded[0].vocabulary
     if any(set(one.vocabulary.words) != set(vocabulary.words) for one in loaded):
-        to_do = "make both with one list: --vocabulary POPULATION, for `data build` and `data public`"
-        raise RunError(f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared; {to_do}")
-    known = [trained_on(folder_known_to(one)) for one in loaded if one.is_of_users and not one.is_personal]
+        to_do = (
+            "make both with one list: --vocabulary POPULATION, for `data build` and `data public`"
+        )
+        raise RunError(
+            f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared; {to_do}"
+        )
+    known = [
+        trained_on(folder_known_to(one))
+        for one in loaded
+        if one.is_of_users and not one.is_personal
+    ]
     if source is None:
         found = People(held_out_messages(vocabulary)[:most_people], 0)
     else:
-        found = read_people(source, lambda id: any(is_known(id) for is_known in known), most_people, partial(progress, "reading"))
-    messages = list(filter(None, (enough_words(one, vocabulary, most_words) for one in found.messages)))
+        found = read_people(
+            source,
+            lambda id: any(is_known(id) for is_known in known),
+            most_people,
+            partial(progress, "reading"),
+        )
+    messages = list(
+        filter(None, (enough_words(one, vocabulary, most_words) for one in found.messages))
+    )
     typings = []
     for number, one in enumerate(loaded):
         model = WithHistory(one.model) if history and number == len(loaded) - 1 else one.model
         stage = f"typing {'AB'[number]}" if len(loaded) > 1 else "typing"
-        typings.append(simulate(model, one.vocabulary, messages, lambda done, all, stage=stage: progress(stage, done, all)))
+        typings.append(
+            simulate(
+                model,
+                one.vocabulary,
+                messages,
+                lambda done, all, stage=stage: progress(stage, done, all),
+            )
+        )
     is_known = all(one.card is not None and not one.is_personal for one in loaded)
-    return TypingResults(typings, len(messages), int(typings[0].tokens.sum()), found.trained_on if is_known else None)
+    return TypingResults(
+        typings, len(messages), int(typings[0].tokens.sum()), found.trained_on if is_known else None
+    )
 
 
-def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int, progress: Progress = unwatched) -> KeyboardServer:
+def keyboard_server(
+    paths: Sequence[Path], blocked: Sequence[str], port: int, progress: Progress = unwatched
+) -> KeyboardServer:
     """Serve the page with one model or two, each with its guarantee; a personal model is shown to its owner only."""
     scripts, names, personal = [], [path.resolve().name for path in paths], False
     if len(set(names)) < len(names):
@@ -95,7 +140,16 @@ def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int, pr
         loaded = load_word_model(path)
         personal |= loaded.is_personal
         guarantee = guarantee_of(loaded) if loaded.is_of_users and not loaded.is_personal else None
-        scripts.append(page_script(loaded, guarantee, learned_from(loaded), _statement(loaded.card, guarantee), name, blocked))
+        scripts.append(
+            page_script(
+                loaded,
+                guarantee,
+                learned_from(loaded),
+                _statement(loaded.card, guarantee),
+                name,
+                blocked,
+            )
+        )
     return KeyboardServer(page_files(scripts), port, secret=personal)
 
 

@@ -21,7 +21,9 @@ from taciturn.release.model_file import ModelCard, load_model, params_digest
 class WarmStart(NamedTuple):
     params: Params
     card: ModelCard
-    lineage: tuple[DpEvent, ...]  # what the parameters cost, by the ledger of their run; empty for public text
+    lineage: tuple[
+        DpEvent, ...
+    ]  # what the parameters cost, by the ledger of their run; empty for public text
     adjacency: str | None = None
     distance: float = 0.0  # of those costs' samplers from the ideal
     seeded: bool = False  # whether some of that was a simulation, whose noise anyone can remove
@@ -36,11 +38,22 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
     check_not_personal(card, path)
     differing = differences(recipe.model, card)
     if differing:
-        raise RecipeError(f"[model] warm_start is another model: {differing}. Set [model] as it is, or start from another model")
+        raise RecipeError(
+            f"[model] warm_start is another model: {differing}. Set [model] as it is, or start from another model"
+        )
     if card.vocabulary != vocabulary.words:
-        raise RecipeError("[model] warm_start knows other words than the population; build both with the same vocabulary")
-    own = [build.population(load_recipe(path / "recipe.toml"))] if (path / "recipe.toml").exists() else []
-    start, now = _with_history(WarmStart(params, card, ()), [ledger, *map(open_ledger, own)]), Path(recipe.data.population)
+        raise RecipeError(
+            "[model] warm_start knows other words than the population; build both with the same vocabulary"
+        )
+    own = (
+        [build.population(load_recipe(path / "recipe.toml"))]
+        if (path / "recipe.toml").exists()
+        else []
+    )
+    start, now = (
+        _with_history(WarmStart(params, card, ()), [ledger, *map(open_ledger, own)]),
+        Path(recipe.data.population),
+    )
     for before in own:
         # A run measures its model on held-out users, from round 0 on: none of them may be someone whom this model protects.
         if start.lineage and not now.samefile(before.folder):
@@ -50,10 +63,20 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
 
 def differences(model: ModelSection, card: ModelCard) -> str:
     """Say how the existing model differs from the requested one; empty where it does not."""
-    ours, theirs = model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"}), card.architecture
-    differing = {name: (theirs.get(name), value) for name, value in ours.items() if theirs.get(name) != value}
-    shown = {name: ["the default" if one is None else one for one in both] for name, both in differing.items()}
-    return "; ".join(f"its {name} is {there}, not {wanted}" for name, (there, wanted) in shown.items())
+    ours, theirs = (
+        model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"}),
+        card.architecture,
+    )
+    differing = {
+        name: (theirs.get(name), value) for name, value in ours.items() if theirs.get(name) != value
+    }
+    shown = {
+        name: ["the default" if one is None else one for one in both]
+        for name, both in differing.items()
+    }
+    return "; ".join(
+        f"its {name} is {there}, not {wanted}" for name, (there, wanted) in shown.items()
+    )
 
 
 def _with_history(start: WarmStart, books: list[Ledger]) -> WarmStart:
@@ -69,7 +92,14 @@ def _with_history(start: WarmStart, books: list[Ledger]) -> WarmStart:
         if lineage:
             opened = book.run_rows(row["run"])[0]
             seeded = opened["randomness"] != "operating system"
-            return start._replace(lineage=lineage, distance=book.distance(row["run"]), adjacency=opened["adjacency"], seeded=seeded)
+            return start._replace(
+                lineage=lineage,
+                distance=book.distance(row["run"]),
+                adjacency=opened["adjacency"],
+                seeded=seeded,
+            )
     if start.card.run is not None and not is_known:
-        raise RecipeError(f"[model] warm_start says run {start.card.run}, but no ledger knows its parameters; name that run's folder")
+        raise RecipeError(
+            f"[model] warm_start says run {start.card.run}, but no ledger knows its parameters; name that run's folder"
+        )
     return start

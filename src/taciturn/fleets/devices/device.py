@@ -25,7 +25,13 @@ from taciturn.fleets.devices.participation_record import ParticipationRecord
 from taciturn.fleets.devices.transport import LOG, ComeBackLater
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import Authority, Certificate, Dismissed, Trust
-from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, Terms, UnmaskRequest
+from taciturn.fleets.secure_aggregation.messages import (
+    Roster,
+    SealedShares,
+    Survivors,
+    Terms,
+    UnmaskRequest,
+)
 
 
 class NotEligible(Exception):
@@ -56,7 +62,13 @@ class Device:
         wishes: Wishes = Wishes(),
     ) -> None:
         """`message` has the shapes of what a round sends, `public` gives its public part by noise row, `key` is the device's own."""
-        self._key, self._authority, self._agreement, self._record, self._wishes = key, authority, agreement, record, wishes
+        self._key, self._authority, self._agreement, self._record, self._wishes = (
+            key,
+            authority,
+            agreement,
+            record,
+            wishes,
+        )
         self._like, self._public, self._user = message, public, user
         self._program = jax.jit(program)
         self._sum: DeviceRound | None = None
@@ -84,7 +96,9 @@ class Device:
     def _check_in(self, content: bytes) -> bytes:
         fingerprint, round = fields.unpack_fields(content, 2)
         if fingerprint != self._agreement.fingerprint:
-            raise NotEligible("the server's recipe or enrolment authority is not the one that this device was given")
+            raise NotEligible(
+                "the server's recipe or enrolment authority is not the one that this device was given"
+            )
         why_not = self._wishes.why_not_now() or self._record.why_not(int(round))
         if why_not not in (None, self._why_not):
             LOG.info("does not take part now: %s", why_not)
@@ -98,14 +112,25 @@ class Device:
 
     def _advertise(self, content: bytes) -> bytes:
         self._sum = None  # whatever round it was in is over
-        name, self._run, self._round, self._message_hash, certificate, dismissed = fields.unpack_fields(content, 6)
-        own, trust = Certificate.from_bytes(certificate), Trust(self._authority, Dismissed.from_bytes(dismissed))
-        terms = self._agreement._replace(round=name, message=self._message_hash, dismissed=trust.dismissed.digest())
+        name, self._run, self._round, self._message_hash, certificate, dismissed = (
+            fields.unpack_fields(content, 6)
+        )
+        own, trust = (
+            Certificate.from_bytes(certificate),
+            Trust(self._authority, Dismissed.from_bytes(dismissed)),
+        )
+        terms = self._agreement._replace(
+            round=name, message=self._message_hash, dismissed=trust.dismissed.digest()
+        )
         in_a_round = DeviceRound(terms, self._key, own, trust)
         if len(name) != fields.NAME_BYTES or len(self._run) > 255:
-            raise ValueError(f"an attempt has a name of {fields.NAME_BYTES} bytes, and a run one of up to 255")
+            raise ValueError(
+                f"an attempt has a name of {fields.NAME_BYTES} bytes, and a run one of up to 255"
+            )
         listed = trust.dismissed.number, trust.dismissed.digest().hex()
-        if why_not := self._wishes.why_not_now() or self._record.enter(name, int(self._round), *listed):
+        if why_not := self._wishes.why_not_now() or self._record.enter(
+            name, int(self._round), *listed
+        ):
             raise NotEligible(why_not)
         self._sum, self._number = in_a_round, own.device
         return self._sum.advertise().to_bytes()
@@ -113,17 +138,26 @@ class Device:
     def _report(self, content: bytes) -> bytes:
         in_a_round = self._in_a_round()
         delivery, key_bytes, message_bytes = fields.unpack_fields(content, 3)
-        if fields.message_hash(self._run, self._round, message_bytes, key_bytes) != self._message_hash:
-            raise ValueError("the message is not the one that the devices of this round have agreed to train on")
+        if (
+            fields.message_hash(self._run, self._round, message_bytes, key_bytes)
+            != self._message_hash
+        ):
+            raise ValueError(
+                "the message is not the one that the devices of this round have agreed to train on"
+            )
         message = fields.arrays_from_bytes(message_bytes, self._like)
         self._check(message)
-        key = jax.random.wrap_key_data(jnp.asarray(np.frombuffer(key_bytes, "<u4")), impl="threefry2x32")
+        key = jax.random.wrap_key_data(
+            jnp.asarray(np.frombuffer(key_bytes, "<u4")), impl="threefry2x32"
+        )
         LOG.info("training for a round")
         report = self._program(message, self._user, jax.random.fold_in(key, self._number))
         values = np.asarray(report.update).astype(np.uint32)
         masked = in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
         self._sum = None  # a device that signs has sent a report: if anything fails from here on, it does not sign
-        if why_not := self._record.upload(int(self._round), self._run.decode(), int(message.public.round), self._wishes.text):
+        if why_not := self._record.upload(
+            int(self._round), self._run.decode(), int(message.public.round), self._wishes.text
+        ):
             raise NotEligible(why_not)
         self._wishes.reported()
         self._sum = in_a_round
@@ -132,10 +166,17 @@ class Device:
 
     def _check(self, message: Message) -> None:
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(message)):
-            raise ValueError("the model has numbers that are not finite: those who train on it report nothing, and others stand alone")
-        own, given = (jax.tree.leaves(one) for one in (self._public(int(message.public.round)), message.public))
+            raise ValueError(
+                "the model has numbers that are not finite: those who train on it report nothing, and others stand alone"
+            )
+        own, given = (
+            jax.tree.leaves(one)
+            for one in (self._public(int(message.public.round)), message.public)
+        )
         if not all(np.array_equal(*pair) for pair in zip(own, given, strict=True)):
-            raise ValueError("the clip norm, or another public part of the round, is not what this device's recipe says")
+            raise ValueError(
+                "the clip norm, or another public part of the round, is not what this device's recipe says"
+            )
 
     def _in_a_round(self) -> DeviceRound:
         if self._sum is None:

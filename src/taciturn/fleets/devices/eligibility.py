@@ -21,20 +21,35 @@ def charging() -> bool:
         supplies = [one for one in sorted(POWER.iterdir()) if _line(one / "scope") != "Device"]
         batteries = [one for one in supplies if _line(one / "type") == "Battery"]
         online = any(_line(one / "online") == "1" for one in supplies if one not in batteries)
-        return online or not batteries or any(_line(one / "status") in PLUGGED_IN for one in batteries)
+        return (
+            online or not batteries or any(_line(one / "status") in PLUGGED_IN for one in batteries)
+        )
     except OSError as error:  # a machine that cannot say may be running on its battery
-        raise LinkError(f"{error.filename} cannot be asked whether this device charges ({error.strerror}): see --while-command") from None
+        raise LinkError(
+            f"{error.filename} cannot be asked whether this device charges ({error.strerror}): see --while-command"
+        ) from None
 
 
 def unmetered() -> bool:
     """Ask NetworkManager, which knows or guesses (NMMetered: 2 and 4 are no)."""
     manager = "org.freedesktop.NetworkManager"
-    return _property(manager, "/org/freedesktop/NetworkManager", manager, "Metered") in ("u 2", "u 4")
+    return _property(manager, "/org/freedesktop/NetworkManager", manager, "Metered") in (
+        "u 2",
+        "u 4",
+    )
 
 
 def idle() -> bool:
     """Ask systemd-logind, which looks at every session."""
-    return _property("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", "IdleHint") == "b true"
+    return (
+        _property(
+            "org.freedesktop.login1",
+            "/org/freedesktop/login1",
+            "org.freedesktop.login1.Manager",
+            "IdleHint",
+        )
+        == "b true"
+    )
 
 
 CONDITIONS = {"charging": charging, "unmetered": unmetered, "idle": idle}
@@ -43,9 +58,13 @@ CONDITIONS = {"charging": charging, "unmetered": unmetered, "idle": idle}
 def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str | None]:
     """Return a function that may be called repeatedly; refuse at once what cannot be answered here."""
     if unknown := [word for word in words if word not in CONDITIONS]:
-        raise LinkError(f"--while takes {', '.join(CONDITIONS)}, not {unknown[0]!r}; for anything else use --while-command")
+        raise LinkError(
+            f"--while takes {', '.join(CONDITIONS)}, not {unknown[0]!r}; for anything else use --while-command"
+        )
     asked = shlex.split(command or "")
-    if command is not None and not asked:  # from an unset variable: not a wish to take part at all times
+    if (
+        command is not None and not asked
+    ):  # from an unset variable: not a wish to take part at all times
         raise LinkError("--while-command is empty: give it a command, or leave it out")
 
     def why_not() -> str | None:
@@ -67,8 +86,17 @@ def _property(*names: str) -> str:
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False)
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", "")
     except OSError as error:
-        raise LinkError(f"{command[0]} cannot be asked whether this device may take part ({error.strerror}): see --while-command") from None
+        raise LinkError(
+            f"{command[0]} cannot be asked whether this device may take part ({error.strerror}): see --while-command"
+        ) from None

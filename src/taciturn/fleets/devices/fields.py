@@ -13,7 +13,14 @@ import numpy as np
 
 from taciturn.core import PyTree
 
-CHECK_IN, ADVERTISE, SHARE, REPORT, SIGN, UNMASK = "check-in", "advertise", "share", "report", "sign", "unmask"
+CHECK_IN, ADVERTISE, SHARE, REPORT, SIGN, UNMASK = (
+    "check-in",
+    "advertise",
+    "share",
+    "report",
+    "sign",
+    "unmask",
+)
 COME_BACK = "come back"  # after a number of seconds
 SECONDS = struct.Struct(">d")
 READY, NOT_NOW = b"ready", b"not now"
@@ -57,7 +64,9 @@ def _microseconds() -> int:
 
 def message_hash(run: bytes, round: bytes, model: bytes, key: bytes) -> bytes:
     """Hash all that a device is given to train on: `model` is parameters and public part (clip norm), `key` that of local training."""
-    return hashlib.sha256(b"taciturn fleet: message\0" + pack_fields(run, round, model, key)).digest()
+    return hashlib.sha256(
+        b"taciturn fleet: message\0" + pack_fields(run, round, model, key)
+    ).digest()
 
 
 def arrays_to_bytes(arrays: PyTree) -> bytes:
@@ -71,10 +80,14 @@ def arrays_from_bytes(content: bytes, like: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(like)
     sizes = [int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in leaves]
     if len(content) != sum(sizes):
-        raise ValueError(f"a message has {len(content)} bytes where the recipe's model has {sum(sizes)}")
+        raise ValueError(
+            f"a message has {len(content)} bytes where the recipe's model has {sum(sizes)}"
+        )
     arrays, start = [], 0
     for leaf, size in zip(leaves, sizes, strict=True):
         kind = np.dtype(leaf.dtype).newbyteorder("<")
-        arrays.append(np.frombuffer(content, kind, size // kind.itemsize, start).reshape(leaf.shape))
+        arrays.append(
+            np.frombuffer(content, kind, size // kind.itemsize, start).reshape(leaf.shape)
+        )
         start += size
     return jax.tree.unflatten(structure, arrays)

@@ -44,7 +44,9 @@ class Connected(NamedTuple):
     """The devices of a server, connected or not."""
 
     link: Link  # on which devices have the numbers of their certificates
-    enrolled: Callable[[], Enrolled]  # at present: devices may be added or dismissed during training
+    enrolled: Callable[
+        [], Enrolled
+    ]  # at present: devices may be added or dismissed during training
     authority: Authority  # that decides so
     watch: StageProgress = lambda stage, done, all: None
 
@@ -75,7 +77,12 @@ class DeviceFleet:
         try:
             counts = json.loads((self.folder / COUNTS).read_text())
             return int(counts["asked"]), int(counts["reports"])
-        except (OSError, ValueError, TypeError, KeyError):  # not yet, or damaged: only a figure depends on it
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+        ):  # not yet, or damaged: only a figure depends on it
             return 0, 0
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
@@ -84,8 +91,12 @@ class DeviceFleet:
         allowed = set(eligible(np.arange(len(certificates))).tolist()) - dismissed.devices
         if (left := len(allowed)) < self.asked:
             few = f"{self.asked} devices are asked in a round, and {left} of the {len(certificates)} that are enrolled may still take part"
-            raise TooFewDevices(f"{few}: the others did so as often as they may, or too few rounds ago, or were dismissed")
-        if self._summed is not None:  # not before: the sum is charged by now, so nothing that happens here can lose it
+            raise TooFewDevices(
+                f"{few}: the others did so as often as they may, or too few rounds ago, or were dismissed"
+            )
+        if (
+            self._summed is not None
+        ):  # not before: the sum is charged by now, so nothing that happens here can lose it
             self._steer(self._summed)
             self._summed = None
         resting = self._numbers(self.row()).resting(self.apart)
@@ -122,7 +133,9 @@ class DeviceFleet:
         now = b"".join(one.key for one in enrolled.certificates)
         if path.exists() and not now.startswith(path.read_bytes()):
             edited = "the list of enrolled devices was reordered or edited since this run began, where only appending is allowed"
-            raise LinkError(f"{edited}: who took part can no longer be checked. Restore the old list")
+            raise LinkError(
+                f"{edited}: who took part can no longer be checked. Restore the old list"
+            )
         self.folder.mkdir(exist_ok=True, mode=0o700)
         write_atomically(path, now, 0o600)
         return enrolled
@@ -130,16 +143,26 @@ class DeviceFleet:
     def _present(self) -> set[int]:
         """Return the devices that are connected and may take part."""
         certificates, dismissed = self.connected.enrolled()
-        here = {one for one in self.connected.link.devices() if 0 <= one < len(certificates)}  # a front end may already know of more
-        return {one for one in here if certificates[one].lasts} - dismissed.devices - self._left_out()
+        here = {
+            one for one in self.connected.link.devices() if 0 <= one < len(certificates)
+        }  # a front end may already know of more
+        return (
+            {one for one in here if certificates[one].lasts} - dismissed.devices - self._left_out()
+        )
 
     def _checked_in(self) -> UserIds:
         numbers = self._numbers(self.row())
         content = fields.pack_fields(self.agreement.fingerprint, str(numbers.number).encode())
-        answers = self.connected.link.ask(fields.CHECK_IN, dict.fromkeys(sorted(self._present()), content), min(SHORT, self.deadline))
+        answers = self.connected.link.ask(
+            fields.CHECK_IN,
+            dict.fromkeys(sorted(self._present()), content),
+            min(SHORT, self.deadline),
+        )
         ready = {one for one, answer in answers.items() if answer == fields.READY}
         if lost := ready & numbers.resting(self.apart):  # they say that their reports have not left
-            asked = {device: number for device, number in numbers.asked.items() if device not in lost}
+            asked = {
+                device: number for device, number in numbers.asked.items() if device not in lost
+            }
             self._keep(numbers._replace(asked=asked))
         return np.array(sorted(ready), np.int64)
 
@@ -149,10 +172,14 @@ class DeviceFleet:
         self._check_list()  # a cohort drawn before a crash is asked by number, whether present or not
         began = time.monotonic()
         try:
-            values = self._secure_sum(int(message.public.round), fields.arrays_to_bytes(message), cohort, key_bytes)
+            values = self._secure_sum(
+                int(message.public.round), fields.arrays_to_bytes(message), cohort, key_bytes
+            )
         except FailedRound as reason:
             self._failed += 1
-            LOG.warning("the round has failed, nothing is released, and it is tried again: %s", reason)
+            LOG.warning(
+                "the round has failed, nothing is released, and it is tried again: %s", reason
+            )
             raise
         self._waiting_since, self._failed, self._round_seconds = None, 0, time.monotonic() - began
         self._summed = cohort
@@ -166,7 +193,10 @@ class DeviceFleet:
         return _Numbers(row, last["number"] + row - last["row"], dict(last["asked"]))
 
     def _keep(self, numbers: "_Numbers") -> None:
-        self._write(NUMBERS, {"row": numbers.row, "number": numbers.number, "asked": sorted(numbers.asked.items())})
+        self._write(
+            NUMBERS,
+            {"row": numbers.row, "number": numbers.number, "asked": sorted(numbers.asked.items())},
+        )
 
     def _write(self, name: str, content: object) -> None:
         write_atomically(self.folder / name, json.dumps(content).encode(), 0o600)
@@ -174,22 +204,32 @@ class DeviceFleet:
     def _renumber(self) -> None:
         """Number the round as if all devices had rested, where failed attempts left too few devices that do not rest."""
         numbers = self._numbers(self.row())
-        self._keep(numbers._replace(number=max(numbers.number + self.apart + 1, fields.first_round())))
+        self._keep(
+            numbers._replace(number=max(numbers.number + self.apart + 1, fields.first_round()))
+        )
 
     def _steer(self, cohort: UserIds) -> None:
         """Keep as many waiting devices as a round asks, and tell the others when to return, a round's worth at a time."""
         waiting = sorted(set(self.connected.link.devices()) - set(cohort.tolist()))
         too_many = max(0, len(waiting) - self.asked)
         pace = self._round_seconds * too_many / self.asked
-        sent_away = {device: fields.SECONDS.pack(random.uniform(0, pace)) for device in random.sample(waiting, too_many)}
+        sent_away = {
+            device: fields.SECONDS.pack(random.uniform(0, pace))
+            for device in random.sample(waiting, too_many)
+        }
         if sent_away:
-            LOG.info("%d more devices are here than can take part; they are told to come back later", too_many)
+            LOG.info(
+                "%d more devices are here than can take part; they are told to come back later",
+                too_many,
+            )
             self.connected.link.ask(fields.COME_BACK, sent_away, min(SHORT, self.deadline))
 
     def _secure_sum(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
         numbers = self._numbers(row)
         if not numbers.resting(0).isdisjoint(cohort.tolist()):
-            raise FailedRound("its devices were already asked for their reports, and give them once")
+            raise FailedRound(
+                "its devices were already asked for their reports, and give them once"
+            )
         certificates, dismissed = self.connected.enrolled()
         name, run, number = fields.new_name(), self.run().encode(), str(numbers.number).encode()
         about = fields.message_hash(run, number, model, key)
@@ -198,12 +238,20 @@ class DeviceFleet:
         stage = partial(self._stage, server)
         asked = fields.pack_fields(name, run, number, about)
         present = sorted(self._present().intersection(cohort.tolist()))
-        theirs = {device: asked + fields.pack_fields(certificates[device].to_bytes()) for device in present}
+        theirs = {
+            device: asked + fields.pack_fields(certificates[device].to_bytes())
+            for device in present
+        }
         stage(fields.ADVERTISE, theirs, fields.pack_fields(dismissed.to_bytes()))
         stage(fields.SHARE, server.questions(), server.shared)
-        deliveries = {device: fields.pack_fields(delivery, key) for device, delivery in server.questions().items()}
+        deliveries = {
+            device: fields.pack_fields(delivery, key)
+            for device, delivery in server.questions().items()
+        }
         # On disk before they are asked: after any crash it is known which devices may have sent a report.
-        self._keep(numbers._replace(asked=numbers.asked | dict.fromkeys(deliveries, numbers.number)))
+        self._keep(
+            numbers._replace(asked=numbers.asked | dict.fromkeys(deliveries, numbers.number))
+        )
         stage(fields.REPORT, deliveries, fields.pack_fields(model))
         before, reports = self._counted()
         self._write(COUNTS, {"asked": before + len(cohort), "reports": reports + server.reports})
@@ -211,16 +259,26 @@ class DeviceFleet:
         stage(fields.UNMASK, server.questions())
         self._leave_out(fields.UNMASK, server.broke)
         if failed := server.failed_cells:
-            LOG.warning("%d cells failed, and the round continues without their devices: %s", len(failed), failed[0])
+            LOG.warning(
+                "%d cells failed, and the round continues without their devices: %s",
+                len(failed),
+                failed[0],
+            )
         return server.total().values
 
-    def _stage(self, server: ServerRound, kind: str, questions: Mapping[int, bytes], shared: bytes = b"") -> None:
+    def _stage(
+        self, server: ServerRound, kind: str, questions: Mapping[int, bytes], shared: bytes = b""
+    ) -> None:
         """Ask, and pass the answers to the server's round."""
         seconds = self.deadline if kind == fields.REPORT else min(SHORT, self.deadline)
-        answers = self.connected.link.ask(kind, questions, seconds, progress=partial(self.connected.watch, kind), shared=shared)
+        answers = self.connected.link.ask(
+            kind, questions, seconds, progress=partial(self.connected.watch, kind), shared=shared
+        )
         refused = server.take(answers)
         if refused:
-            LOG.warning("stage %s: discarded %d of %d malformed answers", kind, len(refused), len(answers))
+            LOG.warning(
+                "stage %s: discarded %d of %d malformed answers", kind, len(refused), len(answers)
+            )
             self._leave_out(kind, refused)
         self.connected.watch(kind, len(answers) - len(refused), len(questions))
 
@@ -232,8 +290,14 @@ class DeviceFleet:
     def _leave_out(self, kind: str, broke: Mapping[int, str]) -> None:
         """Exclude devices from the next attempt on; who and why is only in the private folder."""
         if broke:
-            with open(self.folder / "refused.log", "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
-                log.writelines(f"{kind}: device {device}: {why}\n" for device, why in sorted(broke.items()))
+            with open(
+                self.folder / "refused.log",
+                "a",
+                opener=lambda path, flags: os.open(path, flags, 0o600),
+            ) as log:
+                log.writelines(
+                    f"{kind}: device {device}: {why}\n" for device, why in sorted(broke.items())
+                )
             self._write(LEFT_OUT, sorted(self._left_out() | broke.keys()))
 
 

@@ -60,13 +60,21 @@ class ParticipationRecord:
             seen, which = content["list"]
             if number < seen or (number == seen and digest != which):
                 return f"this list of dismissed devices has number {number}, and this device was shown another of number {seen}"
-            if fields.latest(name, round) > _now() + AHEAD:  # it would answer no other server until then
+            if (
+                fields.latest(name, round) > _now() + AHEAD
+            ):  # it would answer no other server until then
                 why_not = "this attempt is dated in the future: the server's clock is wrong, or this device's"
             elif name.hex() <= content["name"]:
-                why_not = "names of attempts rise, and it was already asked under this one or a later one"
+                why_not = (
+                    "names of attempts rise, and it was already asked under this one or a later one"
+                )
             else:
                 why_not = self._why_not(content, round)
-            known = {**content, "list": [number, digest], "name": content["name"] if why_not else name.hex()}
+            known = {
+                **content,
+                "list": [number, digest],
+                "name": content["name"] if why_not else name.hex(),
+            }
             if known != content:
                 self._write(known)
             return why_not
@@ -77,7 +85,9 @@ class ParticipationRecord:
             content = self._read()
             why_not = self._why_not(content, round)
             if why_not is None:
-                content["uploads"].append({"round": round, "run": run, "row": row, "at": _now(), "text": text})
+                content["uploads"].append(
+                    {"round": round, "run": run, "row": row, "at": _now(), "text": text}
+                )
                 self._write(content)
             return why_not
 
@@ -107,8 +117,17 @@ class ParticipationRecord:
             return {**NOTHING, "uploads": []}
         try:
             content = json.loads(path.read_text())
-            (number, digest), uploads, opted_out = content["list"], list(content["uploads"]), bool(content["opted_out"])
-            return {"name": str(content["name"]), "list": [int(number), digest], "uploads": uploads, "opted_out": opted_out}
+            (number, digest), uploads, opted_out = (
+                content["list"],
+                list(content["uploads"]),
+                bool(content["opted_out"]),
+            )
+            return {
+                "name": str(content["name"]),
+                "list": [int(number), digest],
+                "uploads": uploads,
+                "opted_out": opted_out,
+            }
         except (ValueError, KeyError, TypeError):
             sentence = f"{path} is damaged: this device cannot know when it took part, so it no longer does"
             raise ParticipationRecordDamaged(sentence) from None
@@ -131,7 +150,9 @@ def opt_out(folder: Path) -> None:
             known = {**NOTHING, "name": content["name"], "uploads": content["uploads"]}
         except (OSError, ValueError, KeyError, TypeError):
             known = NOTHING
-        write_atomically(folder / FILE_NAME, json.dumps({**known, "opted_out": True}).encode(), 0o600)
+        write_atomically(
+            folder / FILE_NAME, json.dumps({**known, "opted_out": True}).encode(), 0o600
+        )
 
 
 def _now() -> float:

@@ -20,7 +20,12 @@ ByDevice = Mapping[int, bytes]  # what each is sent
 
 MOST_BYTES = 64 * 2**20  # of one answer: six times a report of 2.4 million parameters
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}  # where a connection may do without encryption
-LATE, GONE, FAILED, LARGE = "too late", "not connected", "failed", "too large"  # why an answer is missing
+LATE, GONE, FAILED, LARGE = (
+    "too late",
+    "not connected",
+    "failed",
+    "too large",
+)  # why an answer is missing
 MOST_AWAY = 24 * 3600.0  # seconds for which a device stays away at most, whatever it is told
 
 
@@ -43,7 +48,14 @@ class Link(Protocol):
         """Return the numbers of those connected now, sorted. A device keeps its number for as long as it keeps its key."""
         ...
 
-    def ask(self, kind: str, contents: ByDevice, seconds: float, progress: Progress = unwatched, shared: bytes = b"") -> dict[int, bytes]:
+    def ask(
+        self,
+        kind: str,
+        contents: ByDevice,
+        seconds: float,
+        progress: Progress = unwatched,
+        shared: bytes = b"",
+    ) -> dict[int, bytes]:
         """Send each device its content, wait until all have answered or `seconds` have passed, and return the answers. `shared` follows
         each content, and travels as one file for all. A device that failed, is gone or late is not in the answers; late ones are discarded
         for good. One call at a time."""
@@ -65,11 +77,17 @@ def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
         return None
 
 
-def answered(kind: str, contents: Mapping[int, bytes], outcomes: Mapping[int, bytes | str]) -> dict[int, bytes]:
+def answered(
+    kind: str, contents: Mapping[int, bytes], outcomes: Mapping[int, bytes | str]
+) -> dict[int, bytes]:
     """Return the answers to a question, in its order. Log one line for all that are missing; which devices they are only at DEBUG."""
     came = {number: outcomes.get(number, LATE) for number in contents}
     if missing := {number: why for number, why in came.items() if isinstance(why, str)}:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items()))
-        LOG.warning("“%s”: no answer from %d of %d devices (%s)", kind, len(missing), len(contents), reasons)
+        reasons = ", ".join(
+            f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items())
+        )
+        LOG.warning(
+            "“%s”: no answer from %d of %d devices (%s)", kind, len(missing), len(contents), reasons
+        )
         LOG.debug("“%s”: without an answer: %s", kind, missing)
     return {number: answer for number, answer in came.items() if isinstance(answer, bytes)}

@@ -11,7 +11,9 @@ array([1, 2, 7], dtype=uint32)
 import numpy as np
 
 MOST_BITS = 32
-BLOCK = 1 << 15  # numbers at a time, so that a block stays in the processor's cache; a multiple of 8, so that it begins with a byte
+BLOCK = (
+    1 << 15
+)  # numbers at a time, so that a block stays in the processor's cache; a multiple of 8, so that it begins with a byte
 
 
 def packed_bytes(length: int, bits: int) -> int:
@@ -24,20 +26,26 @@ def pack(values: np.ndarray, bits: int) -> bytes:
     """Pack one-dimensional uint32; a number of more than `bits` bits is refused, not truncated."""
     packed_bytes(values.size, bits)  # refuses a number of bits that is none
     if values.dtype != np.uint32 or values.ndim != 1:
-        raise ValueError(f"numbers to pack are a row of uint32, not {values.dtype} of shape {values.shape}")
+        raise ValueError(
+            f"numbers to pack are a row of uint32, not {values.dtype} of shape {values.shape}"
+        )
     if values.size and int(values.max()) >> bits:
         raise ValueError(f"{int(values.max())} does not fit into {bits} bits")
     packed = []
     for start in range(0, values.size, BLOCK):
         some = values[start : start + BLOCK].astype("<u4").view(np.uint8).reshape(-1, 4)
-        packed.append(np.packbits(np.unpackbits(some, axis=1, bitorder="little")[:, :bits], bitorder="little"))
+        packed.append(
+            np.packbits(np.unpackbits(some, axis=1, bitorder="little")[:, :bits], bitorder="little")
+        )
     return b"".join(packed)
 
 
 def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
     """Return uint32 [length]. The exact inverse of `pack`: bits after the last number must be 0."""
     if len(packed) != (size := packed_bytes(length, bits)):
-        raise ValueError(f"{length:,} numbers of {bits} bits take {size:,} bytes, not {len(packed):,}")
+        raise ValueError(
+            f"{length:,} numbers of {bits} bits take {size:,} bytes, not {len(packed):,}"
+        )
     if length * bits % 8 and packed[-1] >> length * bits % 8:
         raise ValueError("there are bits set after the last packed number")
     values = np.empty(length, np.uint32)
@@ -45,6 +53,10 @@ def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
         some = min(BLOCK, length - start)
         block = np.frombuffer(packed, np.uint8, packed_bytes(some, bits), start * bits // 8)
         numbers = np.zeros((some, MOST_BITS), np.uint8)
-        numbers[:, :bits] = np.unpackbits(block, count=some * bits, bitorder="little").reshape(some, bits)
-        values[start : start + some] = np.packbits(numbers, axis=1, bitorder="little").view("<u4").ravel()
+        numbers[:, :bits] = np.unpackbits(block, count=some * bits, bitorder="little").reshape(
+            some, bits
+        )
+        values[start : start + some] = (
+            np.packbits(numbers, axis=1, bitorder="little").view("<u4").ravel()
+        )
     return values

@@ -60,7 +60,9 @@ def threshold(cohort: int, cell: int, dropouts: float, corrupt: float) -> int:
     secret = (cell + bad) // 2 + 1
     if cell < 2 or secret > cell - _share_of(cell, dropouts):
         lost = f"{cell} devices of which {_share_of(cell, dropouts)} drop out and {bad} are corrupt make no secure sum"
-        raise ValueError(f"{lost}: allow for fewer (fleet.max_dropout, fleet.max_colluding), or take more devices")
+        raise ValueError(
+            f"{lost}: allow for fewer (fleet.max_dropout, fleet.max_colluding), or take more devices"
+        )
     return max(secret, cell - _at_most(cohort, gone, cell, SELDOM))
 
 
@@ -72,7 +74,9 @@ def _at_most(cohort: int, marked: int, cell: int, bits: int) -> int:
     """Return the most marked devices in a cell: that any cell of the round has more has a probability of at most 2^-bits."""
     more, draws = 0, math.comb(cohort, cell)
     for count in range(min(marked, cell), -1, -1):
-        more += math.comb(marked, count) * math.comb(cohort - marked, cell - count)  # draws with this many of them (hypergeometric)
+        more += math.comb(marked, count) * math.comb(
+            cohort - marked, cell - count
+        )  # draws with this many of them (hypergeometric)
         if -(-cohort // cell) * more << bits > draws:
             return count
     return 0

@@ -14,7 +14,15 @@ from taciturn.fleets.secure_aggregation.bit_packing import pack
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells, threshold
 from taciturn.fleets.secure_aggregation.identities import Certificate, Trust, verified
 from taciturn.fleets.secure_aggregation.masks import Secret
-from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, Roster, SealedShares, Survivors, Unmasking, UnmaskRequest
+from taciturn.fleets.secure_aggregation.messages import (
+    Advert,
+    MaskedReport,
+    Roster,
+    SealedShares,
+    Survivors,
+    Unmasking,
+    UnmaskRequest,
+)
 from taciturn.fleets.secure_aggregation.protocol import Refused, Terms
 
 NONCE_BYTES = 12
@@ -30,7 +38,9 @@ class _Peer(NamedTuple):
 class DeviceRound:
     """One device in one round. Its secrets are in memory only: after a crash it cannot sign or unmask in this round."""
 
-    def __init__(self, terms: Terms, key: Ed25519PrivateKey, certificate: Certificate, trust: Trust) -> None:
+    def __init__(
+        self, terms: Terms, key: Ed25519PrivateKey, certificate: Certificate, trust: Trust
+    ) -> None:
         """`key` is the device's own, which never leaves it; its certificate, and the list of dismissed devices, may come from anywhere."""
         terms.check()
         if terms.dismissed != trust.dismissed.digest():
@@ -41,17 +51,27 @@ class DeviceRound:
             raise Refused("this certificate is of another device")
         self._terms, self._key, self._certificate, self._trust = terms, key, certificate, trust
         self._device, self._stage = certificate.device, protocol.ADVERTISE
-        self._mask_secret, self._share_secret, self._seed = masks.new_secret(), masks.new_secret(), masks.new_secret()
+        self._mask_secret, self._share_secret, self._seed = (
+            masks.new_secret(),
+            masks.new_secret(),
+            masks.new_secret(),
+        )
         self._cell, self._threshold = b"", 0
         self._others: dict[int, _Peer] = {}  # of the cell
         self._keys: dict[int, bytes] = {}  # with which they sign
-        self._held: dict[int, tuple[Secret, Secret]] = {}  # shares of seeds and mask keys, its own too
+        self._held: dict[
+            int, tuple[Secret, Secret]
+        ] = {}  # shares of seeds and mask keys, its own too
         self._peers: frozenset[int] = frozenset()  # with which it has masks
         self._survivors = Survivors(b"", frozenset())
 
     def advertise(self) -> Advert:
         protocol.expect(self._stage, protocol.ADVERTISE)
-        keys = masks.public_key(self._mask_secret), masks.public_key(self._share_secret), protocol.commitment(self._seed)
+        keys = (
+            masks.public_key(self._mask_secret),
+            masks.public_key(self._share_secret),
+            protocol.commitment(self._seed),
+        )
         unsigned = Advert(self._certificate, *keys, b"")
         self._own = unsigned._replace(signature=self._key.sign(unsigned.signed(self._terms)))
         self._stage = protocol.SHARE
@@ -63,10 +83,15 @@ class DeviceRound:
         others = {advert.device: self._agree(cell, advert) for advert in roster.adverts}
         self._keys = {advert.device: advert.certificate.key for advert in roster.adverts}
         holders = sorted((self._device, *others))
-        shares = (shamir.share(secret, needed, len(holders)) for secret in (self._seed, self._mask_secret))
+        shares = (
+            shamir.share(secret, needed, len(holders)) for secret in (self._seed, self._mask_secret)
+        )
         held = dict(zip(holders, zip(*shares, strict=True), strict=True))
         ends = {device: protocol.ends_of(cell, self._device, device) for device in others}
-        sealed = {device: _seal(peer.share_key, ends[device], Secret(b"".join(held[device]))) for device, peer in others.items()}
+        sealed = {
+            device: _seal(peer.share_key, ends[device], Secret(b"".join(held[device])))
+            for device, peer in others.items()
+        }
         own_seed, own_key = held[self._device]
         self._held = {self._device: (Secret(own_seed), Secret(own_key))}
         self._cell, self._threshold, self._others = cell, needed, others
@@ -82,8 +107,13 @@ class DeviceRound:
             raise Refused(f"shares came from device {min(strangers)}, which is not in this cell")
         peers = {device: self._others[device] for device in delivery.shares}
         ends = {device: protocol.ends_of(self._cell, device, self._device) for device in peers}
-        opened = {device: _open(peer.share_key, ends[device], delivery.shares[device]) for device, peer in peers.items()}
-        held = self._held | {device: shares for device, shares in opened.items() if shares is not None}
+        opened = {
+            device: _open(peer.share_key, ends[device], delivery.shares[device])
+            for device, peer in peers.items()
+        }
+        held = self._held | {
+            device: shares for device, shares in opened.items() if shares is not None
+        }
         # Only devices in this very round, now, can have sealed what opens here: a replayed old advert cannot.
         self._check_enough(held.keys(), "shared their secrets")
         _check_values(values, self._terms)
@@ -92,7 +122,9 @@ class DeviceRound:
         plus.append(protocol.own_mask_key(self._seed, self._cell))
         masked = values.astype(masks.words(self._terms.modulus_bits))
         masks.add_masks(masked, plus, minus)
-        report = MaskedReport(self._cell, pack(protocol.residue(masked, self._terms), self._terms.modulus_bits))
+        report = MaskedReport(
+            self._cell, pack(protocol.residue(masked, self._terms), self._terms.modulus_bits)
+        )
         self._held, self._peers, self._stage = held, frozenset(peers), protocol.SIGN
         del self._seed
         self._others = {}
@@ -119,24 +151,35 @@ class DeviceRound:
         self._stage, held, self._held = protocol.DONE, self._held, {}
         alive = self._survivors.devices
         seeds: dict[int, bytes] = {peer: seed for peer, (seed, _) in held.items() if peer in alive}
-        return Unmasking(self._cell, seeds, {peer: key for peer, (_, key) in held.items() if peer not in alive})
+        return Unmasking(
+            self._cell, seeds, {peer: key for peer, (_, key) in held.items() if peer not in alive}
+        )
 
     def _check_roster(self, roster: Roster) -> tuple[bytes, int]:
         """Refuse devices that do not follow from all adverts, or are not who they claim; return the cell's name and threshold."""
-        digests, adverts = list(roster.digests.values()), {advert.digest(): advert for advert in roster.adverts}
+        digests, adverts = (
+            list(roster.digests.values()),
+            {advert.digest(): advert for advert in roster.adverts},
+        )
         own = self._own.digest()
         if roster.digests.get(self._device) != own:
             raise Refused("the advert of this device is not in the list of the round")
         if not self._terms.least <= len(set(digests)) == len(digests) <= self._terms.most:
-            raise Refused(f"{len(set(digests))} devices are not between {self._terms.least} and {self._terms.most}")
+            raise Refused(
+                f"{len(set(digests))} devices are not between {self._terms.least} and {self._terms.most}"
+            )
         cohort = roster.cohort(self._terms)
         cell = next(one for one in cells(cohort, digests) if own in one)
         if adverts.keys() != set(cell) - {own}:
             raise Refused("these are not the devices of its cell that follow from all adverts")
         if not all(_in_its_row(roster, advert) for advert in roster.adverts):
-            raise Refused("a device has another advert in the list of the round: it would be there twice")
+            raise Refused(
+                "a device has another advert in the list of the round: it would be there twice"
+            )
         self._check_members(roster)
-        return cell_name(cohort, cell), threshold(len(digests), len(cell), self._terms.dropouts, self._terms.corrupt)
+        return cell_name(cohort, cell), threshold(
+            len(digests), len(cell), self._terms.dropouts, self._terms.corrupt
+        )
 
     def _check_members(self, roster: Roster) -> None:
         """Refuse a cell in which a device is not who it claims, or two are one."""
@@ -144,18 +187,26 @@ class DeviceRound:
             if why_not := self._trust.why_not(advert.certificate):
                 raise Refused(why_not)
             if not verified(advert.certificate.key, advert.signed(self._terms), advert.signature):
-                raise Refused(f"the keys of device {advert.device} are not signed by it for this round")
-        if len({advert.certificate.key for advert in (self._own, *roster.adverts)}) <= len(roster.adverts):
+                raise Refused(
+                    f"the keys of device {advert.device} are not signed by it for this round"
+                )
+        if len({advert.certificate.key for advert in (self._own, *roster.adverts)}) <= len(
+            roster.adverts
+        ):
             raise Refused("two devices of the cell have one key: they are one")
 
     def _check_enough(self, devices: Collection[int], done: str) -> None:
         if len(devices) < self._threshold:
-            raise Refused(f"{len(devices)} devices of the cell, this one among them, have {done}, and {self._threshold} are needed")
+            raise Refused(
+                f"{len(devices)} devices of the cell, this one among them, have {done}, and {self._threshold} are needed"
+            )
 
     def _agree(self, cell: bytes, peer: Advert) -> _Peer:
         try:
             mask_key = protocol.pair_mask_key(self._mask_secret, peer, self._device, cell)
-            return _Peer(mask_key, masks.agreed(self._share_secret, peer.share_key, b"shares" + cell))
+            return _Peer(
+                mask_key, masks.agreed(self._share_secret, peer.share_key, b"shares" + cell)
+            )
         except ValueError as weak:
             raise Refused(f"device {peer.device}: {weak}") from None
 
@@ -165,7 +216,9 @@ def _in_its_row(roster: Roster, advert: Advert) -> bool:
     return roster.digests.get(advert.device) == advert.digest()
 
 
-def signers(survivors: Survivors, signatures: Mapping[int, bytes], keys: Mapping[int, bytes]) -> set[int]:
+def signers(
+    survivors: Survivors, signatures: Mapping[int, bytes], keys: Mapping[int, bytes]
+) -> set[int]:
     """Return the survivors who have signed this list of them. No one else counts: a device outside the cell may work for the server."""
     signed, known = survivors.signed(), signatures.keys() & survivors.devices & keys.keys()
     return {one for one in known if verified(keys[one], signed, signatures[one])}
@@ -173,7 +226,9 @@ def signers(survivors: Survivors, signatures: Mapping[int, bytes], keys: Mapping
 
 def _check_values(values: np.ndarray, terms: Terms) -> None:
     if values.dtype != np.uint32 or values.shape != (terms.length,):
-        raise ValueError(f"a report is uint32 [{terms.length}], not {values.dtype} {list(values.shape)}")
+        raise ValueError(
+            f"a report is uint32 [{terms.length}], not {values.dtype} {list(values.shape)}"
+        )
     if int(values.max()) >> terms.modulus_bits:
         raise ValueError(f"a number in a report has more than {terms.modulus_bits} bits")
 
@@ -186,7 +241,9 @@ def _seal(key: Secret, ends: bytes, shares: Secret) -> bytes:
 def _open(key: Secret, ends: bytes, content: bytes) -> tuple[Secret, Secret] | None:
     """Open shares, or return None if that device did not seal them for this one in this round: the others' may suffice."""
     try:
-        shares = AESGCM(masks.derived(key, ends)).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], ends)
+        shares = AESGCM(masks.derived(key, ends)).decrypt(
+            content[:NONCE_BYTES], content[NONCE_BYTES:], ends
+        )
     except (InvalidTag, ValueError):
         return None
     return Secret(shares[: shamir.SHARE_BYTES]), Secret(shares[shamir.SHARE_BYTES :])

@@ -63,7 +63,9 @@ class Certificate(NamedTuple):
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         if len(content) != CERTIFICATE_BYTES:
-            raise ValueError(f"a certificate has {CERTIFICATE_BYTES} bytes, and this has {len(content)}")
+            raise ValueError(
+                f"a certificate has {CERTIFICATE_BYTES} bytes, and this has {len(content)}"
+            )
         return cls(*_CERTIFICATE.unpack_from(content), signature=content[_CERTIFICATE.size :])
 
 
@@ -77,7 +79,11 @@ class Dismissed(NamedTuple):
 
     def signed(self) -> bytes:
         rows = struct.pack(f">{len(self.devices)}Q", *sorted(self.devices))
-        return b"taciturn fleet: dismissed\0" + _LIST.pack(self.fleet, self.number, len(self.devices)) + rows
+        return (
+            b"taciturn fleet: dismissed\0"
+            + _LIST.pack(self.fleet, self.number, len(self.devices))
+            + rows
+        )
 
     def to_bytes(self) -> bytes:
         return self.signed().partition(b"\0")[2] + self.signature
@@ -86,7 +92,11 @@ class Dismissed(NamedTuple):
     def from_bytes(cls, content: bytes) -> Self:
         fleet, number, count = _LIST.unpack(content[: _LIST.size].ljust(_LIST.size, b"\0"))
         end = _LIST.size + 8 * count
-        devices = struct.unpack(f">{count}Q", content[_LIST.size : end]) if len(content) == end + SIGNATURE_BYTES else ()
+        devices = (
+            struct.unpack(f">{count}Q", content[_LIST.size : end])
+            if len(content) == end + SIGNATURE_BYTES
+            else ()
+        )
         read = cls(fleet, number, frozenset(devices), content[end:])
         if len(content) != end + SIGNATURE_BYTES or read.to_bytes() != content:
             raise ValueError("this is not a list of dismissed devices, or not in order")
@@ -122,7 +132,9 @@ class Trust(NamedTuple):
 
     def why_not_the_list(self) -> str | None:
         fleet, key = self.authority
-        if self.dismissed.fleet != fleet or not verified(key, self.dismissed.signed(), self.dismissed.signature):
+        if self.dismissed.fleet != fleet or not verified(
+            key, self.dismissed.signed(), self.dismissed.signature
+        ):
             return "the list of dismissed devices is not signed by the authority of this fleet"
         return None
 

@@ -20,7 +20,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 KEY_BYTES = 32
-CHUNK = 1 << 15  # words at a time: sum and stream stay in the processor's cache, which halves the time for a mask
+CHUNK = (
+    1 << 15
+)  # words at a time: sum and stream stay in the processor's cache, which halves the time for a mask
 AT_ONCE = 512  # masks, each of which holds a cipher of about a kilobyte
 
 
@@ -63,9 +65,14 @@ def add_masks(total: np.ndarray, plus: Iterable[Secret], minus: Iterable[Secret]
     """Add and subtract masks, in place. `total` is of a type that `words` returned."""
     signed = itertools.chain(((key, np.add) for key in plus), ((key, np.subtract) for key in minus))
     while batch := list(itertools.islice(signed, AT_ONCE)):
-        streams = [(Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), apply) for key, apply in batch]
+        streams = [
+            (Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), apply)
+            for key, apply in batch
+        ]
         zeros = bytes(CHUNK * total.itemsize)
-        stream = np.empty(CHUNK + 16, total.dtype)  # cryptography before 43 needs room for another block
+        stream = np.empty(
+            CHUNK + 16, total.dtype
+        )  # cryptography before 43 needs room for another block
         for start in range(0, total.size, CHUNK):
             part = total[start : start + CHUNK]
             for cipher, apply in streams:

@@ -13,13 +13,19 @@ from io import SEEK_END, BytesIO
 from typing import Any, ClassVar, NamedTuple, Self
 
 from taciturn.fleets.secure_aggregation.bit_packing import MOST_BITS
-from taciturn.fleets.secure_aggregation.identities import CERTIFICATE_BYTES, SIGNATURE_BYTES, Certificate
+from taciturn.fleets.secure_aggregation.identities import (
+    CERTIFICATE_BYTES,
+    SIGNATURE_BYTES,
+    Certificate,
+)
 from taciturn.fleets.secure_aggregation.masks import KEY_BYTES
 from taciturn.fleets.secure_aggregation.shamir import SHARE_BYTES
 
 VERSION = 3
 HASH_BYTES = 32
-SEALED_BYTES = 12 + 2 * SHARE_BYTES + 16  # nonce, a share of the seed and one of the mask key, AES-GCM's tag
+SEALED_BYTES = (
+    12 + 2 * SHARE_BYTES + 16
+)  # nonce, a share of the seed and one of the mask key, AES-GCM's tag
 MOST_DEVICES = 1 << 16  # in a round
 MOST_LENGTH = 1 << 26  # coordinates in a report
 
@@ -30,7 +36,9 @@ class Terms(NamedTuple):
 
     round: bytes  # a name that no attempt at any round ever has again
     message: bytes  # hash of what devices are given to train on: run, round, model, clip norm (fields.message_hash)
-    dismissed: bytes  # hash of the list of devices that are not in it any more (identities.Dismissed)
+    dismissed: (
+        bytes  # hash of the list of devices that are not in it any more (identities.Dismissed)
+    )
     fingerprint: bytes  # of recipe, words and enrolment authority
     modulus_bits: int  # reports are added modulo 2 to this
     length: int  # coordinates in a report
@@ -40,20 +48,43 @@ class Terms(NamedTuple):
     most: int  # devices in a cohort: with more, a sum might be larger than the modulus
 
     def to_bytes(self) -> bytes:
-        sizes = struct.pack(">BIddII", self.modulus_bits, self.length, self.dropouts, self.corrupt, self.least, self.most)
-        return _head(Terms) + _block(self.round) + _block(self.message) + _block(self.dismissed) + _block(self.fingerprint) + sizes
+        sizes = struct.pack(
+            ">BIddII",
+            self.modulus_bits,
+            self.length,
+            self.dropouts,
+            self.corrupt,
+            self.least,
+            self.most,
+        )
+        return (
+            _head(Terms)
+            + _block(self.round)
+            + _block(self.message)
+            + _block(self.dismissed)
+            + _block(self.fingerprint)
+            + sizes
+        )
 
     def check(self) -> None:
         if not (1 <= self.modulus_bits <= MOST_BITS and 1 <= self.length <= MOST_LENGTH):
-            raise ValueError(f"no report has {self.length:,} coordinates of {self.modulus_bits} bits")
+            raise ValueError(
+                f"no report has {self.length:,} coordinates of {self.modulus_bits} bits"
+            )
         if not 2 <= self.least <= self.most <= MOST_DEVICES:
-            raise ValueError(f"a cohort has 2 to {MOST_DEVICES:,} devices, not {self.least:,} to {self.most:,}")
+            raise ValueError(
+                f"a cohort has 2 to {MOST_DEVICES:,} devices, not {self.least:,} to {self.most:,}"
+            )
         if not (0 <= self.dropouts < 1 and 0 <= self.corrupt < 1):  # nor NaN
-            raise ValueError(f"shares of devices lie between 0 and 1, not {self.dropouts} and {self.corrupt}")
+            raise ValueError(
+                f"shares of devices lie between 0 and 1, not {self.dropouts} and {self.corrupt}"
+            )
         if not (1 <= len(self.round) <= 255 and 1 <= len(self.fingerprint) <= 255):
             raise ValueError("a round has a name and a fingerprint of up to 255 bytes")
         if not len(self.message) == len(self.dismissed) == HASH_BYTES:
-            raise ValueError(f"the terms of a round name its message, and the list of dismissed devices, by hashes of {HASH_BYTES} bytes")
+            raise ValueError(
+                f"the terms of a round name its message, and the list of dismissed devices, by hashes of {HASH_BYTES} bytes"
+            )
 
     def digest(self) -> bytes:
         return hashlib.sha256(b"taciturn secure sum: terms\0" + self.to_bytes()).digest()
@@ -79,11 +110,18 @@ def _fixed(size: int) -> _Part:
 
 def _table(size: int) -> _Part:
     """Rows by device, each of `size` bytes."""
-    return _Part(_rows, lambda content: {_read_number(content, 8): _take(content, size) for _ in range(_count(content, 8 + size))})
+    return _Part(
+        _rows,
+        lambda content: {
+            _read_number(content, 8): _take(content, size) for _ in range(_count(content, 8 + size))
+        },
+    )
 
 
 def _rows(rows: Mapping[int, bytes]) -> bytes:
-    return _number(len(rows), 4) + b"".join(_number(device) + rows[device] for device in sorted(rows))
+    return _number(len(rows), 4) + b"".join(
+        _number(device) + rows[device] for device in sorted(rows)
+    )
 
 
 def _count(content: BytesIO, row: int) -> int:
@@ -97,7 +135,10 @@ def _count(content: BytesIO, row: int) -> int:
 
 
 def _read_adverts(content: BytesIO) -> "tuple[Advert, ...]":
-    adverts = tuple(Advert.from_bytes(_take(content, _read_number(content, 2))) for _ in range(_count(content, 1)))
+    adverts = tuple(
+        Advert.from_bytes(_take(content, _read_number(content, 2)))
+        for _ in range(_count(content, 1))
+    )
     if (devices := [advert.device for advert in adverts]) != sorted(set(devices)):
         raise ValueError("a list of adverts is not in order, or names one twice")
     return adverts
@@ -120,9 +161,17 @@ def _head(kind: type) -> bytes:
 
 
 _CELL = _fixed(HASH_BYTES)
-_CERTIFICATE = _Part(Certificate.to_bytes, lambda content: Certificate.from_bytes(_take(content, CERTIFICATE_BYTES)))
-_ADVERTS = _Part(lambda adverts: _number(len(adverts), 4) + b"".join(_block(one.to_bytes()) for one in adverts), _read_adverts)
-_DEVICES = _Part(lambda devices: _rows(dict.fromkeys(devices, b"")), lambda content: frozenset(_table(0).read(content)))
+_CERTIFICATE = _Part(
+    Certificate.to_bytes, lambda content: Certificate.from_bytes(_take(content, CERTIFICATE_BYTES))
+)
+_ADVERTS = _Part(
+    lambda adverts: _number(len(adverts), 4) + b"".join(_block(one.to_bytes()) for one in adverts),
+    _read_adverts,
+)
+_DEVICES = _Part(
+    lambda devices: _rows(dict.fromkeys(devices, b"")),
+    lambda content: frozenset(_table(0).read(content)),
+)
 
 
 class _Message:
@@ -131,7 +180,9 @@ class _Message:
     layout: ClassVar[tuple[_Part, ...]]
 
     def to_bytes(self) -> bytes:
-        return _head(type(self)) + b"".join(part.write(value) for part, value in zip(self.layout, vars(self).values(), strict=True))
+        return _head(type(self)) + b"".join(
+            part.write(value) for part, value in zip(self.layout, vars(self).values(), strict=True)
+        )
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
@@ -141,7 +192,9 @@ class _Message:
         head = rest.read(2)
         message = cls(*(part.read(rest) for part in cls.layout)) if head == _head(cls) else None
         if message is None or message.to_bytes() != content:
-            raise ValueError(f"this is not a {cls.__name__}: of another version, with more bytes, or its rows not in order or there twice")
+            raise ValueError(
+                f"this is not a {cls.__name__}: of another version, with more bytes, or its rows not in order or there twice"
+            )
         return message
 
     def _replace(self, **changes: Any) -> Self:
@@ -155,7 +208,13 @@ class _Message:
 class Advert(_Message):
     """1. Device → server → its cell: fresh public keys for one round, signed with the key of the certificate."""
 
-    layout = _CERTIFICATE, _fixed(KEY_BYTES), _fixed(KEY_BYTES), _fixed(HASH_BYTES), _fixed(SIGNATURE_BYTES)
+    layout = (
+        _CERTIFICATE,
+        _fixed(KEY_BYTES),
+        _fixed(KEY_BYTES),
+        _fixed(HASH_BYTES),
+        _fixed(SIGNATURE_BYTES),
+    )
     certificate: Certificate
     mask_key: bytes
     share_key: bytes
@@ -168,7 +227,11 @@ class Advert(_Message):
 
     def signed(self, terms: Terms) -> bytes:
         """Return what the signature is of: all but itself, and the terms."""
-        return b"taciturn secure sum: advert\0" + terms.digest() + self._replace(signature=b"").to_bytes()
+        return (
+            b"taciturn secure sum: advert\0"
+            + terms.digest()
+            + self._replace(signature=b"").to_bytes()
+        )
 
     def digest(self) -> bytes:
         return hashlib.sha256(b"taciturn secure sum: advert\0" + self.to_bytes()).digest()
@@ -180,7 +243,9 @@ class Roster(_Message):
 
     layout = _ADVERTS, _table(HASH_BYTES)
     adverts: tuple[Advert, ...]  # ascending by device
-    digests: dict[int, bytes]  # one for each device: with several, corrupt devices would count more than once
+    digests: dict[
+        int, bytes
+    ]  # one for each device: with several, corrupt devices would count more than once
 
     def parts(self) -> tuple[bytes, bytes]:
         """Return what is for one device, and what follows for all of them."""
@@ -188,7 +253,9 @@ class Roster(_Message):
 
     def cohort(self, terms: Terms) -> bytes:
         """Name these devices with these keys in this round. Cells, and their names, follow from it."""
-        return hashlib.sha256(b"taciturn secure sum: cohort\0" + terms.digest() + _rows(self.digests)).digest()
+        return hashlib.sha256(
+            b"taciturn secure sum: cohort\0" + terms.digest() + _rows(self.digests)
+        ).digest()
 
 
 @dataclass(frozen=True, repr=False)

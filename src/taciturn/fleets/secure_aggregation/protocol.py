@@ -29,7 +29,14 @@ from taciturn.fleets.secure_aggregation import masks
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Advert, Terms
 
-STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK, DONE = "advertise", "share", "mask", "sign", "unmask", "done"
+STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK, DONE = (
+    "advertise",
+    "share",
+    "mask",
+    "sign",
+    "unmask",
+    "done",
+)
 
 
 class Refused(ValueError):
@@ -43,7 +50,10 @@ class Unneeded(Refused):
 def expect(now: str, asked: str) -> None:
     if now != asked:
         late = STAGES.index(now) > STAGES.index(asked)
-        raise Refused(f"it is too {'late' if late else 'early'} to {asked}: " + ("that is done" if late else f"{now} comes first"))
+        raise Refused(
+            f"it is too {'late' if late else 'early'} to {asked}: "
+            + ("that is done" if late else f"{now} comes first")
+        )
 
 
 def check_cell(own: bytes, theirs: bytes) -> None:

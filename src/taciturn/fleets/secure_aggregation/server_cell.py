@@ -14,7 +14,15 @@ from taciturn.fleets.secure_aggregation import masks, protocol, shamir
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
 from taciturn.fleets.secure_aggregation.cells import colluders, threshold
 from taciturn.fleets.secure_aggregation.masks import Secret
-from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Survivors, Terms, Unmasking, UnmaskRequest
+from taciturn.fleets.secure_aggregation.messages import (
+    Advert,
+    MaskedReport,
+    SealedShares,
+    Survivors,
+    Terms,
+    Unmasking,
+    UnmaskRequest,
+)
 from taciturn.fleets.secure_aggregation.protocol import Refused, Unneeded
 
 TRIES = 200  # sets of shares of a secret, at random
@@ -67,23 +75,33 @@ def refusals(answers: Mapping[int, bytes], take: Callable[[int, bytes], None]) -
 class ServerCell:
     """The server in one cell. A stage ends when its result is asked for: a device not heard by then has dropped out."""
 
-    def __init__(self, terms: Terms, name: bytes, adverts: Mapping[int, Advert], cohort: int) -> None:
+    def __init__(
+        self, terms: Terms, name: bytes, adverts: Mapping[int, Advert], cohort: int
+    ) -> None:
         """Start a cell; ValueError if this many devices, of a cohort of this size, make no secure sum."""
         self.threshold = threshold(cohort, len(adverts), terms.dropouts, terms.corrupt)
-        self._suspects = max(2, 1 + colluders(cohort, len(adverts), terms.corrupt))  # of whom at least one is honest
+        self._suspects = max(
+            2, 1 + colluders(cohort, len(adverts), terms.corrupt)
+        )  # of whom at least one is honest
         self._terms, self._name, self.adverts, self._stage = terms, name, adverts, protocol.SHARE
-        self._places = {device: place for place, device in enumerate(sorted(adverts), 1)}  # of each device's shares
+        self._places = {
+            device: place for place, device in enumerate(sorted(adverts), 1)
+        }  # of each device's shares
         self._sealed: dict[int, dict[int, bytes]] = {}
         self._shared: frozenset[int] = frozenset()
         self._sum = np.zeros(terms.length, masks.words(terms.modulus_bits))
         self._reported: set[int] = set()
         self._signatures: dict[int, bytes] = {}
         self._answers: dict[int, Unmasking] = {}
-        self._unfit: set[tuple[int, int]] = set()  # holder and owner of a share that is missing or wrong
+        self._unfit: set[tuple[int, int]] = (
+            set()
+        )  # holder and owner of a share that is missing or wrong
         self._spoilt: set[int] = set()  # owners of secrets that their shares do not give
         self.devices = 0  # whose reports are in its sum, or may be
         self.refused: dict[int, str] = {}  # whose answers were refused in the last stage, and why
-        self.result: Total | dict[int, bytes] = {}  # of the last stage: questions of the next, or the sum
+        self.result: (
+            Total | dict[int, bytes]
+        ) = {}  # of the last stage: questions of the next, or the sum
         self.failed = ""  # why it has failed
 
     def end_stage(self, answers: Mapping[int, bytes]) -> Self:
@@ -93,7 +111,11 @@ class ServerCell:
         self.devices = len(self._sealed if self._stage == protocol.SHARE else self._reported)
         try:
             result = end(self)
-            self.result = result if isinstance(result, Total) else {device: message.to_bytes() for device, message in result.items()}
+            self.result = (
+                result
+                if isinstance(result, Total)
+                else {device: message.to_bytes() for device, message in result.items()}
+            )
         except FailedRound as reason:
             self.failed, self.result = str(reason), {}
         return self
@@ -101,7 +123,9 @@ class ServerCell:
     def take_shares(self, device: int, sealed: SealedShares) -> None:
         self._check_first(protocol.SHARE, device, self._sealed, sealed.cell)
         if sealed.shares.keys() != self.adverts.keys() - {device}:
-            raise Refused(f"device {device} has not sent a share for each of the others in its cell and nobody else")
+            raise Refused(
+                f"device {device} has not sent a share for each of the others in its cell and nobody else"
+            )
         self._sealed[device] = sealed.shares
 
     def deliveries(self) -> dict[int, SealedShares]:
@@ -110,7 +134,10 @@ class ServerCell:
         self._check_enough(self._sealed, "shared their secrets")
         sealed, self._sealed, self._stage = self._sealed, {}, protocol.MASK
         self._shared = frozenset(sealed)
-        others = {device: {peer: shares[device] for peer, shares in sealed.items() if peer != device} for device in sealed}
+        others = {
+            device: {peer: shares[device] for peer, shares in sealed.items() if peer != device}
+            for device in sealed
+        }
         return {device: SealedShares(self._name, shares) for device, shares in others.items()}
 
     def take_report(self, device: int, report: MaskedReport) -> None:
@@ -146,7 +173,10 @@ class ServerCell:
 
     def take_answer(self, device: int, answer: Unmasking) -> None:
         self._check_first(protocol.UNMASK, device, self._answers, answer.cell)
-        if not (answer.seeds.keys() <= self._reported and answer.mask_keys.keys() <= self._shared - self._reported):
+        if not (
+            answer.seeds.keys() <= self._reported
+            and answer.mask_keys.keys() <= self._shared - self._reported
+        ):
             raise Refused(f"device {device} answers a question that it was not asked")
         for share in (*answer.seeds.values(), *answer.mask_keys.values()):
             shamir.number(share)
@@ -158,16 +188,24 @@ class ServerCell:
         self._spoilt.clear()
         seeds = {device: answer.seeds for device, answer in self._answers.items()}
         mask_keys = {device: answer.mask_keys for device, answer in self._answers.items()}
-        own = self._secrets(self._reported, seeds, lambda seed, advert: protocol.commitment(seed) == advert.commitment)
+        own = self._secrets(
+            self._reported,
+            seeds,
+            lambda seed, advert: protocol.commitment(seed) == advert.commitment,
+        )
         gone = self._shared - self._reported
-        pairs = self._secrets(gone, mask_keys, lambda key, advert: masks.public_key(key) == advert.mask_key)
+        pairs = self._secrets(
+            gone, mask_keys, lambda key, advert: masks.public_key(key) == advert.mask_key
+        )
         minus = [protocol.own_mask_key(seed, self._name) for seed in own.values()]
         plus = []
         for lost, secret in pairs.items():
             for survivor in sorted(self._reported):
                 # The survivor's report has this mask with its own sign, and nothing cancels it.
                 undo = minus if survivor < lost else plus
-                undo.append(protocol.pair_mask_key(secret, self.adverts[survivor], lost, self._name))
+                undo.append(
+                    protocol.pair_mask_key(secret, self.adverts[survivor], lost, self._name)
+                )
         masks.add_masks(self._sum, plus, minus)
         self._stage = protocol.DONE
         return Total(protocol.residue(self._sum, self._terms), sorted(self._reported))
@@ -175,11 +213,20 @@ class ServerCell:
     @property
     def broke(self) -> dict[int, str]:
         """Return the devices that broke the protocol, as far as shares show it, and how: for a private note."""
-        shares = dict.fromkeys(at_fault(self._unfit, self._suspects), "shares that it cut or held are missing or wrong")
-        secrets = dict.fromkeys(few_of(self._spoilt, self._shared), "its shares are not of the secret that it named")
+        shares = dict.fromkeys(
+            at_fault(self._unfit, self._suspects), "shares that it cut or held are missing or wrong"
+        )
+        secrets = dict.fromkeys(
+            few_of(self._spoilt, self._shared), "its shares are not of the secret that it named"
+        )
         return shares | secrets
 
-    def _secrets(self, owners: Collection[int], answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight) -> dict[int, Secret]:
+    def _secrets(
+        self,
+        owners: Collection[int],
+        answers: Mapping[int, Mapping[int, bytes]],
+        is_right: _IsRight,
+    ) -> dict[int, Secret]:
         """Reconstruct secrets from shares by holder and owner. All are tried before it fails, to find out whose are wrong."""
         found, failed = {}, []
         for owner in sorted(owners):
@@ -191,27 +238,39 @@ class ServerCell:
             raise failed[0]
         return found
 
-    def _secret(self, owner: int, answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight) -> Secret:
+    def _secret(
+        self, owner: int, answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight
+    ) -> Secret:
         """Try one set of shares after another: if some of them are wrong, others may suffice."""
         places, answered = self._places, sorted(answers)
         self._unfit |= {(holder, owner) for holder in answered if owner not in answers[holder]}
         doubted = {holder for holder, _ in self._unfit}
-        holders = sorted((one for one in answered if owner in answers[one]), key=lambda one: one in doubted)
+        holders = sorted(
+            (one for one in answered if owner in answers[one]), key=lambda one: one in doubted
+        )
         shares = {places[holder]: answers[holder][owner] for holder in holders}
         needed, found = self.threshold, len(shares)
         if found < needed:
-            raise FailedRound(f"{found} devices of a cell answered for one of its members, and {needed} are needed to remove a mask")
+            raise FailedRound(
+                f"{found} devices of a cell answered for one of its members, and {needed} are needed to remove a mask"
+            )
         order = list(shares)
         for attempt in range(found + TRIES if found > needed else 1):
             # From different ends first, which avoids any single wrong one; then at random, which mostly avoids several.
-            some = (order * 2)[attempt : attempt + needed] if attempt < found else random.sample(order, needed)
+            some = (
+                (order * 2)[attempt : attempt + needed]
+                if attempt < found
+                else random.sample(order, needed)
+            )
             chosen = {place: shares[place] for place in some}
             try:
                 secret = Secret(shamir.reconstruct(chosen))
             except ValueError:
                 continue
             if is_right(secret, self.adverts[owner]):
-                for holder in holders if attempt else doubted & set(holders):  # where somebody's share was wrong
+                for holder in (
+                    holders if attempt else doubted & set(holders)
+                ):  # where somebody's share was wrong
                     if not shamir.fits(chosen, places[holder], answers[holder][owner]):
                         self._unfit.add((holder, owner))
                 return secret
@@ -230,7 +289,9 @@ class ServerCell:
 
     def _check_enough(self, devices: Collection[int], done: str) -> None:
         if len(devices) < self.threshold:
-            raise FailedRound(f"{len(devices)} devices of a cell have {done}, and {self.threshold} are needed")
+            raise FailedRound(
+                f"{len(devices)} devices of a cell have {done}, and {self.threshold} are needed"
+            )
 
 
 _STAGES = {

@@ -11,7 +11,9 @@ import secrets
 from collections.abc import Mapping
 
 SECRET_BYTES, SHARE_BYTES = 32, 33
-PRIME = 2**256 + 297  # the smallest that is larger than every secret; a share may need one more byte than a secret
+PRIME = (
+    2**256 + 297
+)  # the smallest that is larger than every secret; a share may need one more byte than a secret
 
 
 def share(secret: bytes, threshold: int, holders: int) -> list[bytes]:
@@ -20,9 +22,14 @@ def share(secret: bytes, threshold: int, holders: int) -> list[bytes]:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
     if not 1 <= threshold <= holders:
         raise ValueError(f"a threshold of {threshold} is impossible with {holders} shares")
-    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]  # of the highest power first
+    coefficients = [
+        secrets.randbelow(PRIME) for _ in range(threshold - 1)
+    ]  # of the highest power first
     coefficients.append(int.from_bytes(secret, "big"))
-    return [_value(coefficients, holder).to_bytes(SHARE_BYTES, "big") for holder in range(1, holders + 1)]
+    return [
+        _value(coefficients, holder).to_bytes(SHARE_BYTES, "big")
+        for holder in range(1, holders + 1)
+    ]
 
 
 def reconstruct(shares: Mapping[int, bytes]) -> bytes:
@@ -51,7 +58,13 @@ def number(share: bytes) -> int:
 
 def _through(shares: Mapping[int, bytes], place: int) -> int:
     """Return the value at a place of the polynomial through the shares."""
-    return sum(number(share) * weight for share, weight in zip(shares.values(), _weights(tuple(shares), place), strict=True)) % PRIME
+    return (
+        sum(
+            number(share) * weight
+            for share, weight in zip(shares.values(), _weights(tuple(shares), place), strict=True)
+        )
+        % PRIME
+    )
 
 
 @functools.lru_cache(maxsize=512)

@@ -37,7 +37,9 @@ class Rounds:
     hours: float
     succeeded: int
     failed: int
-    min_separation: int | None  # the fewest rounds between two participations of a device; None: none came twice
+    min_separation: (
+        int | None
+    )  # the fewest rounds between two participations of a device; None: none came twice
     max_participations: int
     reports: float  # of a successful round, on average
 
@@ -58,8 +60,14 @@ class Devices:
         at_night = (local - self._bedtime) % 24 < self._night
         day = math.floor((hour - 12) / 24)  # a night is one night before and after midnight
         if self._coins is None or self._coins[0] != day:
-            self._coins = (day, np.random.default_rng([self.seed, 1, day + 10**6]).random(self.count))
-        by_day = np.random.default_rng([self.seed, 2, round(hour / TICK)]).random(self.count) < self.habits.by_day
+            self._coins = (
+                day,
+                np.random.default_rng([self.seed, 1, day + 10**6]).random(self.count),
+            )
+        by_day = (
+            np.random.default_rng([self.seed, 2, round(hour / TICK)]).random(self.count)
+            < self.habits.by_day
+        )
         return np.where(at_night, self._coins[1] < self.habits.nights_plugged_in, by_day)
 
     def reporting(self, asked: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -77,18 +85,29 @@ class Clock:
     def __init__(self, devices: Devices, timer_hours: float, patience: float = 7 * 24) -> None:
         """Give up `patience` hours after the timers ended, if too few devices came together."""
         self.devices, self.hour = devices, 0.0
-        self._habits, self._timer, self._patience, self._last_round = devices.habits, timer_hours, patience, 0.0
+        self._habits, self._timer, self._patience, self._last_round = (
+            devices.habits,
+            timer_hours,
+            patience,
+            0.0,
+        )
         self._resting_until = np.full(devices.count, -math.inf)
         self._away_until = np.full(devices.count, -math.inf)
         self._waiting = np.zeros(devices.count, bool)
 
-    def gather(self, wanted: int, eligible: Callable[[np.ndarray], np.ndarray] = lambda ids: ids) -> np.ndarray:
+    def gather(
+        self, wanted: int, eligible: Callable[[np.ndarray], np.ndarray] = lambda ids: ids
+    ) -> np.ndarray:
         """Wait until enough devices that may be asked have checked in, and return them."""
         while True:
             tick = round(self.hour / TICK)
             ready = self.devices.available(self.hour) & (self._resting_until <= self.hour)
-            arriving = np.random.default_rng([self.devices.seed, 3, tick]).random(self.devices.count)
-            checking_in = (arriving < TICK / self._habits.check_in_every) & (self._away_until <= self.hour)
+            arriving = np.random.default_rng([self.devices.seed, 3, tick]).random(
+                self.devices.count
+            )
+            checking_in = (arriving < TICK / self._habits.check_in_every) & (
+                self._away_until <= self.hour
+            )
             self._waiting = ready & (self._waiting | checking_in)
             pool = np.flatnonzero(self._waiting)
             if self.hour > self._last_round + self._timer + self._patience:
@@ -101,7 +120,9 @@ class Clock:
                 return pool
             self.hour += TICK
 
-    def upload(self, asked: np.ndarray, reports: np.ndarray, goal: int, generator: np.random.Generator) -> None:
+    def upload(
+        self, asked: np.ndarray, reports: np.ndarray, goal: int, generator: np.random.Generator
+    ) -> None:
         """Run a round. A device starts its timer when it uploads, whatever becomes of the round."""
         self.hour += ROUND_HOURS
         if len(reports) >= goal:
@@ -116,14 +137,27 @@ class Clock:
 
     def state(self) -> dict[str, np.ndarray]:
         times = np.array([self.hour, self._last_round])
-        return {"times": times, "resting": self._resting_until, "away": self._away_until, "waiting": self._waiting}
+        return {
+            "times": times,
+            "resting": self._resting_until,
+            "away": self._away_until,
+            "waiting": self._waiting,
+        }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         self.hour, self._last_round = map(float, state["times"])
-        self._resting_until, self._away_until, self._waiting = (state[name].copy() for name in ("resting", "away", "waiting"))
+        self._resting_until, self._away_until, self._waiting = (
+            state[name].copy() for name in ("resting", "away", "waiting")
+        )
 
 
-def simulate_rounds(devices: Devices, rounds: int, report_goal: int, timer_hours: float, progress: Progress = unwatched) -> Rounds:
+def simulate_rounds(
+    devices: Devices,
+    rounds: int,
+    report_goal: int,
+    timer_hours: float,
+    progress: Progress = unwatched,
+) -> Rounds:
     """Simulate rounds one after another, each as soon as enough devices have checked in; stop when that takes too long."""
     clock, draw = Clock(devices, timer_hours), np.random.default_rng([0, 4])
     wanted = math.ceil(OVER_SELECTION * report_goal)
@@ -148,4 +182,6 @@ def simulate_rounds(devices: Devices, rounds: int, report_goal: int, timer_hours
         times[reports] += 1
         reported += len(reports)
         row += 1
-    return Rounds(clock.hour, row, failed, closest, int(times.max(initial=0)), reported / max(row, 1))
+    return Rounds(
+        clock.hour, row, failed, closest, int(times.max(initial=0)), reported / max(row, 1)
+    )

@@ -19,7 +19,15 @@ from taciturn.fleets.simulation.availability import Clock
 class CheckInFleet:
     everyone_reports = False
 
-    def __init__(self, fleet: Fleet, clock: Clock, report_goal: int, asked: int, most_reports: int, path: Path) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        clock: Clock,
+        report_goal: int,
+        asked: int,
+        most_reports: int,
+        path: Path,
+    ) -> None:
         """`path` keeps the devices' state: a server that crashes does not reset their timers."""
         self._fleet, self._clock, self._path = fleet, clock, path
         self._goal, self._asked, self._most_reports = report_goal, asked, most_reports
@@ -39,8 +47,12 @@ class CheckInFleet:
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         reports = self._reports(cohort, key)
         if len(reports) < self._goal:
-            raise FailedRound(f"{len(reports)} of {len(cohort)} devices reported; {self._goal} are needed")
-        return self._fleet.sum_reports(program, message, np.sort(reports[: self._most_reports]), key)
+            raise FailedRound(
+                f"{len(reports)} of {len(cohort)} devices reported; {self._goal} are needed"
+            )
+        return self._fleet.sum_reports(
+            program, message, np.sort(reports[: self._most_reports]), key
+        )
 
     def _reports(self, cohort: UserIds, key: Key) -> UserIds:
         """Derive who reports from the key alone, so that a round summed again after a crash has the same total."""

@@ -45,10 +45,23 @@ class Written(Protocol):
 class SimulatedFleet:
     everyone_reports = True
 
-    def __init__(self, population: Written, layout: Layout, weight_cap: float | None = None, cohort: float = 100) -> None:
+    def __init__(
+        self,
+        population: Written,
+        layout: Layout,
+        weight_cap: float | None = None,
+        cohort: float = 100,
+    ) -> None:
         """`weight_cap` is ŵ (`Layout.user_data`). `cohort` is the expected number of users, to which chunks are fitted."""
-        self._texts, self._layout, self._weight_cap, self._cohort = population.texts, layout, weight_cap, cohort
-        self._everyone = np.arange(len(self._texts))  # made once: for ten million users it takes longer than drawing a cohort
+        self._texts, self._layout, self._weight_cap, self._cohort = (
+            population.texts,
+            layout,
+            weight_cap,
+            cohort,
+        )
+        self._everyone = np.arange(
+            len(self._texts)
+        )  # made once: for ten million users it takes longer than drawing a cohort
         self._everyone.flags.writeable = False  # whoever draws all of them gets this very array
         self._devices = jax.local_devices()
         self._on_cpu = self._devices[0].platform == "cpu"
@@ -61,7 +74,9 @@ class SimulatedFleet:
         self._compile(program, message, key)
         totals = [jax.device_put(self._nothing(), device) for device in self._devices]
         messages = [jax.device_put((message, key), device) for device in self._devices]
-        for where, loaded in zip(cycle(range(len(self._devices))), self._loaded_ahead(self._chunks(cohort)), strict=False):
+        for where, loaded in zip(
+            cycle(range(len(self._devices))), self._loaded_ahead(self._chunks(cohort)), strict=False
+        ):
             totals[where] = self._add(totals[where], *messages[where], *loaded)
         return reduce(trees.add, jax.device_put(totals[1:], self._devices[0]), totals[0])
 
@@ -84,7 +99,11 @@ class SimulatedFleet:
         self._shape = jax.eval_shape(program, message, self._layout.user_data(NOTHING), key)
         self._nothing = jax.jit(partial(trees.zeros_like, self._shape))  # all leaves in one call
         self._add = _adder(program, self._on_cpu)
-        self._size = CPU_CHUNK if self._on_cpu else _chunk_size(message.params, self._devices[0], self._cohort)
+        self._size = (
+            CPU_CHUNK
+            if self._on_cpu
+            else _chunk_size(message.params, self._devices[0], self._cohort)
+        )
         self._check_additive(message, key)
         self._program = program
 
@@ -94,7 +113,9 @@ class SimulatedFleet:
 
         Tried on simulated users. Sums of floats, which have no privacy, are not additive and are not tried.
         """
-        if not all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(self._shape)):
+        if not all(
+            jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(self._shape)
+        ):
             return
         seats = np.arange(self._size)
         is_even, is_short, elsewhere = seats % 2 == 0, 2 * seats < self._size - 1, np.roll(seats, 1)
@@ -118,13 +139,22 @@ class SimulatedFleet:
 
     def _made_up_sum(self, message: Message, key: Key, device: Any, seats: np.ndarray) -> Report:
         """Sum the reports of one chunk, in whose seats these simulated users are; −1 is an empty seat."""
-        return self._add(*jax.device_put((self._nothing(), message, key), device), *self._load(self._made_up(), seats, device))
+        return self._add(
+            *jax.device_put((self._nothing(), message, key), device),
+            *self._load(self._made_up(), seats, device),
+        )
 
     def _made_up(self) -> list[np.ndarray]:
         """Make texts for as many users as a chunk holds, of many lengths up to the limit; of few words, so that many repeat."""
-        generator, most = np.random.default_rng(0), self._layout.user_data(NOTHING).batches[..., 1:].size
+        generator, most = (
+            np.random.default_rng(0),
+            self._layout.user_data(NOTHING).batches[..., 1:].size,
+        )
         lengths = [max(1, most * (place + 1) // self._size) for place in range(self._size)]
-        return [generator.integers(END + 1, END + 1 + MADE_UP_WORDS, length, np.int32) for length in lengths]
+        return [
+            generator.integers(END + 1, END + 1 + MADE_UP_WORDS, length, np.int32)
+            for length in lengths
+        ]
 
     def _chunks(self, cohort: UserIds) -> list[np.ndarray]:
         """Split the cohort into pieces of one size, padded with −1, which is no one. Users of similar length go together, longest first,
@@ -147,7 +177,9 @@ class SimulatedFleet:
                     yield ahead.pop(0).result()
             yield from (one.result() for one in ahead)
 
-    def _load(self, texts: Texts | list[np.ndarray], chunk: np.ndarray, device: Any) -> tuple[UserData, jax.Array]:
+    def _load(
+        self, texts: Texts | list[np.ndarray], chunk: np.ndarray, device: Any
+    ) -> tuple[UserData, jax.Array]:
         own = [texts[user] if user >= 0 else NOTHING for user in chunk]
         users = self._layout.users_data(own, self._weight_cap)
         users = users if self._on_cpu else users._replace(steps=users.steps.max())
@@ -172,24 +204,42 @@ def _adder(program: Program, one_by_one: bool):
         return program(message, user, jax.random.fold_in(key, id))
 
     @partial(jax.jit, donate_argnums=0)
-    def add_side_by_side(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
+    def add_side_by_side(
+        total: Report, message: Message, key: Key, users: UserData, ids: jax.Array
+    ) -> Report:
         # One number of steps for all: with one for each, every step would have to keep two models and choose between them.
         each = UserData(0, 0, None)  # pyright: ignore
         # Each trains a copy of their own: a product with one matrix for all would be taken for all at once, and where in it a user's rows
         # stand would decide how they are rounded.
-        copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(ids), *leaf.shape)), message.params)
+        copies = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (len(ids), *leaf.shape)), message.params
+        )
         message = message._replace(params=jax.lax.optimization_barrier(copies))
-        reports = jax.vmap(report, in_axes=(Message(0, None), None, each, 0))(message, key, users, ids)
+        reports = jax.vmap(report, in_axes=(Message(0, None), None, each, 0))(
+            message, key, users, ids
+        )
         # In 32 bits, also where a process switched 64 on for everything.
-        return jax.tree.map(lambda sum, part: sum + jnp.sum(part, axis=0, dtype=part.dtype), total, reports)
+        return jax.tree.map(
+            lambda sum, part: sum + jnp.sum(part, axis=0, dtype=part.dtype), total, reports
+        )
 
     # On one core: products that spread over several round by how many there are, and where each has a stream they wait for each other.
-    @partial(jax.jit, donate_argnums=0, compiler_options={"xla_cpu_multi_thread_eigen": False} if one_by_one else None)
-    def add_one_by_one(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
+    @partial(
+        jax.jit,
+        donate_argnums=0,
+        compiler_options={"xla_cpu_multi_thread_eigen": False} if one_by_one else None,
+    )
+    def add_one_by_one(
+        total: Report, message: Message, key: Key, users: UserData, ids: jax.Array
+    ) -> Report:
         def add(total: Report, one: tuple[UserData, jax.Array]) -> tuple[Report, None]:
             # A padding user costs nothing here.
             user, id = one
-            return jax.lax.cond(user.weight > 0, lambda: trees.add(total, report(message, key, user, id)), lambda: total), None
+            return jax.lax.cond(
+                user.weight > 0,
+                lambda: trees.add(total, report(message, key, user, id)),
+                lambda: total,
+            ), None
 
         return jax.lax.scan(add, total, (users, ids))[0]
 

@@ -16,7 +16,14 @@ from taciturn.privacy.participation import WrongNumberOfUsers
 
 
 class WithSyntheticUsers:
-    def __init__(self, fleet: Fleet, synthetic: Fleet, chosen: Callable[[Key], UserIds], most_reports: int, key_slot: int = 1) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        synthetic: Fleet,
+        chosen: Callable[[Key], UserIds],
+        most_reports: int,
+        key_slot: int = 1,
+    ) -> None:
         """`synthetic` is a fleet of all of them, and `chosen` says who takes part in a round, by coins of that round. A total holds
         `most_reports`, theirs and people's together: with more, integer sums would overflow, and one user could move them by any
         amount. Each of two such fleets has its own `key_slot`, and so its own coins."""
@@ -33,7 +40,9 @@ class WithSyntheticUsers:
         beside = self._chosen(coins)
         if len(cohort) + len(beside) > self._most:
             many = f"a cohort and {len(beside)} synthetic users are more than the {self._most} reports that a total holds"
-            raise WrongNumberOfUsers(f"{many}: lower canaries.users, canaries.per_cell, audit.users or the cohort")
+            raise WrongNumberOfUsers(
+                f"{many}: lower canaries.users, canaries.per_cell, audit.users or the cohort"
+            )
         total = self._fleet.sum_reports(program, message, cohort, key)
         return trees.add(total, self._synthetic.sum_reports(program, message, beside, theirs))
 

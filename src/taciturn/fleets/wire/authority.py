@@ -33,10 +33,21 @@ AUTHORITY_DAYS, SERVER_DAYS = 5 * 365, 397
 def make_authority(folder: Path) -> Path:
     """Make an authority; its certificate goes to every device. An old one is never replaced: every device would need the new one."""
     if (folder / AUTHORITY_KEY).exists() or (folder / AUTHORITY_CERTIFICATE).exists():
-        raise LinkError(f"{folder} already holds an authority that devices trust: choose another folder")
+        raise LinkError(
+            f"{folder} already holds an authority that devices trust: choose another folder"
+        )
     key, name = ec.generate_private_key(ec.SECP384R1()), _name("Taciturn fleet authority")
-    certificate = _certificate(name, name, key, AUTHORITY_DAYS, True, x509.SubjectKeyIdentifier.from_public_key(key.public_key()))
-    _write_pair(folder / AUTHORITY_KEY, key, folder / AUTHORITY_CERTIFICATE, certificate.sign(key, SHA384()))
+    certificate = _certificate(
+        name,
+        name,
+        key,
+        AUTHORITY_DAYS,
+        True,
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+    )
+    _write_pair(
+        folder / AUTHORITY_KEY, key, folder / AUTHORITY_CERTIFICATE, certificate.sign(key, SHA384())
+    )
     return folder / AUTHORITY_CERTIFICATE
 
 
@@ -51,8 +62,22 @@ def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
     known_by = x509.SubjectAlternativeName([_alternative(name) for name in names])
     use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
-    certificate = _certificate(_name("Taciturn fleet server"), issuer.subject, key, SERVER_DAYS, False, known_by, use, signed_by)
-    _write_pair(folder / SERVER_KEY, key, folder / SERVER_CERTIFICATE, certificate.sign(issuer_key, SHA256()))
+    certificate = _certificate(
+        _name("Taciturn fleet server"),
+        issuer.subject,
+        key,
+        SERVER_DAYS,
+        False,
+        known_by,
+        use,
+        signed_by,
+    )
+    _write_pair(
+        folder / SERVER_KEY,
+        key,
+        folder / SERVER_CERTIFICATE,
+        certificate.sign(issuer_key, SHA256()),
+    )
 
 
 def device_request(folder: Path) -> str:
@@ -73,12 +98,18 @@ def requested_key(line: str) -> bytes:
         content = b""
     if not verified(content[:32], REQUEST.encode() + content[:32], content[32:]):
         wrong = f"a request of {len(line.strip())} characters is not one that a device made, or was changed on its way"
-        raise LinkError(f"{wrong}: give the line that `taciturn fleet device FOLDER --new` prints, or its file request.txt")
+        raise LinkError(
+            f"{wrong}: give the line that `taciturn fleet device FOLDER --new` prints, or its file request.txt"
+        )
     return content[:32]
 
 
 def save_key(path: Path, key: Ed25519PrivateKey) -> None:
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    form = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
     _write(path, key.private_bytes(*form))
 
 
@@ -86,7 +117,9 @@ def load_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_ssh_private_key(_read(path), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise LinkError(f"{path} is not a private key in OpenSSH's format ({error}): restore it from a copy") from None
+        raise LinkError(
+            f"{path} is not a private key in OpenSSH's format ({error}): restore it from a copy"
+        ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise LinkError(f"{path} is a key of another kind: an Ed25519 key is needed")
     return key
@@ -100,20 +133,39 @@ def private_folder(folder: Path) -> Path:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, is_authority: bool, *more: x509.ExtensionType
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    days: int,
+    is_authority: bool,
+    *more: x509.ExtensionType,
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
-    not_at_all = ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"]
-    uses = dict.fromkeys(not_at_all, False) | dict.fromkeys(("key_cert_sign", "crl_sign"), is_authority)
+    not_at_all = [
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "encipher_only",
+        "decipher_only",
+    ]
+    uses = dict.fromkeys(not_at_all, False) | dict.fromkeys(
+        ("key_cert_sign", "crl_sign"), is_authority
+    )
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(seconds=CLOCKS_APART))  # or a device whose clock is behind would refuse it
+        .not_valid_before(
+            now - timedelta(seconds=CLOCKS_APART)
+        )  # or a device whose clock is behind would refuse it
         .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(is_authority, path_length=0 if is_authority else None), critical=True)
+        .add_extension(
+            x509.BasicConstraints(is_authority, path_length=0 if is_authority else None),
+            critical=True,
+        )
         .add_extension(x509.KeyUsage(digital_signature=not is_authority, **uses), critical=True)
     )
     return reduce(lambda made, one: made.add_extension(one, critical=False), more, builder)
@@ -130,9 +182,14 @@ def _alternative(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _write_pair(key_path: Path, key: ec.EllipticCurvePrivateKey, path: Path, certificate: x509.Certificate) -> None:
+def _write_pair(
+    key_path: Path, key: ec.EllipticCurvePrivateKey, path: Path, certificate: x509.Certificate
+) -> None:
     pem = serialization.Encoding.PEM
-    _write(key_path, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    _write(
+        key_path,
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
     _write(path, certificate.public_bytes(pem))
 
 
@@ -140,7 +197,9 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise LinkError(f"{path} is missing: restore it from a copy, or make a fleet with `taciturn fleet new`") from None
+        raise LinkError(
+            f"{path} is missing: restore it from a copy, or make a fleet with `taciturn fleet new`"
+        ) from None
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -24,7 +24,17 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from taciturn.fleets.devices.transport import FAILED, LARGE, LOG, LOOPBACK, MOST_BYTES, ComeBackLater, Handler, LinkError, answer_of
+from taciturn.fleets.devices.transport import (
+    FAILED,
+    LARGE,
+    LOG,
+    LOOPBACK,
+    MOST_BYTES,
+    ComeBackLater,
+    Handler,
+    LinkError,
+    answer_of,
+)
 from taciturn.fleets.wire.authority import DEVICE_KEY, load_key
 from taciturn.fleets.wire.front_end import sign_in_statement
 
@@ -46,11 +56,18 @@ LOST = (OSError, http.client.HTTPException, RefusedByServer)  # after which a de
 
 
 def run_device(
-    server: str, folder: Path, handler: Handler, root_certificate: Path | None, insecure: bool = False, stop: threading.Event | None = None
+    server: str,
+    folder: Path,
+    handler: Handler,
+    root_certificate: Path | None,
+    insecure: bool = False,
+    stop: threading.Event | None = None,
 ) -> None:
     """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes, whatever happens to the server meanwhile. The
     folder holds the device's key (`authority.device_request`). `stop` waits for the end of the question at work; SIGTERM does not."""
-    device = DeviceEnd(server, load_key(folder / DEVICE_KEY), handler, trusting(server, root_certificate, insecure))
+    device = DeviceEnd(
+        server, load_key(folder / DEVICE_KEY), handler, trusting(server, root_certificate, insecure)
+    )
     stop = stop or threading.Event()
     threading.Thread(target=lambda: stop.wait() and device.hang_up(), daemon=True).start()
     with ends_on_sigterm():
@@ -60,11 +77,18 @@ def run_device(
 class DeviceEnd:
     retry_seconds = 1.0, 30.0  # first and longest wait for an absent server
 
-    def __init__(self, server: str, key: Ed25519PrivateKey, handler: Handler, context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, server: str, key: Ed25519PrivateKey, handler: Handler, context: ssl.SSLContext | None
+    ) -> None:
         self._server, self._key, self._handler, self._context = server, key, handler, context
         self._connection = self._connect()
         self._token: str | None = None
-        self._last = ("", b"", None, None)  # question, answer, why there is none, when to come back: it may be asked for again
+        self._last = (
+            "",
+            b"",
+            None,
+            None,
+        )  # question, answer, why there is none, when to come back: it may be asked for again
         self._file = ("", b"")
         self._hung_up, self._polling, self._told = False, False, ""
 
@@ -85,7 +109,9 @@ class DeviceEnd:
                     if stop.is_set():
                         return
                     self.lost(error)
-                    stop.wait(wait * random.uniform(0.5, 1))  # or all would come back at the same moment
+                    stop.wait(
+                        wait * random.uniform(0.5, 1)
+                    )  # or all would come back at the same moment
                     wait = min(2 * wait, self.retry_seconds[1])
         finally:
             self.sign_out()
@@ -109,7 +135,9 @@ class DeviceEnd:
     def sign_in(self) -> None:
         self._connection.close()
         self._token = None
-        token = self._request("POST", "/v1/session", {200}, body=sign_in_body(self._key))[1].decode("latin-1")
+        token = self._request("POST", "/v1/session", {200}, body=sign_in_body(self._key))[1].decode(
+            "latin-1"
+        )
         self._token = _word(token)
         LOG.info("connected to the server")
 
@@ -129,9 +157,13 @@ class DeviceEnd:
         finally:
             self._polling = False
         if response.status == 204:
-            time.sleep(LEAST_SECONDS if time.monotonic() - began < LEAST_SECONDS else 0.0)  # a server that does not wait
+            time.sleep(
+                LEAST_SECONDS if time.monotonic() - began < LEAST_SECONDS else 0.0
+            )  # a server that does not wait
             return
-        name, kind, file = (response.headers.get(header, "") for header in ("question", "kind", "shared"))
+        name, kind, file = (
+            response.headers.get(header, "") for header in ("question", "kind", "shared")
+        )
         with self._sign_of_life():
             if _word(name) != self._last[0]:
                 shared = self._shared(file) if file else b""
@@ -142,7 +174,9 @@ class DeviceEnd:
             _, answer, failed, away = self._last
             try:
                 about = {"body": answer, "failed": failed, "seconds": 4 * REQUEST_SECONDS}
-                response, _ = self._request("PUT", f"/v1/answer/{name}", {204, 410}, tries=5, **about)
+                response, _ = self._request(
+                    "PUT", f"/v1/answer/{name}", {204, 410}, tries=5, **about
+                )
                 self.answered(name, kind, failed, late=response.status == 410)
             finally:
                 if away:
@@ -151,14 +185,18 @@ class DeviceEnd:
     def _shared(self, name: str) -> bytes | None:
         """Fetch the file with this hash; None if it is gone or another: then the question is no longer this device's."""
         if self._file[0] != _word(name):
-            content = self._request("GET", f"/v1/files/{name}", {200, 404}, seconds=4 * REQUEST_SECONDS)[1]
+            content = self._request(
+                "GET", f"/v1/files/{name}", {200, 404}, seconds=4 * REQUEST_SECONDS
+            )[1]
             if hashlib.sha256(content).hexdigest() != name:
                 LOG.info("a question was withdrawn: its file is gone")
                 return None
             self._file = (name, content)
         return self._file[1]
 
-    def _request(self, method: str, path: str, expected: set[int], tries: int = 2, **about: Any) -> tuple[http.client.HTTPResponse, bytes]:
+    def _request(
+        self, method: str, path: str, expected: set[int], tries: int = 2, **about: Any
+    ) -> tuple[http.client.HTTPResponse, bytes]:
         """Reopen a closed connection once, or more often where a moment without a network should lose nothing."""
         for attempt in range(1, tries + 1):
             if self._hung_up and self._polling:
@@ -194,12 +232,16 @@ class DeviceEnd:
         content = response.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise RefusedByServer("the server sends more than a question may have")
-        if response.length:  # read() does not report it: a broken connection would give half a question
+        if (
+            response.length
+        ):  # read() does not report it: a broken connection would give half a question
             raise http.client.IncompleteRead(content)
         if response.status == 401:
             raise RefusedByServer("the server does not know this device's token any more")
         if response.status not in expected:
-            raise RefusedByServer(f"the server refused this device ({response.status}): {ascii(content[:200].decode('latin-1'))[1:-1]}")
+            raise RefusedByServer(
+                f"the server refused this device ({response.status}): {ascii(content[:200].decode('latin-1'))[1:-1]}"
+            )
         return response, content
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -230,19 +272,36 @@ class DeviceEnd:
 
 def sign_in_body(key: Ed25519PrivateKey) -> bytes:
     """Return a signed request, good for one sign-in within the next five minutes."""
-    public, nonce, now = key.public_key().public_bytes_raw(), os.urandom(16), int(datetime.now(UTC).timestamp())
-    encoded = {"key": public, "nonce": nonce, "signature": key.sign(sign_in_statement(public, now, nonce))}
-    return json.dumps({"time": now, **{name: base64.b64encode(value).decode() for name, value in encoded.items()}}).encode()
+    public, nonce, now = (
+        key.public_key().public_bytes_raw(),
+        os.urandom(16),
+        int(datetime.now(UTC).timestamp()),
+    )
+    encoded = {
+        "key": public,
+        "nonce": nonce,
+        "signature": key.sign(sign_in_statement(public, now, nonce)),
+    }
+    return json.dumps(
+        {"time": now, **{name: base64.b64encode(value).decode() for name, value in encoded.items()}}
+    ).encode()
 
 
-def _outcome(handler: Handler, kind: str, content: bytes) -> tuple[bytes, str | None, ComeBackLater | None]:
+def _outcome(
+    handler: Handler, kind: str, content: bytes
+) -> tuple[bytes, str | None, ComeBackLater | None]:
     """Return the answer, why there is none, and when to come back. An exception may quote the user: none of its words leave."""
     try:
         answer = answer_of(handler, kind, content)
     except ComeBackLater as later:
         return b"", None, later
     if answer is not None and len(answer) > MOST_BYTES:
-        LOG.warning("no answer to “%s”: it would have %d bytes, and %d are allowed", kind, len(answer), MOST_BYTES)
+        LOG.warning(
+            "no answer to “%s”: it would have %d bytes, and %d are allowed",
+            kind,
+            len(answer),
+            MOST_BYTES,
+        )
         return b"", LARGE, None
     return (b"", FAILED, None) if answer is None else (answer, None, None)
 
@@ -254,11 +313,15 @@ def _word(given: str) -> str:
     return given
 
 
-def trusting(server: str, root_certificate: Path | None, insecure: bool = False) -> ssl.SSLContext | None:
+def trusting(
+    server: str, root_certificate: Path | None, insecure: bool = False
+) -> ssl.SSLContext | None:
     """Trust the fleet's authority and no other, not even those that the system trusts."""
     if insecure:
         if server.rpartition(":")[0].strip("[]") not in LOOPBACK:
-            raise LinkError(f"without TLS a device talks to this machine only, not to {server}: leave out --insecure")
+            raise LinkError(
+                f"without TLS a device talks to this machine only, not to {server}: leave out --insecure"
+            )
         return None
     if root_certificate is None:
         raise LinkError("a device needs the certificate of its server's authority")

@@ -28,8 +28,14 @@ HEAD_SECONDS = 10.0  # for it to arrive, and for a TLS handshake
 STUCK_SECONDS = 60.0  # for which a reader may take nothing of what it requested
 END_SECONDS = 2.0  # for requests to notice that the server ends
 IDLE_SECONDS = 75  # between two requests on one connection
-MOST_CONNECTIONS, MOST_OF_ONE_ADDRESS = 20_000, 12_000  # many devices may share an address: a company's, a village's
-MOST_STRANGERS, MOST_STRANGERS_OF_ONE_ADDRESS = 2_000, 500  # connections that have not sent a complete request yet
+MOST_CONNECTIONS, MOST_OF_ONE_ADDRESS = (
+    20_000,
+    12_000,
+)  # many devices may share an address: a company's, a village's
+MOST_STRANGERS, MOST_STRANGERS_OF_ONE_ADDRESS = (
+    2_000,
+    500,
+)  # connections that have not sent a complete request yet
 
 QUIET = logging.getLogger("taciturn.fleet.http")
 QUIET.setLevel(logging.ERROR)
@@ -38,16 +44,30 @@ QUIET.setLevel(logging.ERROR)
 class Door:
     """Accept connections and hand each to uvicorn's protocol, in one event loop."""
 
-    def __init__(self, app: FrontEnd, listener: socket.socket, context: ssl.SSLContext | None, refusals: Refusals) -> None:
+    def __init__(
+        self,
+        app: FrontEnd,
+        listener: socket.socket,
+        context: ssl.SSLContext | None,
+        refusals: Refusals,
+    ) -> None:
         self._listener, self._context, self.refusals = listener, context, refusals
-        quiet = {"proxy_headers": False, "access_log": False, "log_config": None, "server_header": False, "date_header": False}
+        quiet = {
+            "proxy_headers": False,
+            "access_log": False,
+            "log_config": None,
+            "server_header": False,
+            "date_header": False,
+        }
         limits = {"h11_max_incomplete_event_size": HEAD_BYTES, "timeout_keep_alive": IDLE_SECONDS}
         self._config = uvicorn.Config(app, lifespan="off", ws="none", **quiet, **limits)  # pyright: ignore
         self._config.load()
         self._state = ServerState()
         self._handshakes: set[asyncio.Task[None]] = set()
         self.open: Counter[str] = Counter()  # connections by address
-        self.strangers: Counter[str] = Counter()  # of them, those that have not sent a complete request yet
+        self.strangers: Counter[str] = (
+            Counter()
+        )  # of them, those that have not sent a complete request yet
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -81,7 +101,10 @@ class Door:
     def _too_many(self, host: str) -> str | None:
         if self.open[host] >= MOST_OF_ONE_ADDRESS or self.open.total() >= MOST_CONNECTIONS:
             return "a connection beyond the most that this server holds"
-        if self.strangers[host] >= MOST_STRANGERS_OF_ONE_ADDRESS or self.strangers.total() >= MOST_STRANGERS:
+        if (
+            self.strangers[host] >= MOST_STRANGERS_OF_ONE_ADDRESS
+            or self.strangers.total() >= MOST_STRANGERS
+        ):
             return "a connection, as too many are silent"
         return None
 
@@ -90,7 +113,10 @@ class Door:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await loop.connect_accepted_socket(
-                lambda: _Connection(self, host, self._config, self._state), connection, ssl=self._context, ssl_handshake_timeout=timeout
+                lambda: _Connection(self, host, self._config, self._state),
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=timeout,
             )
         except (OSError, TimeoutError) as error:  # a handshake that failed
             self.refusals.note(_broken_handshake(error))
@@ -116,7 +142,9 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._head is None and (self.cycle is None or self.cycle.response_complete):
-            self._head = self.loop.call_later(HEAD_SECONDS, self._too_slow)  # the next request has begun
+            self._head = self.loop.call_later(
+                HEAD_SECONDS, self._too_slow
+            )  # the next request has begun
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before and self._head is not None:
@@ -124,7 +152,9 @@ class _Connection(H11Protocol):
             self._head = None
 
     def pause_writing(self) -> None:
-        self._stuck = self.loop.call_later(STUCK_SECONDS, self.transport.abort)  # the peer does not read what it requested
+        self._stuck = self.loop.call_later(
+            STUCK_SECONDS, self.transport.abort
+        )  # the peer does not read what it requested
         super().pause_writing()
 
     def resume_writing(self) -> None:

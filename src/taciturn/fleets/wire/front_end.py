@@ -24,7 +24,9 @@ Scope = dict[str, Any]
 Receive = Callable[[], Any]
 Send = Callable[[dict[str, Any]], Any]
 Headers = dict[bytes, bytes]
-NumberOf = Callable[[bytes], int | str]  # number of the device with this public key, or what is wrong with it
+NumberOf = Callable[
+    [bytes], int | str
+]  # number of the device with this public key, or what is wrong with it
 
 SMALL = 4096  # bytes of a request that is not an answer
 BODY_SECONDS = 120.0  # for an answer to arrive
@@ -34,7 +36,10 @@ PIECE = 64 * 1024  # of a response
 CLOSE = [(b"connection", b"close")]
 LONGEST_WAIT = 60.0  # for a question
 QUIET_SECONDS = 10  # between two identical lines in the log
-REASONS = {FAILED.encode(): FAILED, LARGE.encode(): LARGE}  # a device's own reasons; only these are believed
+REASONS = {
+    FAILED.encode(): FAILED,
+    LARGE.encode(): LARGE,
+}  # a device's own reasons; only these are believed
 
 
 class NoEntry(Exception):
@@ -85,15 +90,24 @@ class FrontEnd:
             await _respond(send, status, f"Refused: {reason}.".encode(), CLOSE)
         except StoreGone as gone:
             self._refusals.note(f"everybody, for now: {gone}")
-            await _respond(send, 503, b"The server cannot be reached from here for a moment.", CLOSE)
+            await _respond(
+                send, 503, b"The server cannot be reached from here for a moment.", CLOSE
+            )
         except Exception as error:  # a stranger costs at most one line and one connection
             self._refusals.note(f"a request that was not understood ({type(error).__name__})")
             LOG.debug("a request that was not understood", exc_info=True)
             await _respond(send, 500, b"", CLOSE)
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        method, path, known = scope["method"], scope["path"], scope.get("state", {}).get("known", lambda: None)
-        if method != "PUT" and (b"transfer-encoding" in headers or (method != "POST" and headers.get(b"content-length", b"0") != b"0")):
+        method, path, known = (
+            scope["method"],
+            scope["path"],
+            scope.get("state", {}).get("known", lambda: None),
+        )
+        if method != "PUT" and (
+            b"transfer-encoding" in headers
+            or (method != "POST" and headers.get(b"content-length", b"0") != b"0")
+        ):
             raise NoEntry(403, "garbage instead of a request")
         match method, path.split("/")[1:]:
             case "POST", ["v1", "session"]:
@@ -120,14 +134,22 @@ class FrontEnd:
                 if content is None:
                     await _respond(send, 404, b"", stays)
                 else:
-                    await _respond(send, 200, content, [(b"cache-control", b"public, max-age=86400, immutable"), *stays])
+                    await _respond(
+                        send,
+                        200,
+                        content,
+                        [(b"cache-control", b"public, max-age=86400, immutable"), *stays],
+                    )
             case _:
                 raise NoEntry(403, "a request for something that no device needs")
 
     async def _sign_in(self, body: bytes) -> str:
         try:
             given = json.loads(body)
-            key, nonce, signature = (base64.b64decode(given[name], validate=True) for name in ("key", "nonce", "signature"))
+            key, nonce, signature = (
+                base64.b64decode(given[name], validate=True)
+                for name in ("key", "nonce", "signature")
+            )
             seconds = int(given["time"])
             statement = sign_in_statement(key, seconds, nonce)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, struct.error):
@@ -135,7 +157,9 @@ class FrontEnd:
         now = datetime.now(UTC).timestamp()
         if abs(now - seconds) > CLOCKS_APART:
             raise NoEntry(403, "a device whose clock is wrong")
-        if not verified(key, statement, signature):  # checked first: only the key's owner learns who is enrolled or dismissed
+        if not verified(
+            key, statement, signature
+        ):  # checked first: only the key's owner learns who is enrolled or dismissed
             raise NoEntry(403, "a device that does not have the key it names")
         number = self._number_of(key)
         if isinstance(number, str):
@@ -165,10 +189,22 @@ class FrontEnd:
         if (asked := waiting.result()) is None:
             await _respond(send, 204)
             return
-        about = {"question": asked.name, "kind": asked.kind, "shared": asked.shared, "seconds": f"{asked.seconds:.3f}"}
-        await _respond(send, 200, asked.content, [(name.encode(), value.encode()) for name, value in about.items()])
+        about = {
+            "question": asked.name,
+            "kind": asked.kind,
+            "shared": asked.shared,
+            "seconds": f"{asked.seconds:.3f}",
+        }
+        await _respond(
+            send,
+            200,
+            asked.content,
+            [(name.encode(), value.encode()) for name, value in about.items()],
+        )
 
-    async def _answer(self, number: int, name: str, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self, number: int, name: str, headers: Headers, receive: Receive, send: Send
+    ) -> None:
         asked = await self._store.asked(number, 0)
         if asked is None or asked.name != name:  # before any of it is read
             await _respond(send, 410, b"", CLOSE)
@@ -177,7 +213,9 @@ class FrontEnd:
         if size > self.most_bytes:
             raise NoEntry(413, "more bytes than an answer may have")
         async with self._room:
-            await self._room.wait_for(lambda: self._in_flight == 0 or self._in_flight + size <= MOST_IN_FLIGHT)
+            await self._room.wait_for(
+                lambda: self._in_flight == 0 or self._in_flight + size <= MOST_IN_FLIGHT
+            )
             self._in_flight += size
         try:
             body = await _body(headers, receive, self.most_bytes, BODY_SECONDS)
@@ -206,7 +244,9 @@ def _wait(query: bytes) -> float:
 
 async def _body(headers: Headers, receive: Receive, limit: int, seconds: float) -> bytes:
     """Read a body, and refuse it as soon as it is too large."""
-    if int(headers.get(b"content-length", b"0")) > limit:  # a number: the HTTP parser has checked it
+    if (
+        int(headers.get(b"content-length", b"0")) > limit
+    ):  # a number: the HTTP parser has checked it
         raise NoEntry(413, "more bytes than an answer may have")
     parts, size = [], 0
     try:
@@ -230,10 +270,16 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _respond(send: Send, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None) -> None:
+async def _respond(
+    send: Send, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
     COUNTS.add("taciturn_sent_bytes_total", len(body))
     length = [] if status == 204 else [(b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*(headers or ()), *length]})
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [*(headers or ()), *length]}
+    )
     for start in range(0, len(body), PIECE):  # so that no more is held than the peer has read
-        await send({"type": "http.response.body", "body": body[start : start + PIECE], "more_body": True})
+        await send(
+            {"type": "http.response.body", "body": body[start : start + PIECE], "more_body": True}
+        )
     await send({"type": "http.response.body", "body": b""})

@@ -42,7 +42,10 @@ class Counts:
             counted = dict(self._counted)
         values = counted | {name: value() for name, value in self._looked_at.items()}
         about = {name: DESCRIBED[name] for name in sorted(values)}
-        return "".join(f"# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {values[name]:.0f}\n" for name, (kind, what) in about.items())
+        return "".join(
+            f"# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {values[name]:.0f}\n"
+            for name, (kind, what) in about.items()
+        )
 
 
 COUNTS = Counts()
@@ -59,7 +62,9 @@ def metrics_page(address: str | None) -> Iterator[None]:
         page = ThreadingHTTPServer((host or "127.0.0.1", int(port)), _Page)
     except (OSError, ValueError, OverflowError) as error:
         why = (error.strerror or "").lower() if isinstance(error, OSError) else "not a port"
-        raise LinkError(f"figures cannot be shown at {address} ({why}): name a free port, as in --metrics 9464") from None
+        raise LinkError(
+            f"figures cannot be shown at {address} ({why}): name a free port, as in --metrics 9464"
+        ) from None
     threading.Thread(target=page.serve_forever, daemon=True).start()
     try:
         yield
@@ -72,7 +77,11 @@ class _Page(BaseHTTPRequestHandler):
     timeout = 10  # seconds, for a request to come
 
     def do_GET(self) -> None:
-        status, kind, body = 404, "text/plain", b"Figures are at /metrics, and a page that shows them at /.\n"
+        status, kind, body = (
+            404,
+            "text/plain",
+            b"Figures are at /metrics, and a page that shows them at /.\n",
+        )
         if self.path == "/metrics":
             status, kind, body = 200, "text/plain; version=0.0.4", COUNTS.text().encode()
         elif self.path == "/":

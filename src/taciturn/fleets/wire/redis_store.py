@@ -28,7 +28,9 @@ BATCH = 100  # answers fetched, or commands sent, at once
 LARGE = 64 * 1024  # bytes of an answer
 AGAIN_SECONDS = 1.0  # before a broken channel is listened to again
 DAY = int(1000 * store.TOKEN_SECONDS)
-OUTCOME = struct.Struct(">q?")  # which device, and whether it answered; the answer, or why there is none, follows
+OUTCOME = struct.Struct(
+    ">q?"
+)  # which device, and whether it answered; the answer, or why there is none, follows
 
 SCRIPT = Path(__file__).with_name("redis_store.lua").read_text()  # all operations
 
@@ -40,13 +42,20 @@ class RedisStore:
         try:
             self._redis: Any = redis.Redis.from_url(url, socket_timeout=SOCKET_SECONDS)
             pool = redis.asyncio.BlockingConnectionPool.from_url(
-                url, max_connections=CONNECTIONS, timeout=SOCKET_SECONDS, socket_timeout=SOCKET_SECONDS
+                url,
+                max_connections=CONNECTIONS,
+                timeout=SOCKET_SECONDS,
+                socket_timeout=SOCKET_SECONDS,
             )
         except ValueError as error:
-            raise LinkError("--store is not the address of a Redis: write redis://host:port, rediss://host:port or unix:///path") from error
+            raise LinkError(
+                "--store is not the address of a Redis: write redis://host:port, rediss://host:port or unix:///path"
+            ) from error
         given = self._redis.connection_pool.connection_kwargs
         host = given.get("host", "localhost")
-        self.address = given.get("path") or f"{host}:{given.get('port', 6379)}"  # without the password that a URL may have
+        self.address = (
+            given.get("path") or f"{host}:{given.get('port', 6379)}"
+        )  # without the password that a URL may have
         self._loop_redis: Any = redis.asyncio.Redis(connection_pool=pool)
         self._fleet = f"taciturn:{fleet}:"
         self._waiting: dict[int, set[asyncio.Event]] = {}
@@ -56,26 +65,37 @@ class RedisStore:
         self._heard = asyncio.Event()  # set while the channel is listened to
         self._file, self._fetching = NO_FILE, asyncio.Lock()
         if url.startswith("redis://") and host not in LOOPBACK:
-            raise LinkError(f"without TLS a Redis may be on this machine only, and {self.address} may be another: write rediss://…")
+            raise LinkError(
+                f"without TLS a Redis may be on this machine only, and {self.address} may be another: write rediss://…"
+            )
         try:
             self._redis.ping()
         except RedisError as error:
-            raise StoreGone(f"no Redis answers at {self.address} ({error}): start one, or name another with --store") from None
+            raise StoreGone(
+                f"no Redis answers at {self.address} ({error}): start one, or name another with --store"
+            ) from None
         try:
             kept = self._redis.config_get("save", "appendonly")
         except RedisError:
-            LOG.warning("the Redis at %s does not say whether it writes to disk: make sure that it does not", self.address)
+            LOG.warning(
+                "the Redis at %s does not say whether it writes to disk: make sure that it does not",
+                self.address,
+            )
             return
         if kept["save"] or kept["appendonly"] != "no":
             kept_there = f"the Redis at {self.address} writes what it holds to disk, where who took part must never be"
-            raise LinkError(f"{kept_there}: start it with --save '' --appendonly no, or take another")
+            raise LinkError(
+                f"{kept_there}: start it with --save '' --appendonly no, or take another"
+            )
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
         try:
             yield
         except RedisError as error:
-            raise StoreGone(f"the Redis at {self.address} cannot be reached ({type(error).__name__}: {error}); is it running?") from None
+            raise StoreGone(
+                f"the Redis at {self.address} cannot be reached ({type(error).__name__}: {error}); is it running?"
+            ) from None
 
     def _now(self, operation: str, *arguments: Any) -> Any:
         with self._reaching():
@@ -95,7 +115,9 @@ class RedisStore:
             said, self._to_say = self._to_say[:BATCH], self._to_say[BATCH:]
             try:
                 script = self._loop_redis.register_script(SCRIPT)
-                async with self._loop_redis.pipeline(transaction=False) as together:  # or a failure to load the script keeps its connection
+                async with self._loop_redis.pipeline(
+                    transaction=False
+                ) as together:  # or a failure to load the script keeps its connection
                     for operation, arguments, _ in said:
                         await script([self._fleet], [DAY, operation, *arguments], together)
                     answers = await together.execute(raise_on_error=False)
@@ -103,30 +125,48 @@ class RedisStore:
                 answers = [error] * len(said)
             for (_, _, answer), came in zip(said, answers, strict=True):
                 if not answer.done():  # otherwise the caller has gone
-                    answer.set_exception(came) if isinstance(came, Exception) else answer.set_result(came)
+                    answer.set_exception(came) if isinstance(
+                        came, Exception
+                    ) else answer.set_result(came)
         self._talking = None
 
     async def _alone(self, operation: str, *arguments: Any) -> Any:
         with self._reaching():
-            return await self._loop_redis.register_script(SCRIPT)([self._fleet], [DAY, operation, *arguments])
+            return await self._loop_redis.register_script(SCRIPT)(
+                [self._fleet], [DAY, operation, *arguments]
+            )
 
     def present(self) -> list[int]:
         return sorted(map(int, self._now("present")))
 
-    def post(self, name: str, kind: str, contents: Mapping[int, bytes], seconds: float, file: File = NO_FILE) -> None:
+    def post(
+        self,
+        name: str,
+        kind: str,
+        contents: Mapping[int, bytes],
+        seconds: float,
+        file: File = NO_FILE,
+    ) -> None:
         fields: dict[Any, Any] = {"name": name, "kind": kind, "shared": file[0], **contents}
-        hashes = [("question", fields, _ms(seconds)), *([("file", dict([file]), DAY)] if file[0] else ())]
+        hashes = [
+            ("question", fields, _ms(seconds)),
+            *([("file", dict([file]), DAY)] if file[0] else ()),
+        ]
         with self._reaching():
             posting = self._redis.pipeline()
             for key, content, life in hashes:
-                posting.delete(self._fleet + key).hset(self._fleet + key, mapping=content).pexpire(self._fleet + key, life)
+                posting.delete(self._fleet + key).hset(self._fleet + key, mapping=content).pexpire(
+                    self._fleet + key, life
+                )
             posting.publish(f"{self._fleet}asked", json.dumps(list(contents))).execute()
 
     def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
         key = f"{self._fleet}outcomes:{name}"
         with self._reaching():
             first = self._redis.blpop([key], seconds) if seconds > 0 else None
-            return [_outcome(one) for one in [*(first or ())[1:], *(self._redis.lpop(key, BATCH) or ())]]
+            return [
+                _outcome(one) for one in [*(first or ())[1:], *(self._redis.lpop(key, BATCH) or ())]
+            ]
 
     def withdraw(self, name: str) -> None:
         self._now("withdraw", name)
@@ -147,9 +187,13 @@ class RedisStore:
             return _asked(await self._soon("asked", number, "", 0))
         await self._listen(seconds)
         news, connection = asyncio.Event(), secrets.token_hex(8)
-        self._waiting.setdefault(number, set()).add(news)  # before looking for the question, or one in between would be missed
+        self._waiting.setdefault(number, set()).add(
+            news
+        )  # before looking for the question, or one in between would be missed
         try:
-            if found := _asked(await self._soon("asked", number, connection, _ms(seconds + store.ALIVE_SECONDS))):
+            if found := _asked(
+                await self._soon("asked", number, connection, _ms(seconds + store.ALIVE_SECONDS))
+            ):
                 return found
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -167,7 +211,9 @@ class RedisStore:
     async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
         is_answer = isinstance(outcome, bytes)
         content = OUTCOME.pack(number, is_answer) + (outcome if is_answer else outcome.encode())
-        say = self._alone if len(content) > LARGE else self._soon  # so that others need not wait for a large report
+        say = (
+            self._alone if len(content) > LARGE else self._soon
+        )  # so that others need not wait for a large report
         return bool(await say("answer", number, name, content))
 
     async def shared(self, name: str) -> bytes | None:

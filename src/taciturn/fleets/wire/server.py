@@ -21,7 +21,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from taciturn.files import locked
-from taciturn.fleets.devices.transport import GONE, LOG, LOOPBACK, MOST_BYTES, ByDevice, LinkError, answered
+from taciturn.fleets.devices.transport import (
+    GONE,
+    LOG,
+    LOOPBACK,
+    MOST_BYTES,
+    ByDevice,
+    LinkError,
+    answered,
+)
 from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY, private_folder
 from taciturn.fleets.wire.door import Door, tls
 from taciturn.fleets.wire.front_end import FrontEnd, NumberOf, Refusals
@@ -46,7 +54,14 @@ class WireLink:
             LOG.warning("no device is there: %s", gone)
             return []
 
-    def ask(self, kind: str, contents: ByDevice, seconds: float, progress: Progress = unwatched, shared: bytes = b"") -> dict[int, bytes]:
+    def ask(
+        self,
+        kind: str,
+        contents: ByDevice,
+        seconds: float,
+        progress: Progress = unwatched,
+        shared: bytes = b"",
+    ) -> dict[int, bytes]:
         if not contents or seconds <= 0:
             return {}
         if max(len(shared), *map(len, contents.values())) > MOST_BYTES:
@@ -58,20 +73,31 @@ class WireLink:
                 file = (hashlib.sha256(shared).hexdigest(), shared) if shared else NO_FILE
                 here = set(self._store.present())
                 outcomes |= dict.fromkeys(contents.keys() - here, GONE)
-                present = {number: content for number, content in contents.items() if number in here}
+                present = {
+                    number: content for number, content in contents.items() if number in here
+                }
                 self._store.post(name, kind, present, deadline - time.monotonic(), file)
                 self._wait_for_all(name, contents, deadline, outcomes, progress)
             except StoreGone as gone:
                 LOG.warning("“%s” ends here: %s", kind, gone)
             finally:
-                with suppress(StoreGone):  # its name is forgotten with this call: nothing can answer it any more
+                with suppress(
+                    StoreGone
+                ):  # its name is forgotten with this call: nothing can answer it any more
                     self._store.withdraw(name)
         answers = answered(kind, contents, outcomes)
         COUNTS.add("taciturn_questions_total", len(contents))
         COUNTS.add("taciturn_answers_total", len(answers))
         return answers
 
-    def _wait_for_all(self, name: str, contents: ByDevice, deadline: float, outcomes: dict[int, bytes | str], progress: Progress) -> None:
+    def _wait_for_all(
+        self,
+        name: str,
+        contents: ByDevice,
+        deadline: float,
+        outcomes: dict[int, bytes | str],
+        progress: Progress,
+    ) -> None:
         looked, shown = time.monotonic(), 0
         while len(outcomes) < len(contents) and (left := deadline - time.monotonic()) > 0:
             self._collect(name, min(LOOK_SECONDS, left), outcomes)
@@ -104,11 +130,16 @@ class WireServer:
 
 
 @contextmanager
-def wire_server(folder: Path, host: str, port: int, number_of: NumberOf, insecure: bool = False) -> Iterator[WireServer]:
+def wire_server(
+    folder: Path, host: str, port: int, number_of: NumberOf, insecure: bool = False
+) -> Iterator[WireServer]:
     """Let devices connect to `host:port` (0: a free one), in this process. Without TLS (`insecure`), on this machine only; devices need an
     enrolled key even then."""
     store = MemoryStore()
-    with shared_server(folder, store) as server, front_end(folder, host, port, store, number_of, insecure) as opened:
+    with (
+        shared_server(folder, store) as server,
+        front_end(folder, host, port, store, number_of, insecure) as opened,
+    ):
         server.address, server.front_end = opened.address, opened
         yield server
 
@@ -116,7 +147,9 @@ def wire_server(folder: Path, host: str, port: int, number_of: NumberOf, insecur
 @contextmanager
 def shared_server(folder: Path, store: Store) -> Iterator[WireServer]:
     """Open a server whose devices come through front ends at the same store."""
-    busy = LinkError(f"another server is using {folder}: stop it first")  # two would take each other's devices
+    busy = LinkError(
+        f"another server is using {folder}: stop it first"
+    )  # two would take each other's devices
     with locked(private_folder(folder) / "lock", busy):
         link = WireLink(store)
         COUNTS.show("taciturn_devices_connected", lambda: len(link.devices()))
@@ -124,14 +157,24 @@ def shared_server(folder: Path, store: Store) -> Iterator[WireServer]:
 
 
 @contextmanager
-def front_end(folder: Path, host: str, port: int, store: Store, number_of: NumberOf, insecure: bool = False) -> Iterator[OpenFrontEnd]:
+def front_end(
+    folder: Path, host: str, port: int, store: Store, number_of: NumberOf, insecure: bool = False
+) -> Iterator[OpenFrontEnd]:
     """Let devices connect to `host:port` until the end of the block; a thread with an event loop serves them."""
     if insecure and host not in LOOPBACK:
-        raise LinkError(f"without TLS a server may listen on this machine only, not on {host}: leave out --insecure, or --host")
-    if not insecure and not ((folder / SERVER_KEY).exists() and (folder / SERVER_CERTIFICATE).exists()):
-        raise LinkError(f"{folder} has no certificate for the server: make a fleet with `taciturn fleet new`")
+        raise LinkError(
+            f"without TLS a server may listen on this machine only, not on {host}: leave out --insecure, or --host"
+        )
+    if not insecure and not (
+        (folder / SERVER_KEY).exists() and (folder / SERVER_CERTIFICATE).exists()
+    ):
+        raise LinkError(
+            f"{folder} has no certificate for the server: make a fleet with `taciturn fleet new`"
+        )
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # by default a process may have a thousand connections
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (most, most)
+    )  # by default a process may have a thousand connections
     context, listener, refusals = None if insecure else tls(folder), _listen(host, port), Refusals()
     door = Door(FrontEnd(store, number_of, refusals), listener, context, refusals)
     COUNTS.show("taciturn_connections", door.open.total)
@@ -171,5 +214,7 @@ def _listen(host: str, port: int) -> socket.socket:
         except OSError as error:
             if time.monotonic() > deadline or isinstance(error, socket.gaierror):
                 why = (error.strerror or str(error)).split(" (")[0].lower()
-                raise LinkError(f"the server cannot listen on {host}:{port} ({why}): choose another --host or --port") from None
+                raise LinkError(
+                    f"the server cannot listen on {host}:{port} ({why}): choose another --host or --port"
+                ) from None
             time.sleep(0.2)

@@ -43,7 +43,9 @@ ALIVE_SECONDS = 45.0  # that a sign of life counts, from a device that does not 
 BACK_SECONDS = 3.0  # for a device to return after its connection broke
 TOKEN_SECONDS = 24 * 3600.0
 CLOCKS_APART = 300.0  # seconds between a device's clock and ours
-NONCE_SECONDS = 3 * CLOCKS_APART  # a recorded sign-in could be replayed for two, and then wait for a slow store
+NONCE_SECONDS = (
+    3 * CLOCKS_APART
+)  # a recorded sign-in could be replayed for two, and then wait for a slow store
 
 
 @dataclass
@@ -71,7 +73,10 @@ class MemoryStore:
         self._token_of: dict[int, str] = {}
         self._waiting: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._file = NO_FILE
-        self._nonces: tuple[set[bytes], set[bytes]] = (set(), set())  # of this and the last `NONCE_SECONDS`
+        self._nonces: tuple[set[bytes], set[bytes]] = (
+            set(),
+            set(),
+        )  # of this and the last `NONCE_SECONDS`
         self._nonces_since = 0.0
 
     def present(self) -> list[int]:
@@ -80,11 +85,20 @@ class MemoryStore:
             now = time.monotonic()
             return sorted(number for number, until in self._here.items() if until > now)
 
-    def post(self, name: str, kind: str, contents: Mapping[int, bytes], seconds: float, file: File = NO_FILE) -> None:
+    def post(
+        self,
+        name: str,
+        kind: str,
+        contents: Mapping[int, bytes],
+        seconds: float,
+        file: File = NO_FILE,
+    ) -> None:
         """Ask a question, in place of the one before. The file is given out by its name, until another takes its place."""
         with self._lock:
             self._file = file if file[0] else self._file
-            self._question = _Question(name, kind, dict(contents), file[0], time.monotonic() + seconds)
+            self._question = _Question(
+                name, kind, dict(contents), file[0], time.monotonic() + seconds
+            )
             for number in contents:
                 for loop, event in self._waiting.get(number, ()):
                     with suppress(RuntimeError):  # the front end has ended
@@ -168,13 +182,23 @@ class MemoryStore:
         question, now = self._question, time.monotonic()
         if question is None or number not in question.contents or question.until <= now:
             return None
-        return Asked(question.name, question.kind, question.contents[number], question.shared, question.until - now)
+        return Asked(
+            question.name,
+            question.kind,
+            question.contents[number],
+            question.shared,
+            question.until - now,
+        )
 
     async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
         """Take an answer, and return whether it was in time, and the first."""
         with self._came:
             question = self._open(name)
-            if question is None or number not in question.contents or question.until <= time.monotonic():
+            if (
+                question is None
+                or number not in question.contents
+                or question.until <= time.monotonic()
+            ):
                 return False
             del question.contents[number]
             question.outcomes.append((number, outcome))
