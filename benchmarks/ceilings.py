@@ -1,7 +1,9 @@
-"""What belongs to a round besides training, and what the machine could do at most: `python benchmarks/ceilings.py [mixed]`.
+"""What belongs to a round besides training, and what the machine could do at most: `python
+benchmarks/ceilings.py [mixed]`.
 
-Prints the milliseconds of BLT noise for the 2.4M model, and of ε of 5,000 Poisson rounds; tokens a second of evaluation; bytes a second of
-copies and operations a second of matrix products, and the share of those that the paper round needs at a number of users a second.
+Prints the milliseconds of BLT noise for the 2.4M model, and of ε of 5,000 Poisson rounds; tokens a
+second of evaluation; bytes a second of copies and operations a second of matrix products, and the
+share of those that the paper round needs at a number of users a second.
 """
 
 import sys
@@ -36,7 +38,8 @@ def main() -> None:
         users = random_users(Path(folder) / "users", 20)
         speed, trained = round_speed(users, paper_recipe(users, 20, "lstm", precision), 3)
         print(
-            f"BLT noise {1e3 * blt_release(params):.2f} ms, ε of 5,000 rounds {1e3 * accounting():.0f} ms"
+            f"BLT noise {1e3 * blt_release(params):.2f} ms, ε of 5,000 rounds"
+            f" {1e3 * accounting():.0f} ms"
         )
         print(f"evaluation {evaluation(users, params):,.0f} tokens/s")
     print(f"copies {copy_rate() / 1e9:,.0f} GB/s, products {products / 1e9:,.0f} GFLOP/s")
@@ -45,7 +48,9 @@ def main() -> None:
 
 
 def operations(params: Params) -> float:
-    """Count the operations of one user's training: two for each matrix entry and token forwards, four backwards; look-ups are free."""
+    """Count the operations of one user's training: two for each matrix entry and token forwards,
+    four backwards; look-ups are free.
+    """
     looked_up = params["embedding"].size if "word_embedding" in params else 0
     return 6 * (trees.size(params) - looked_up) * TOKENS
 

@@ -1,7 +1,8 @@
-"""The paper round on fedjax: its `for_each_client` and its wrapper of a Haiku model. For `taciturn bench --against fedjax`.
+"""The paper round on fedjax: its `for_each_client` and its wrapper of a Haiku model. For `taciturn
+bench --against fedjax`.
 
-python benchmarks/fedjax_round.py USERS ROUNDS prints users/s of the best round. Recurrence is unrolled statically, as in fedjax's own LSTM,
-which is its fastest way on a CPU.
+python benchmarks/fedjax_round.py USERS ROUNDS prints users/s of the best round. Recurrence is
+unrolled statically, as in fedjax's own LSTM, which is its fastest way on a CPU.
 """
 
 import sys

@@ -1,10 +1,13 @@
-"""Test a deployment under load: a fleet with a tiny model and meaningless words, and many devices in one process, each a thread.
+"""Test a deployment under load: a fleet with a tiny model and meaningless words, and many devices
+in one process, each a thread.
 
     python benchmarks/fleet_load.py 200 --out load --rounds 3
 
-Everything about it is real except the people: keys, certificates, secure sums, participation records, its own ledger. What goes wrong is
-counted. Without --server, everything runs on this machine, `taciturn fleet serve OUT/server` too. With it, this program runs only
-devices, which wait for a server: copy OUT/server to where it is to be served. It ends after --rounds, or after --seconds.
+Everything about it is real except the people: keys, certificates, secure sums, participation
+records, its own ledger. What goes wrong is counted. Without --server, everything runs on this
+machine, `taciturn fleet serve OUT/server` too. With it, this program runs only devices, which wait
+for a server: copy OUT/server to where it is to be served. It ends after --rounds, or after
+--seconds.
 """
 
 import argparse
@@ -173,7 +176,9 @@ def running(devices: Sequence[LoadDevice]) -> Iterator[None]:
 
 
 def new_load(folder: Path, count: int, rounds: int, seconds: float, names: tuple[str, ...]) -> None:
-    """Make FOLDER/server, to be served, and keys for `count` devices, which know the server by `names`."""
+    """Make FOLDER/server, to be served, and keys for `count` devices, which know the server by
+    `names`.
+    """
     cohort = int(count / OVER_SELECTION)
     held_out = {str(number): _text(number).tolist() for number in range(12)}
     with new_folder(
@@ -214,7 +219,8 @@ def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDe
     )
     if enrolled != count:
         raise LinkError(
-            f"{folder} is of {enrolled} devices: a round of it asks all of them. Choose another --out"
+            f"{folder} is of {enrolled} devices: a round of it asks all of them. Choose another"
+            " --out"
         )
     load, context, devices = Load(), trusting("", given / AUTHORITY_CERTIFICATE), []
     for number in range(count):
@@ -311,7 +317,10 @@ def under_load(
                 while len(load.rounds) < rounds and not is_over() and time.monotonic() < deadline:
                     time.sleep(LOOK_SECONDS)
                     load.look()
-                    note = f"{len(load.connected):,} devices connected, {load.answered.total():,} questions answered"
+                    note = (
+                        f"{len(load.connected):,} devices connected, {load.answered.total():,}"
+                        " questions answered"
+                    )
                     show(len(load.rounds), rounds, note)
             load.over = True
             time.sleep(LAST_SECONDS)
@@ -319,7 +328,8 @@ def under_load(
     if len(load.rounds) < rounds:
         why = "the server's own terminal says why" if servers else f"{out / 'server.log'} says why"
         console.print(
-            f"Only {len(load.rounds)} of {rounds} rounds were done within {seconds:g} seconds: {why}",
+            f"Only {len(load.rounds)} of {rounds} rounds were done within {seconds:g} seconds:"
+            f" {why}",
             style="red",
         )
     return load

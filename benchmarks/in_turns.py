@@ -1,6 +1,8 @@
-"""Other people's programs beside ours, in turns: machines are shared, and a ratio means something only within the same minutes.
+"""Other people's programs beside ours, in turns: machines are shared, and a ratio means something
+only within the same minutes.
 
-`taciturn bench --against torch,pfl,fedjax` runs this; `make peers` makes the environments that the others need.
+`taciturn bench --against torch,pfl,fedjax` runs this; `make peers` makes the environments that the
+others need.
 """
 
 import subprocess
@@ -11,7 +13,8 @@ from typing import NamedTuple
 
 from taciturn.errors import TaciturnError
 
-# Name → the environment under --peers that has what it needs, its program in this folder, and what readers know it by.
+# Name → the environment under --peers that has what it needs, its program in this folder, and what
+# readers know it by.
 PEERS = {
     "torch": ("torch", "torch_round.py", "plain PyTorch, a process for each core"),
     "pfl": ("torch", "pfl_round.py", "pfl-research under torchrun"),
@@ -63,7 +66,8 @@ def _command(name: str, folder: Path, users: int, rounds: int) -> list[str]:
     python, path = folder / environment / "bin" / "python", HERE / program
     if not python.exists():
         raise TaciturnError(
-            f"{name} needs an environment of its own, and {python} is not there: run `make peers`, or name --peers FOLDER"
+            f"{name} needs an environment of its own, and {python} is not there: run `make peers`,"
+            " or name --peers FOLDER"
         )
     return [str(python.absolute()), str(path), str(users), str(rounds)]
 
@@ -80,7 +84,9 @@ def _speed(command: list[str]) -> float:
 
 
 def write_table(speeds: dict[str, list[float]], title: str, machine: str) -> Path:
-    """Into benchmarks/README.md, in place of the table that was measured on this kind of machine before."""
+    """Into benchmarks/README.md, in place of the table that was measured on this kind of machine
+    before.
+    """
     page, (begin, end) = HERE / "README.md", MARKS
     begin = begin.format(machine)
     before, found, rest = page.read_text().partition(begin)

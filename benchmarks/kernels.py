@@ -1,8 +1,9 @@
-"""Which GPU kernels a round of training spends its time in: `python benchmarks/kernels.py lstm,1000,8,10 cifg,768,4,80`.
+"""Which GPU kernels a round of training spends its time in: `python benchmarks/kernels.py
+lstm,1000,8,10 cifg,768,4,80`.
 
-Each argument is a kind of model, users a round, rows of a local batch and words of a row. Users are random words. Prints users a second,
-of whole rounds and of training and summing alone, the ms that each part of a round takes, and µs of a user and local step for each
-kernel, out of JAX's own trace.
+Each argument is a kind of model, users a round, rows of a local batch and words of a row. Users are
+random words. Prints users a second, of whole rounds and of training and summing alone, the ms that
+each part of a round takes, and µs of a user and local step for each kernel, out of JAX's own trace.
 """
 
 import glob
@@ -61,7 +62,8 @@ def measure(folder: Path, kind: str, users: int, rows: int, words: int) -> None:
     )
     steps = users * round_speed.TOKENS // (rows * words)
     print(
-        f"{kind}, {users} users, rows of {words} × {rows}: {users / whole:.0f} users/s, training and summing alone {users / alone:.0f}"
+        f"{kind}, {users} users, rows of {words} × {rows}: {users / whole:.0f} users/s, training"
+        f" and summing alone {users / alone:.0f}"
     )
     print(
         ", ".join(
@@ -71,14 +73,17 @@ def measure(folder: Path, kind: str, users: int, rows: int, words: int) -> None:
     )
     by_kernel = traced(train)
     print(
-        f"{by_kernel.total() / steps:8.2f} µs of a user and step in kernels, {1e6 * alone / steps:.2f} with the host"
+        f"{by_kernel.total() / steps:8.2f} µs of a user and step in kernels,"
+        f" {1e6 * alone / steps:.2f} with the host"
     )
     for name, microseconds in by_kernel.most_common(SHOWN):
         print(f"{microseconds / steps:8.3f} {name[:100]}")
 
 
 def parts(recipe: Recipe, fleet: FleetWithStats, params: Params) -> dict[str, float]:
-    """Return the seconds that each part of a round takes at best, each waited for, so that together they are a little slower."""
+    """Return the seconds that each part of a round takes at best, each waited for, so that together
+    they are a little slower.
+    """
     with throw_away(recipe, fleet, round_speed.WORDS) as curator:
         taken: dict[str, list[float]] = {}
         for part, owner, method in (

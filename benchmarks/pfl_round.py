@@ -1,7 +1,8 @@
-"""The paper round on pfl-research: simulated backend, federated averaging, central Gaussian noise. For `taciturn bench --against pfl`.
+"""The paper round on pfl-research: simulated backend, federated averaging, central Gaussian noise.
+For `taciturn bench --against pfl`.
 
-python benchmarks/pfl_round.py USERS ROUNDS prints users/s of the best round. It starts itself again under torchrun with a process for each
-core, which is pfl's own way to use them all.
+python benchmarks/pfl_round.py USERS ROUNDS prints users/s of the best round. It starts itself again
+under torchrun with a process for each core, which is pfl's own way to use them all.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""How the cost of a round grows: with users, words, parameters. Prints one line for each; every line is a process of its own, so that
-peak memory is its own too.
+"""How the cost of a round grows: with users, words, parameters. Prints one line for each; every
+line is a process of its own, so that peak memory is its own too.
 
     python benchmarks/scaling.py                  # all lines; a few minutes on two cores
 """

@@ -1,8 +1,11 @@
-"""What a round of secure sums costs, in CPU seconds: a device, and the server with all processes that work for it.
+"""What a round of secure sums costs, in CPU seconds: a device, and the server with all processes
+that work for it.
 
-    .venv/bin/python benchmarks/secure_sum.py [--devices 1000] [--length 10000] [--bits 26] [--gone 0.05]
+    .venv/bin/python benchmarks/secure_sum.py [--devices 1000] [--length 10000] [--bits 26] [--gone
+    0.05]
 
-Values are random; every message goes through bytes. All devices run in this process, so that of a device the mean is told.
+Values are random; every message goes through bytes. All devices run in this process, so that of a
+device the mean is told.
 """
 
 import argparse
@@ -113,12 +116,14 @@ def main() -> None:
 
     sizes = sorted({len(cell.adverts) for cell in server._cells})
     print(
-        f"{count} devices in {len(server._cells)} cells of {sizes}, {len(gone)} gone half-way, {given.length:,} numbers of {bits} bits"
+        f"{count} devices in {len(server._cells)} cells of {sizes}, {len(gone)} gone half-way,"
+        f" {given.length:,} numbers of {bits} bits"
     )
     for stage in STAGES:
         down, up = SIZES[stage]
         print(
-            f"  a device: {stage:<12}{np.mean(SPENT[stage]):8.3f} s   {down / 1e6:8.3f} MB down {up / 1e6:8.3f} MB up"
+            f"  a device: {stage:<12}{np.mean(SPENT[stage]):8.3f} s   {down / 1e6:8.3f} MB down"
+            f" {up / 1e6:8.3f} MB up"
         )
     for stage in (*STAGES, "total"):
         print(f"  server:   {stage:<12}{sum(SPENT[f'server: {stage}']):8.3f} s")
@@ -129,7 +134,8 @@ def main() -> None:
         used.ru_utime + used.ru_stime,
     )
     print(
-        f"  server in all {here + there:.2f} s: {here:.2f} s here, {there:.2f} s in other processes; {wall:.1f} s on the clock"
+        f"  server in all {here + there:.2f} s: {here:.2f} s here, {there:.2f} s in other"
+        f" processes; {wall:.1f} s on the clock"
     )
     print("  the sum is right to the last bit")
 

@@ -1,9 +1,12 @@
-"""Simulated users for tests and benchmarks: Zipf's words, topics, and a little grammar, any number of users, streamed.
+"""Simulated users for tests and benchmarks: Zipf's words, topics, and a little grammar, any number
+of users, streamed.
 
-    python benchmarks/synthetic_corpus.py raw --users 1000000 --tokens 400 && taciturn data build raw --out people
+    python benchmarks/synthetic_corpus.py raw --users 1000000 --tokens 400 && taciturn data build
+        raw --out people
 
-A word is drawn by Zipf's law: from the whole list, or, one time in five, from the order of words that the user's topic prefers. One time
-in four it is instead the word that always follows the one before it. Users come in blocks that are generated apart.
+A word is drawn by Zipf's law: from the whole list, or, one time in five, from the order of words
+that the user's topic prefers. One time in four it is instead the word that always follows the one
+before it. Users come in blocks that are generated apart.
 """
 
 import argparse
@@ -60,7 +63,9 @@ def synthetic_messages(
 def write_shards(
     batches: Iterator[pa.RecordBatch], folder: Path, blocks_per_shard: int = 100
 ) -> Iterator[int]:
-    """Write messages as Parquet shards, as a cluster's job would; yields the number of blocks written so far."""
+    """Write messages as Parquet shards, as a cluster's job would; yields the number of blocks
+    written so far.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     writer = None
     for done, batch in enumerate(batches):
@@ -79,7 +84,9 @@ def write_shards(
 
 def main() -> None:
     asked = argparse.ArgumentParser(
-        description="Write simulated users as Parquet shards (columns user_id and text) into a new folder."
+        description=(
+            "Write simulated users as Parquet shards (columns user_id and text) into a new folder."
+        )
     )
     asked.add_argument("out", type=Path)
     for name, default in (

@@ -1,7 +1,8 @@
-"""What mkdocs is told besides mkdocs.yml: pages from outside of docs/, links between them, and a reference of public names.
+"""What mkdocs is told besides mkdocs.yml: pages from outside of docs/, links between them, and a
+reference of public names.
 
-Pages are written to be read on GitHub: links are between files of the repository. Here those to published files are turned into links of
-the site; of the others (source, tests) the words stay.
+Pages are written to be read on GitHub: links are between files of the repository. Here those to
+published files are turned into links of the site; of the others (source, tests) the words stay.
 """
 
 import posixpath

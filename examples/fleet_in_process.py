@@ -1,4 +1,5 @@
-"""A fleet of devices in one process: reports are masked, and the server learns their sum alone. No network, no certificates.
+"""A fleet of devices in one process: reports are masked, and the server learns their sum alone. No
+network, no certificates.
 
     python examples/fleet_in_process.py POPULATION FOLDER
 
@@ -86,7 +87,8 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
         recipe, folder / "run", connected=Connected(link, lambda: enrolled, issuer.authority)
     )
     print(
-        f"{run.guarantee.releases} secure sums released; ε = {run.guarantee.epsilon:.2f} for each device"
+        f"{run.guarantee.releases} secure sums released; ε = {run.guarantee.epsilon:.2f} for each"
+        " device"
     )
     return run
 

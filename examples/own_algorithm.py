@@ -30,7 +30,9 @@ def made_up_user(seed: int) -> tt.UserData:
 
 
 def user_update(message, user: tt.UserData, key):
-    """Five steps of gradient descent on this user's rows; it may move as far as it likes, and is clipped."""
+    """Five steps of gradient descent on this user's rows; it may move as far as it likes, and is
+    clipped.
+    """
 
     def loss(params):
         predicted = user.batches[0, :, :3] @ params["weights"]
@@ -58,7 +60,8 @@ def main(folder: Path) -> float:
     guarantee = curator.account.guarantee()
     found = np.asarray(state.server.params["weights"])
     print(
-        f"found {found.round(2)}, truth {TRUTH}; ε = {guarantee.epsilon:.2f} at δ = {guarantee.delta:.0e}"
+        f"found {found.round(2)}, truth {TRUTH}; ε = {guarantee.epsilon:.2f} at δ ="
+        f" {guarantee.delta:.0e}"
     )
     return float(np.abs(found - TRUTH).max())
 

@@ -1,6 +1,7 @@
 """A model of one's own, trained, saved, resumed, exported and audited like ours.
 
-python examples/own_model.py POPULATION FOLDER    # a population is made by `taciturn data build`, or tt.build_population
+python examples/own_model.py POPULATION FOLDER    # a population is made by `taciturn data build`,
+or tt.build_population
 """
 
 import sys

@@ -2,7 +2,8 @@
 
     python examples/quickstart.py
 
-The messages are made up, so that it runs anywhere; with your own, name your file of (user, text) in `build_population`.
+The messages are made up, so that it runs anywhere; with your own, name your file of (user, text) in
+`build_population`.
 """
 
 import csv
@@ -54,10 +55,12 @@ def main(folder: Path) -> tt.FinishedRun:
         lambda done, rounds, row: print(f"round {done} of {rounds}", end="\r"),
     )
     print(
-        f"\nε = {run.guarantee.epsilon:.2f} at δ = {run.guarantee.delta:.1e}, for each user and all they wrote"
+        f"\nε = {run.guarantee.epsilon:.2f} at δ = {run.guarantee.delta:.1e}, for each user and all"
+        " they wrote"
     )
     print(
-        f"the next word is right {run.evaluate().accuracy_top1:.1%} of the time, for people it never met"
+        f"the next word is right {run.evaluate().accuracy_top1:.1%} of the time, for people it"
+        " never met"
     )
     print(f"after «see you »: {run.predictor().suggest('see you ').words}")
     print("files to pass on:", *(path.name for path in run.export(folder / "model").files))

@@ -1,7 +1,9 @@
-"""Shrunken runs of the lists, end to end: `make papers-check`, or `python experiments/check.py PAPER/RUN …` for others.
+"""Shrunken runs of the lists, end to end: `make papers-check`, or `python experiments/check.py
+PAPER/RUN …` for others.
 
-A dozen runs, of which no two are of one kind, train for two rounds on simulated people and leave results, and a page is drawn of all of it,
-in a folder of its own. What it shows is that lists, recipes, measures and drawing work; its figures mean nothing.
+A dozen runs, of which no two are of one kind, train for two rounds on simulated people and leave
+results, and a page is drawn of all of it, in a folder of its own. What it shows is that lists,
+recipes, measures and drawing work; its figures mean nothing.
 """
 
 import runpy
@@ -56,7 +58,9 @@ CHECKED = (
 
 
 def shrunk(one: listed.ListedRun, people: Path, starts: Path) -> tuple[str, ...]:
-    """Settings that make a run small, and of the same shapes as the others wherever that leaves it what it is."""
+    """Settings that make a run small, and of the same shapes as the others wherever that leaves it
+    what it is.
+    """
     recipe = one.loaded()
     more = [*SHRUNK, f"data.population={people}"]
     if recipe.model.warm_start:
@@ -79,7 +83,9 @@ def shrunk(one: listed.ListedRun, people: Path, starts: Path) -> tuple[str, ...]
 
 
 def made_up(folder: Path) -> tuple[Path, Path]:
-    """People and public text that say what a small grammar says, and starts that have learned nothing yet."""
+    """People and public text that say what a small grammar says, and starts that have learned
+    nothing yet.
+    """
     words = vocabulary_of(300)
     synthetic = runpy.run_path(
         str(Path(__file__).parents[1] / "benchmarks" / "synthetic_corpus.py")

@@ -1,6 +1,8 @@
-"""What can be computed and need not be trained: the papers' privacy figures, with the accountants of their time and with ours.
+"""What can be computed and need not be trained: the papers' privacy figures, with the accountants
+of their time and with ours.
 
-python experiments/compute.py [PAPER …]        writes PAPER/results/computed.json; some minutes on a CPU
+python experiments/compute.py [PAPER …]        writes PAPER/results/computed.json; some minutes on a
+CPU
 """
 
 import json
@@ -115,8 +117,9 @@ def xu2023() -> Result:
 
 
 def _figure_4() -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Around the model of es-ES, 4.2M users and 2,000 rounds. Noise grows with the report goal, so that its error stays; everybody rests as
-    long as is possible."""
+    """Around the model of es-ES, 4.2M users and 2,000 rounds. Noise grows with the report goal, so
+    that its error stays; everybody rests as long as is possible.
+    """
     goal, users, rounds = printed.XU_REPORT_GOAL, 4_200_000, 2000
     settings = {
         "report goal": [

@@ -1,5 +1,6 @@
-"""Figures as SVG, written here and not by a plotting library: they are committed and must come out of the results byte for byte, on every
-machine and with every version of everything else. They follow the reader's light or dark.
+"""Figures as SVG, written here and not by a plotting library: they are committed and must come out
+of the results byte for byte, on every machine and with every version of everything else. They
+follow the reader's light or dark.
 """
 
 import math
@@ -28,7 +29,9 @@ STYLE = """text{font:12px sans-serif;fill:#222}.small{font-size:11px}.title{font
 
 @dataclass(frozen=True)
 class Line:
-    """Points that belong together. `margin` is half an interval; the paper's own figures are hollow and dashed."""
+    """Points that belong together. `margin` is half an interval; the paper's own figures are hollow
+    and dashed.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -120,7 +123,8 @@ def figure(
         max(WIDTH, WIDTH - RIGHT + 44 + LETTER * max(len(line.name) for line in lines)),
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}"'
+        f' height="{HEIGHT}">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n{body}\n</svg>\n"
     )
 
@@ -133,13 +137,25 @@ def _margins(line: Line) -> Sequence[float]:
 def _axes(x: Scale, y: Scale, across: str, up: str) -> Iterable[str]:
     for tick in x.ticks():
         yield f'<path class="grid" d="M{x(tick):.1f} {y.first}V{y.last}"/>'
-        yield f'<text class="small" text-anchor="middle" x="{x(tick):.1f}" y="{y.first + 16}">{tick:g}</text>'
+        yield (
+            f'<text class="small" text-anchor="middle" x="{x(tick):.1f}"'
+            f' y="{y.first + 16}">{tick:g}</text>'
+        )
     for tick in y.ticks():
         yield f'<path class="grid" d="M{x.first} {y(tick):.1f}H{x.last}"/>'
-        yield f'<text class="small" text-anchor="end" x="{x.first - 6}" y="{y(tick) + 4:.1f}">{float(f"{tick:.6g}"):g}</text>'
+        yield (
+            f'<text class="small" text-anchor="end" x="{x.first - 6}"'
+            f' y="{y(tick) + 4:.1f}">{float(f"{tick:.6g}"):g}</text>'
+        )
     yield f'<path class="axis" d="M{x.first} {y.last}V{y.first}H{x.last}"/>'
-    yield f'<text text-anchor="middle" x="{(x.first + x.last) / 2:.0f}" y="{HEIGHT - 10}">{escape(across)}</text>'
-    yield f'<text text-anchor="middle" transform="translate(16 {(y.first + y.last) / 2:.0f}) rotate(-90)">{escape(up)}</text>'
+    yield (
+        f'<text text-anchor="middle" x="{(x.first + x.last) / 2:.0f}"'
+        f' y="{HEIGHT - 10}">{escape(across)}</text>'
+    )
+    yield (
+        f'<text text-anchor="middle" transform="translate(16 {(y.first + y.last) / 2:.0f})'
+        f' rotate(-90)">{escape(up)}</text>'
+    )
 
 
 def _line(line: Line, x: Scale, y: Scale, colour: str) -> Iterable[str]:
@@ -150,7 +166,10 @@ def _line(line: Line, x: Scale, y: Scale, colour: str) -> Iterable[str]:
         yield f'<path d="M{way}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>'
     for (a, b), (_, value), margin in zip(places, line.points, _margins(line), strict=True):
         if margin:
-            yield f'<path d="M{a:.1f} {y(value - margin):.1f}V{y(value + margin):.1f}" stroke="{colour}" opacity="0.55"/>'
+            yield (
+                f'<path d="M{a:.1f} {y(value - margin):.1f}V{y(value + margin):.1f}"'
+                f' stroke="{colour}" opacity="0.55"/>'
+            )
         fill = "none" if line.of_paper else colour
         yield f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.6" fill="{fill}" stroke="{colour}"/>'
 

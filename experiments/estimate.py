@@ -1,4 +1,6 @@
-"""How long a run takes on one H200: what `train.py --list` prints, and by which it decides whether a run still ends in time."""
+"""How long a run takes on one H200: what `train.py --list` prints, and by which it decides whether
+a run still ends in time.
+"""
 
 from functools import cache
 from typing import NamedTuple
@@ -21,7 +23,8 @@ KEYSTROKES = 10.0  # of 700 sentences, on a CPU
 PARAMETER = 6e-11  # of one person's update: it is clipped, made integers and added
 TOKEN = 1.3e-7  # of one person's text, by a model of 10,000 words
 TOKENS = {"local/steam-show": 400}  # of nearly everybody there, at most
-SHARED = 0.6  # of the time that runs would take one after another: side by side they fill each other's gaps
+# of the time that runs would take one after another: side by side they fill each other's gaps
+SHARED = 0.6
 WORDS = {
     "local/blogs-1600-20k": 20_000,
     "local/blogs-1600-30k": 30_000,
@@ -63,7 +66,9 @@ def estimate(run: ListedRun) -> Estimate:
 
 
 def together(estimates: list[Estimate], at_once: int) -> float:
-    """Return the seconds that runs take, so many at a time: until the GPU has done all of it, or the last process its waiting."""
+    """Return the seconds that runs take, so many at a time: until the GPU has done all of it, or
+    the last process its waiting.
+    """
     return max(
         SHARED * sum(one.gpu for one in estimates), sum(one.alone for one in estimates) / at_once
     )

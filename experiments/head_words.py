@@ -1,8 +1,10 @@
-"""Table 3 (McMahan et al. 2018): whether noise favours the most common words, on the held-out users of a run.
+"""Table 3 (McMahan et al. 2018): whether noise favours the most common words, on the held-out users
+of a run.
 
     python experiments/head_words.py RUN
 
-Prints, for the n most frequent words of the list, at which share of positions (in %) 0, 1, … of the ten best predictions are among them.
+Prints, for the n most frequent words of the list, at which share of positions (in %) 0, 1, … of the
+ten best predictions are among them.
 """
 
 import argparse
@@ -48,8 +50,9 @@ def of_run(run: FinishedRun) -> np.ndarray:
 def head_words(
     model: LanguageModel, params: Params, texts: Texts, vocabulary: Vocabulary, cut: Cut = WINDOW
 ) -> np.ndarray:
-    """Return float [HEADS, PREDICTIONS + 1]: the share of positions at which 0, 1, … of the ten best predictions are among the n most
-    frequent words of the list."""
+    """Return float [HEADS, PREDICTIONS + 1]: the share of positions at which 0, 1, … of the ten
+    best predictions are among the n most frequent words of the list.
+    """
     histogram, seen = np.zeros((len(HEADS), PREDICTIONS + 1)), 0
     for rows, _ in batched_pieces(texts, cut):
         histogram += jax.device_get(_counted(model, vocabulary.fixed, params, rows))

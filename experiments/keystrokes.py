@@ -2,8 +2,8 @@
 
     python experiments/keystrokes.py local/popov/start experiments/popov2018/results/start.json
 
-measures a model that no list trains. The text is what popov2018/prepare.py wrote to local/popov: general text, held-out users, and
-sentences of both to type.
+measures a model that no list trains. The text is what popov2018/prepare.py wrote to local/popov:
+general text, held-out users, and sentences of both to type.
 """
 
 import json
@@ -56,7 +56,9 @@ def measured(folder: Path) -> Result:
 def keystroke_saving(
     model: LanguageModel, params: Params, predictor: Predictor, sentences: list[str]
 ) -> float:
-    """Each sentence from its beginning, a strip of three, every word picked as soon as it is on it (formula 5)."""
+    """Each sentence from its beginning, a strip of three, every word picked as soon as it is on it
+    (formula 5).
+    """
     vocabulary = predictor.vocabulary
     split = [vocabulary.split(sentence) for sentence in sentences]
     longest = max(map(len, split))

@@ -1,4 +1,5 @@
-"""The runs that tables and figures are made of: PAPER/runs.toml lists them, PAPER/results holds what came of each.
+"""The runs that tables and figures are made of: PAPER/runs.toml lists them, PAPER/results holds
+what came of each.
 
 A group of runs shares a recipe and seeds, and each run differs from the others in a few settings:
 
@@ -11,8 +12,9 @@ A group of runs shares a recipe and seeds, and each run differs from the others 
     runs.100 = { "participation.cohort" = 100, "privacy.noise_multiplier" = 0.08 }
     runs.1250 = { "participation.cohort" = 1250, "privacy.noise_multiplier" = 1.0 }
 
-A run may name a recipe of its own among its settings. `item` says when a group is run: items 1 to 6 are the papers' main claims, 7 and 8
-what stands beside them, 9 and 10 the rest; within such a turn every group gets its first seed before any gets its second.
+A run may name a recipe of its own among its settings. `item` says when a group is run: items 1 to 6
+are the papers' main claims, 7 and 8 what stands beside them, 9 and 10 the rest; within such a turn
+every group gets its first seed before any gets its second.
 """
 
 import json
@@ -76,7 +78,9 @@ def papers() -> list[str]:
 
 @cache
 def listed(paper: str) -> tuple[ListedRun, ...]:
-    """All runs of a paper, in the order of its list; of each group all runs with the first seed, then with the next."""
+    """All runs of a paper, in the order of its list; of each group all runs with the first seed,
+    then with the next.
+    """
     path = HERE / paper / "runs.toml"
     if not path.exists():
         raise ListError(f"{paper} has no list of runs; there are {', '.join(papers())}")
@@ -91,14 +95,17 @@ def listed(paper: str) -> tuple[ListedRun, ...]:
 
 
 def chosen(what: list[str]) -> list[ListedRun]:
-    """Return the runs of papers, or of groups as PAPER/GROUP, in the order in which they are run; all there are, where nothing is named."""
+    """Return the runs of papers, or of groups as PAPER/GROUP, in the order in which they are run;
+    all there are, where nothing is named.
+    """
     found: list[ListedRun] = []
     for one in what or papers():
         paper, _, group = one.partition("/")
         runs = [run for run in listed(paper) if group in ("", run.group)]
         if not runs:
             raise ListError(
-                f"{paper} has no group {group}; it has {', '.join(dict.fromkeys(run.group for run in listed(paper)))}"
+                f"{paper} has no group {group}; it has"
+                f" {', '.join(dict.fromkeys(run.group for run in listed(paper)))}"
             )
         found += runs
     return sorted(found, key=lambda run: run.turn)
@@ -113,14 +120,15 @@ def _group(paper: str, group: str, content: dict[str, Any]) -> Iterator[ListedRu
         or content["item"] not in range(1, LAST_OF_TURN[-1] + 1)
     ):
         raise ListError(
-            f"{where}: a group has about, an item from 1 to {LAST_OF_TURN[-1]}, recipe, seeds and runs, may have settings and measures, "
-            f"and has {sorted(content)}"
+            f"{where}: a group has about, an item from 1 to {LAST_OF_TURN[-1]}, recipe, seeds and"
+            f" runs, may have settings and measures, and has {sorted(content)}"
         )
     for repeats, seed in enumerate(content["seeds"]):
         for name, settings in content["runs"].items():
             if not NAME.fullmatch(f"{group}-{name}"):
                 raise ListError(
-                    f"{where}: {name} names a file, and so is made of small letters, digits, points and dashes"
+                    f"{where}: {name} names a file, and so is made of small letters, digits, points"
+                    " and dashes"
                 )
             both = {"recipe": content["recipe"], **content.get("settings", {}), **settings}
             recipe = both.pop("recipe")

@@ -1,4 +1,6 @@
-"""What runs with canaries left: how often each kind is met, its ranks, and how many a beam search finds."""
+"""What runs with canaries left: how often each kind is met, its ranks, and how many a beam search
+finds.
+"""
 
 import math
 from itertools import groupby
@@ -8,7 +10,9 @@ from taciturn.audit.report import rank_text
 
 
 def memorised(results: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[int, list[int], str]]:
-    """By (n_u, n_e): how often such a canary is met, the ranks over all seeds, and how many are found."""
+    """By (n_u, n_e): how often such a canary is met, the ranks over all seeds, and how many are
+    found.
+    """
     canaries = sorted(tuple(one) for result in results for one in result["canaries"])
     made = {}
     for kind, some in groupby(canaries, lambda one: one[:2]):
@@ -36,4 +40,7 @@ def median(ranks: list[int]) -> str:
         least += 1
         below += math.comb(count, least) * 0.5**count
     low = max(least - 1, 0)
-    return f"{rank_text(middle(ranks))} ({rank_text(ranks[low])} to {rank_text(ranks[count - 1 - low])})"
+    return (
+        f"{rank_text(middle(ranks))} ({rank_text(ranks[low])} to"
+        f" {rank_text(ranks[count - 1 - low])})"
+    )

@@ -1,7 +1,8 @@
 """Writes experiments/README.md and its figures out of the committed results: `make papers`.
 
-A paper's figures.py says, for each of its tables and figures, what they print, what the results say, and whether the claim holds. What has
-no results yet is «not run», with the command that would run it.
+A paper's figures.py says, for each of its tables and figures, what they print, what the results
+say, and whether the claim holds. What has no results yet is «not run», with the command that would
+run it.
 """
 
 import importlib.util
@@ -64,7 +65,9 @@ class Judged(NamedTuple):
 def judged(
     paper: str, groups: str, name: str, about: str, theirs: str
 ) -> Callable[[Callable[..., Judged]], Callable[[], Item]]:
-    """An item that is judged by the results of one or several groups: not run, as long as a run of them has none."""
+    """An item that is judged by the results of one or several groups: not run, as long as a run of
+    them has none.
+    """
 
     def with_results(judge: Callable[..., Judged]) -> Callable[[], Item]:
         def item() -> Item:

@@ -1,6 +1,9 @@
-"""What the papers print. The tests of our accounting hold it against these figures, and the page shows them beside ours."""
+"""What the papers print. The tests of our accounting hold it against these figures, and the page
+shows them beside ours.
+"""
 
-# McMahan et al. 2018, Table 1, both versions: (users, users a round, noise multiplier) → ε after 1, 10, …, 10⁶ rounds at δ = K^−1.1.
+# McMahan et al. 2018, Table 1, both versions: (users, users a round, noise multiplier) → ε after 1,
+# 10, …, 10⁶ rounds at δ = K^−1.1.
 MCMAHAN_TABLE_1 = {
     (1e5, 1e2, 1.0): (0.97, 0.98, 1.00, 1.07, 1.18, 2.21, 7.50),
     (1e6, 1e1, 1.0): (0.68, 0.69, 0.69, 0.69, 0.69, 0.72, 0.73),
@@ -45,7 +48,8 @@ RAMASWAMY_SIGMA, RAMASWAMY_COHORT, RAMASWAMY_ROUNDS, RAMASWAMY_CLIP_NORM = (
     2_000,
     0.8,
 )
-# Table 3: (n_u, n_e) → how often a canary is met. Table 4: its ranks among 2,000,000, and how many of three a beam search finds.
+# Table 3: (n_u, n_e) → how often a canary is met. Table 4: its ranks among 2,000,000, and how many
+# of three a beam search finds.
 RAMASWAMY_TABLE_3 = {
     (1, 1): 1_150,
     (1, 14): 16_100,
@@ -68,7 +72,8 @@ RAMASWAMY_TABLE_4 = {
     (16, 14): ((1, 1, 1), 3),
     (16, 200): ((1, 1, 1), 3),
 }
-# Tables 6 to 8, Top-1 recall on Stack Overflow: server's optimiser, rate and momentum; client's batch and rate; clip norm.
+# Tables 6 to 8, Top-1 recall on Stack Overflow: server's optimiser, rate and momentum; client's
+# batch and rate; clip norm.
 RAMASWAMY_TABLE_6 = {
     ("adam", 1e-5, None): 0.0473,
     ("adam", 5e-5, None): 0.1549,
@@ -102,7 +107,8 @@ RAMASWAMY_TABLE_8 = {
     2.0: 0.2345,
 }
 
-# Xu et al. 2023, Tables 1 and 2: rounds, MinS, MaxP, timer in hours, users in millions (None where not printed), ρ; z = 7, 6,500 a round.
+# Xu et al. 2023, Tables 1 and 2: rounds, MinS, MaxP, timer in hours, users in millions (None where
+# not printed), ρ; z = 7, 6,500 a round.
 XU_NOISE_MULTIPLIER, XU_REPORT_GOAL = 7.0, 6500
 XU_MODELS: dict[str, tuple[int, int, int, int | None, float | None, float]] = {
     "NWP de-DE": (930, 212, 4, 48, 3.24, 0.48),

@@ -1,4 +1,6 @@
-"""What a run left: a small file of figures, in which nobody's text is. Tables and figures are made of these files alone."""
+"""What a run left: a small file of figures, in which nobody's text is. Tables and figures are made
+of these files alone.
+"""
 
 import json
 import math

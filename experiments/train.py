@@ -4,10 +4,12 @@
     python experiments/train.py mcmahan2018/noise --minutes 9 --side-by-side 3
     python experiments/train.py                               everything
 
-A run that is finished leaves PAPER/results/RUN.json and is not run again; one that was interrupted resumes where it was, as long as
-local/papers is there. With --minutes no run begins that would not end in time, by its estimate (estimate.py), so that on a machine that is
-lent for ten minutes nothing is left half done. Each has its own copy of its people, so that a ledger speaks of that run alone. Recipes
-name their people and starts under local/, which experiments/README.md says how to make; they are not part of this repository.
+A run that is finished leaves PAPER/results/RUN.json and is not run again; one that was interrupted
+resumes where it was, as long as local/papers is there. With --minutes no run begins that would not
+end in time, by its estimate (estimate.py), so that on a machine that is lent for ten minutes
+nothing is left half done. Each has its own copy of its people, so that a ledger speaks of that run
+alone. Recipes name their people and starts under local/, which experiments/README.md says how to
+make; they are not part of this repository.
 """
 
 import argparse
@@ -128,7 +130,9 @@ def rows(folder: Path) -> list[dict[str, float]]:
 
 
 def clipped_share(recipe: Any) -> Callable[[Path], float]:
-    """Return a function of a run's folder: the share of some held-out users whose updates are longer than the clip norm."""
+    """Return a function of a run's folder: the share of some held-out users whose updates are
+    longer than the clip norm.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -176,7 +180,9 @@ def canary_ranks(finished: Any) -> list[tuple[int, int, int, int, bool]]:
 
 
 def audit_users(finished: Any) -> dict[str, float | bool]:
-    """Return what they say of the claim, in multiples of the μ that is claimed, and how small noise would have to be to be noticed."""
+    """Return what they say of the claim, in multiples of the μ that is claimed, and how small noise
+    would have to be to be noticed.
+    """
     from taciturn.audit.report import membership_results
 
     found = membership_results(finished.folder, finished.recipe).audit
@@ -202,7 +208,9 @@ def commit() -> str:
 
 
 def run_side_by_side(runs: list[ListedRun], at_once: int, seconds: float) -> int:
-    """Run each in a process of its own, on one GPU or none, as long as it would end within so many seconds. Return how many failed."""
+    """Run each in a process of its own, on one GPU or none, as long as it would end within so many
+    seconds. Return how many failed.
+    """
     from estimate import estimate
 
     takes = {run: estimate(run).beside(at_once - 1) for run in runs}
@@ -258,7 +266,9 @@ def absent_folders(run: ListedRun) -> tuple[str, ...]:
 
 
 def print_list(runs: list[ListedRun], missing: list[ListedRun], at_once: int) -> None:
-    """Print every run with its estimated seconds alone on a GPU, and of the missing runs of each group what they take together."""
+    """Print every run with its estimated seconds alone on a GPU, and of the missing runs of each
+    group what they take together.
+    """
     from estimate import estimate, together
 
     takes = {run: estimate(run) for run in runs}
@@ -270,10 +280,12 @@ def print_list(runs: list[ListedRun], missing: list[ListedRun], at_once: int) ->
     ):
         own = [takes[run] for run in missing if (run.item, run.paper, run.group) == group]
         print(
-            f"item {group[0]:2}  {together(own, at_once):5.0f} s for {len(own):2} runs, {at_once} at a time  {group[1]}/{group[2]}"
+            f"item {group[0]:2}  {together(own, at_once):5.0f} s for {len(own):2} runs, {at_once}"
+            f" at a time  {group[1]}/{group[2]}"
         )
     print(
-        f"{together([takes[run] for run in missing], at_once) / 60:.0f} minutes in all, {at_once} at a time"
+        f"{together([takes[run] for run in missing], at_once) / 60:.0f} minutes in all, {at_once}"
+        " at a time"
     )
 
 
@@ -312,7 +324,8 @@ def main() -> int:
     lacking = {run: absent for run in missing if (absent := absent_folders(run))}
     for absent in dict.fromkeys(lacking.values()):
         print(
-            f"{sum(one == absent for one in lacking.values())} runs wait for {', '.join(absent)} (experiments/README.md)"
+            f"{sum(one == absent for one in lacking.values())} runs wait for {', '.join(absent)}"
+            " (experiments/README.md)"
         )
     return run_side_by_side(
         [run for run in missing if run not in lacking], asked.side_by_side, 60 * asked.minutes

@@ -56,7 +56,10 @@ def tables(found: Result) -> str:
         for model, one in found["changes"].items()
     ]
     compared = next(iter(found["changes"].values()))
-    people = f"{found['people']:,} people, {found['words']:,} words and signs, 400 each at most; all in %, but for the last column."
+    people = (
+        f"{found['people']:,} people, {found['words']:,} words and signs, 400 each at most; all in"
+        " %, but for the last column."
+    )
     related = f"Relative changes from {found['from']}, on the same people:"
     changed = table(["model", *(SHOWN[metric] for metric in compared)], relative)
     return "\n\n".join([people, table(["model", *SHOWN.values()], shown), related, changed])

@@ -1,4 +1,6 @@
-"""How programs are compiled in tests: as for users, or in a quarter of the time. Processes that tests start import this, and no more."""
+"""How programs are compiled in tests: as for users, or in a quarter of the time. Processes that
+tests start import this, and no more.
+"""
 
 import sys
 from pathlib import Path
@@ -27,7 +29,9 @@ def quickly(*arguments, **settings):
 
 
 def another_process(program: str) -> list[str]:
-    """The command of a Python process that compiles as this one does, so that both share what was compiled."""
+    """The command of a Python process that compiles as this one does, so that both share what was
+    compiled.
+    """
     if compiler.get_compile_options is quickly:
         tests = str(Path(__file__).parent)
         program = (

@@ -11,25 +11,31 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
-# The command line makes every core a device, and compiles for each; here one is enough. That more come to the same total, to the bit, is
-# shown where the command line is killed again and again (contracts/test_killed.py).
+# The command line makes every core a device, and compiles for each; here one is enough. That more
+# come to the same total, to the bit, is shown where the command line is killed again and again
+# (contracts/test_killed.py).
 jax.config.update("jax_num_cpu_devices", 1)
-# Many tests compile the same small programs; they share what was compiled, and so do the processes that they start.
+# Many tests compile the same small programs; they share what was compiled, and so do the processes
+# that they start.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
     Path(tempfile.gettempdir()) / f"taciturn-tests-{os.getuid()}"
 )
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-# Programs name the lines of Python that they come from, which a compiler carries along for a tenth of its time.
+# Programs name the lines of Python that they come from, which a compiler carries along for a tenth
+# of its time.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 jax.config.update("jax_traceback_in_locations_limit", 0)
 
-# Tracing leaves much for the collector, which looks through all of JAX each time: a tenth of the time, unless it comes more rarely.
+# Tracing leaves much for the collector, which looks through all of JAX each time: a tenth of the
+# time, unless it comes more rarely.
 gc.set_threshold(200_000, 20, 100)
 
 if not os.environ.get("TACITURN_OPTIMISED"):  # `make test-slow` waits for the disk, as users do
-    os.fsync = os.fstat  # tests kill processes and pull no plug: whether a file was synced shows in calls of this, and in nothing else
+    # tests kill processes and pull no plug: whether a file was synced shows in calls of this, and
+    # in nothing else
+    os.fsync = os.fstat
 
 import numpy as np
 import pytest
@@ -56,7 +62,10 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.runs.ngram_baselines import count_population
 
 CHROMIUM = Path("/usr/bin/chromium")
-SWITCHES = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync --no-first-run"
+SWITCHES = (
+    "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update"
+    " --disable-sync --no-first-run"
+)
 
 
 @pytest.fixture
@@ -68,8 +77,10 @@ def not_optimised() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_of_this_module(request) -> None:
-    """Most tests say the same of machine code that was not optimised, and that is compiled in a quarter of the time. Modules about bounds,
-    sums and noise say `pytestmark = pytest.mark.optimised`: they get the arithmetic that users get."""
+    """Most tests say the same of machine code that was not optimised, and that is compiled in a
+    quarter of the time. Modules about bounds, sums and noise say `pytestmark =
+    pytest.mark.optimised`: they get the arithmetic that users get.
+    """
     everything = os.environ.get("TACITURN_OPTIMISED")  # `make test-slow`
     compile_with(
         optimised if everything or request.node.get_closest_marker("optimised") else quickly
@@ -94,9 +105,11 @@ def recipe(population) -> Recipe:
 
 @pytest.fixture(scope="session")
 def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`people`; a run with noise, `private`; one without, `plain`; and n-grams counted on their text, `counted`.
+    """`people`; a run with noise, `private`; one without, `plain`; and n-grams counted on their
+    text, `counted`.
 
-    Tests add runs of other names at most; whoever changes anything takes `copied_runs`."""
+    Tests add runs of other names at most; whoever changes anything takes `copied_runs`.
+    """
     folder = tmp_path_factory.mktemp("finished")
     words = lettered_words()
     people = write_population(

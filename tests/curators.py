@@ -1,4 +1,6 @@
-"""Curators in small: real ones, with a ledger and records on disk, over users of a few words or of none."""
+"""Curators in small: real ones, with a ledger and records on disk, over users of a few words or of
+none.
+"""
 
 import functools
 from pathlib import Path
@@ -60,8 +62,10 @@ class Loop:
 def averaging(
     participation: Participation | None = None, private: Mechanism | None = None
 ) -> Algorithm:
-    """Every user's update is the message plus a sum over the text. It tells totals of different messages apart, and is alike in all
-    coordinates, so that what differs between coordinates is noise."""
+    """Every user's update is the message plus a sum over the text. It tells totals of different
+    messages apart, and is alike in all coordinates, so that what differs between coordinates is
+    noise.
+    """
     return Algorithm(
         init=lambda params: ServerState(params, ()),
         user_update=lambda message, user, key: {
@@ -115,5 +119,7 @@ def opened(
 
 
 def is_constant(difference) -> bool:
-    """Whether the same noise was in both: the updates are alike in all coordinates, so only noise can differ."""
+    """Whether the same noise was in both: the updates are alike in all coordinates, so only noise
+    can differ.
+    """
     return bool(np.ptp(np.asarray(difference)) < 1e-5)

@@ -1,4 +1,6 @@
-"""Devices that are enrolled by a test: on a wire by their keys alone, in rounds with certificates of an authority of the test's."""
+"""Devices that are enrolled by a test: on a wire by their keys alone, in rounds with certificates
+of an authority of the test's.
+"""
 
 import time
 from contextlib import contextmanager

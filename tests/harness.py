@@ -1,4 +1,6 @@
-"""Small real objects for tests: text that the tests make up themselves, and runs of a few seconds. Fixtures are in conftest.py."""
+"""Small real objects for tests: text that the tests make up themselves, and runs of a few seconds.
+Fixtures are in conftest.py.
+"""
 
 import inspect
 import json
@@ -53,7 +55,9 @@ def mostly_slow(values, *quick):
 
 
 def compile_with(options) -> None:
-    """From now on. Programs that were compiled otherwise are forgotten: none that was not optimised is left for tests of arithmetic."""
+    """From now on. Programs that were compiled otherwise are forgotten: none that was not optimised
+    is left for tests of arithmetic.
+    """
     if compiler.get_compile_options is not options:
         compiler.get_compile_options = options
         forget_programs()
@@ -81,7 +85,9 @@ def compiled_quickly() -> Iterator[None]:
 
 
 class TracedAnew(pytest.MonkeyPatch):
-    """Runs of one recipe share what was compiled: where a part of it is replaced, nothing from before the change or from under it stays."""
+    """Runs of one recipe share what was compiled: where a part of it is replaced, nothing from
+    before the change or from under it stays.
+    """
 
     def setattr(self, target, *more, **settings):
         module = (
@@ -131,7 +137,9 @@ pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo = TracedAnew.setattr, Traced
 def made_up_users(
     count: int, seed: int = 0, least: int = 5, most: int = 60
 ) -> dict[str, list[int]]:
-    """Users of unequal length who count upwards from a word of their own, so that there is something to learn."""
+    """Users of unequal length who count upwards from a word of their own, so that there is
+    something to learn.
+    """
     generator = np.random.default_rng(seed)
     users = {}
     for index in range(count):
@@ -147,7 +155,9 @@ def small_population(folder: Path, vocabulary: Vocabulary) -> Population:
 
 
 def copied_population(folder: Path, to: Path) -> Population:
-    """A copy of a population that passes for one of its own, for tests that change it and want the first as it was."""
+    """A copy of a population that passes for one of its own, for tests that change it and want the
+    first as it was.
+    """
     shutil.copytree(folder, to)
     if (folder / FILE_NAME).exists():
         copied_ledger(folder / FILE_NAME, to / FILE_NAME)
@@ -162,7 +172,9 @@ def copied_ledger(path: Path, to: Path) -> None:
 
 
 def cut_off_rows(path: Path, rows: int = 1) -> None:
-    """A ledger as it was some rows before, and its head with it: as a crash leaves them, or a hand that knows both."""
+    """A ledger as it was some rows before, and its head with it: as a crash leaves them, or a hand
+    that knows both.
+    """
     lines = path.read_bytes().splitlines(keepends=True)[:-rows]
     path.write_bytes(b"".join(lines))
     head = json.loads(path.with_suffix(".head").read_text())
@@ -190,7 +202,9 @@ def cut_at(round: int):
 
 
 def tiny_recipe(population: Population, **sections) -> Recipe:
-    """A run of a few seconds; `sections` are merged into it, e.g. privacy={"noise_multiplier": 2.0}."""
+    """A run of a few seconds; `sections` are merged into it, e.g. privacy={"noise_multiplier":
+    2.0}.
+    """
     content = {
         "algorithm": "dp-fedavg",
         "data": {"population": str(population.folder), "tokens_per_user": 60},

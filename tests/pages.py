@@ -1,4 +1,6 @@
-"""A model on its way to a keyboard: as a page serves it, as a script, and all that may refuse it."""
+"""A model on its way to a keyboard: as a page serves it, as a script, and all that may refuse
+it.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

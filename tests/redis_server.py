@@ -1,4 +1,6 @@
-"""Debian's redis-server on this machine for a test, on a socket of its own in a folder; it writes nothing unless it is told to."""
+"""Debian's redis-server on this machine for a test, on a socket of its own in a folder; it writes
+nothing unless it is told to.
+"""
 
 import shutil
 import subprocess

@@ -134,7 +134,8 @@ def test_json_has_words_for_numbers_that_are_not_finite():
     said = to_json(content, ensure_ascii=False)
     assert (
         said
-        == '{"epsilon": "infinity", "rows": [["-infinity", 1.5]], "margin": null, "none": null, "name": "ε"}'
+        == '{"epsilon": "infinity", "rows": [["-infinity", 1.5]], "margin": null, "none": null,'
+        ' "name": "ε"}'
     )
     with pytest.raises(ValueError, match="not JSON compliant"):  # the twin that must fail
         json.dumps(content, allow_nan=False)

@@ -50,7 +50,9 @@ def test_noise_is_found_for_a_target_and_meets_it():
 
 
 def test_correlated_noise_pays_and_honaker_more_and_blt_most():
-    """At equal ρ (facts: 77.48, 21.11, 15.99 and 9.29 for 2,000 rounds, separation 300, six participations)."""
+    """At equal ρ (facts: 77.48, 21.11, 15.99 and 9.29 for 2,000 rounds, separation 300, six
+    participations).
+    """
     question = Question(10**6, 2000, 3000, rho=1.0, min_separation=299, max_participations=6)
     found = answers(question, "independent", "tree", "honaker")
     relative = {name: one.error / found["independent"].error for name, one in found.items()}
@@ -58,7 +60,9 @@ def test_correlated_noise_pays_and_honaker_more_and_blt_most():
     assert relative["honaker"] == pytest.approx(15.99 / 77.48, rel=0.01)
 
 
-@pytest.mark.slow  # an optimisation; that strategies are worth what they promise is quick, above and in privacy/test_correlated_noise.py
+# an optimisation; that strategies are worth what they promise is quick, above and in
+# privacy/test_correlated_noise.py
+@pytest.mark.slow
 def test_the_best_blt_is_found_kept_and_far_better_than_a_tree(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     question = Question(10**4, 60, 500, rho=1.0)
@@ -126,7 +130,9 @@ def test_the_exact_gaussian_is_what_loss_distributions_approach(mu, delta):
 
 
 def test_a_timer_comes_to_a_separation_that_grows_with_it():
-    """Gboard's de-DE had 212 rounds with a timer of 48 hours, a population of 3.24M and 930 rounds (Table 1)."""
+    """Gboard's de-DE had 212 rounds with a timer of 48 hours, a population of 3.24M and 930 rounds
+    (Table 1).
+    """
     short, usual, long = (simulated_timer(3_240_000, 930, 6500, hours) for hours in (24, 48, 144))
     assert short.min_separation < usual.min_separation < long.min_separation <= 497
     assert 140 < usual.min_separation < 300
@@ -159,7 +165,9 @@ def test_the_command_takes_a_timer_in_place_of_a_separation(monkeypatch):
 
 
 def rests(monkeypatch):
-    """A fleet whose devices rest for 60 rounds a day of timer, up to what is possible; a week is too long for it."""
+    """A fleet whose devices rest for 60 rounds a day of timer, up to what is possible; a week is
+    too long for it.
+    """
 
     def simulated(population, rounds, goal, hours, _):
         if hours > 120:

@@ -1,9 +1,12 @@
-"""Is the sum of a real fleet the sum of its reports? Devices are processes of their own, over TLS, as `taciturn fleet up` starts them, but
-note down what they are about to mask; here those notes are added up in the plain, and compared with what came out of each secure sum.
+"""Is the sum of a real fleet the sum of its reports? Devices are processes of their own, over TLS,
+as `taciturn fleet up` starts them, but note down what they are about to mask; here those notes are
+added up in the plain, and compared with what came out of each secure sum.
 
-    python experiments/fleet/bit_for_bit.py experiments/fleet/twenty.toml --devices 20 --out local/twenty
+    python experiments/fleet/bit_for_bit.py experiments/fleet/twenty.toml --devices 20 --out
+        local/twenty
 
-Then the run is done again with the plain sums of the same reports, in this process, and the two models are compared.
+Then the run is done again with the plain sums of the same reports, in this process, and the two
+models are compared.
 """
 
 import argparse
@@ -130,7 +133,9 @@ def main() -> None:
 def plain_sums(
     out: Path, devices: list[Path], totals: dict[int, np.ndarray], modulus: int
 ) -> dict[int, np.ndarray]:
-    """Of the reports that devices noted; a device that came too late has noted one, too, which is in no total."""
+    """Of the reports that devices noted; a device that came too late has noted one, too, which is
+    in no total.
+    """
     sums = {}
     for round in totals:
         notes = [folder / f"report-{round}.npy" for folder in devices]

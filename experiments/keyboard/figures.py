@@ -1,4 +1,6 @@
-"""A private model worth shipping: what the runs at a real ε came to, and what people are spared who type with them."""
+"""A private model worth shipping: what the runs at a real ε came to, and what people are spared who
+type with them.
+"""
 
 import typed
 from drawing import Line, figure
@@ -9,7 +11,10 @@ from taciturn.audit.report import rank_text
 
 PAPER = "keyboard"
 TITLE = "A real ε on real people"
-ABOUT = "Every ε is real: these people, this training, nothing extrapolated. Settings were fitted on other people."
+ABOUT = (
+    "Every ε is real: these people, this training, nothing extrapolated. Settings were fitted on"
+    " other people."
+)
 EPSILONS = ("1", "2", "4", "8")
 BARS = {"1": 0.6, "4": 1.1, "8": 1.3}  # points of AccuracyTop1 over the start
 SHOWN = "ε = 4"
@@ -101,7 +106,10 @@ def blogs(found: Group) -> Judged:
 )
 def shipped(found: Group) -> Judged:
     last = found.last("4")
-    ours = f"{percent(last)} at ε = 4, {gain(found, '4'):+.2f}; with history Kneser–Ney has 19.41 (the pilot's figures, all 896,068 tokens)"
+    ours = (
+        f"{percent(last)} at ε = 4, {gain(found, '4'):+.2f}; with history Kneser–Ney has 19.41 (the"
+        " pilot's figures, all 896,068 tokens)"
+    )
     return Judged(
         ours,
         Verdict.HOLDS if last.value > 0.1849 else Verdict.FAILS,
@@ -148,12 +156,16 @@ def watched(found: Group) -> Judged:
     ]
     alone = min(rank for (users, _), (_, ranks, _) in ours.items() if users == 1 for rank in ranks)
     said = (
-        f"claimed μ {audit['mu']:.2f}, found {audit['times'] * audit['mu']:.2f}, at least {audit['times_at_least'] * audit['mu']:.2f} "
-        f"(99.9 %); noise {audit['caught_at_80_percent']:.2f} times too small would have been caught in 80 of 100 cases. Ranks of one "
-        f"user's canaries: {rank_text(alone)} and more"
+        f"claimed μ {audit['mu']:.2f}, found {audit['times'] * audit['mu']:.2f}, at least"
+        f" {audit['times_at_least'] * audit['mu']:.2f} (99.9 %); noise"
+        f" {audit['caught_at_80_percent']:.2f} times too small would have been caught in 80 of 100"
+        f" cases. Ranks of one user's canaries: {rank_text(alone)} and more"
     )
     head = ["n_u", "n_e", "ε = 4: ranks", "found", "no privacy: ranks", "found"]
-    details = f"AccuracyTop1 of this run: {100 * private['rows'][-1]['accuracy_top1']:.2f} %. Ranks among 2,000,000 random continuations.\n\n"
+    details = (
+        f"AccuracyTop1 of this run: {100 * private['rows'][-1]['accuracy_top1']:.2f} %. Ranks among"
+        " 2,000,000 random continuations.\n\n"
+    )
     return Judged(
         said,
         Verdict.FAILS if audit["refuted"] or alone < 100 else Verdict.HOLDS,

@@ -1,10 +1,12 @@
 """Several models under the same people's fingers, each also beside the first of them.
 
-    python experiments/keyboard/table.py local/people blogs.parquet results/typing-blogs.json kneser-ney+history=local/ngrams/kn+history …
+    python experiments/keyboard/table.py local/people blogs.parquet results/typing-blogs.json
+        kneser-ney+history=local/ngrams/kn+history …
 
-Those type whose text is in the file and whom nothing was learned from: the population, on which all the models were trained, says who was
-trained on and who opted out. Every model is `name=path`; `+history` lets it learn from what each person typed before. What comes out are
-figures alone, each with half its 95 % interval over people; the changes from the first model are relative and paired.
+Those type whose text is in the file and whom nothing was learned from: the population, on which all
+the models were trained, says who was trained on and who opted out. Every model is `name=path`;
+`+history` lets it learn from what each person typed before. What comes out are figures alone, each
+with half its 95 % interval over people; the changes from the first model are relative and paired.
 """
 
 import json

@@ -73,7 +73,10 @@ def table_1() -> Item:
                 ),
             ]
         )
-    details = "Printed / the moments accountant of 2016 / **ours** (privacy loss distributions), at δ = K^−1.1.\n\n"
+    details = (
+        "Printed / the moments accountant of 2016 / **ours** (privacy loss distributions), at δ ="
+        " K^−1.1.\n\n"
+    )
     details += table(["", *(f"10^{power}" for power in range(7))], rows)
     ours = f"every cell, to {off:.2f}, with the accountant of 2016; ours is below it everywhere"
     return Item("Table 1", about, "63 cells", ours, Verdict.HOLDS, command=command, details=details)
@@ -120,7 +123,10 @@ def table_2() -> Item:
             ]
         )
     head = ["σ, S", "users", "a round, for z = 1", "ε as printed", "accountant of 2016", "ours"]
-    extrapolated = "An extrapolation, theirs and ours: nothing is trained with so many (δ = 1e-9, 5,000 rounds)."
+    extrapolated = (
+        "An extrapolation, theirs and ours: nothing is trained with so many (δ = 1e-9, 5,000"
+        " rounds)."
+    )
     return replace(
         item, details="\n\n".join(filter(None, [item.details, extrapolated, table(head, rows)]))
     )
@@ -146,9 +152,15 @@ def table_3(noise: Group) -> Judged:
         ]
         means[run] = counts[2]
         rows.append([name, percent(noise.last(run)), *(f"{count:.2f}" for count in counts)])
-    details = "How many of a model's ten best predictions are among the n most frequent words, on average.\n\n"
+    details = (
+        "How many of a model's ten best predictions are among the n most frequent words, on"
+        " average.\n\n"
+    )
     details += table(["", "AccuracyTop1, %", "n = 10", "n = 50", "n = 100"], rows)
-    ours = f"of ten predictions {means['none']:.1f} are among the 100 commonest without noise, {means['0.003-15']:.1f} and "
+    ours = (
+        f"of ten predictions {means['none']:.1f} are among the 100 commonest without noise,"
+        f" {means['0.003-15']:.1f} and "
+    )
     ours += f"{means['0.012-15']:.1f} at σ = 0.003 and 0.012"
     return Judged(
         ours,
@@ -195,8 +207,14 @@ def figure_2(clip: Group) -> Judged:
         if abs(ends[2] - ends[1]) < CLOSE
         else Verdict.FAILS
     )
-    ours = f"{', '.join(percent(clip.last(f'flat-{norm}')) for norm in (10, 15, 20))} % at S = 10, 15 and 20 after 500 rounds"
-    details = "What differs: 500 rounds of 5,900 bloggers, where the paper has up to 3,000 rounds of 763,430 users."
+    ours = (
+        f"{', '.join(percent(clip.last(f'flat-{norm}')) for norm in (10, 15, 20))} % at S = 10, 15"
+        " and 20 after 500 rounds"
+    )
+    details = (
+        "What differs: 500 rounds of 5,900 bloggers, where the paper has up to 3,000 rounds of"
+        " 763,430 users."
+    )
     return Judged(ours, verdict, details, {"clip.svg": svg})
 
 
@@ -212,7 +230,10 @@ def figure_3(levels: Group) -> Judged:
     gone = levels.last("flat-0.003").value - levels.last("flat-0.2").value
     lines = _flat_and_per_layer(levels, (0.003, 0.012, 0.024, 0.048, 0.2))
     svg = figure("Noise at S = 20", "σ", "AccuracyTop1, %", lines, log=True)
-    ours = f"σ = 0.024 costs {100 * early:.2f} points after 100 rounds, 0.2 costs {100 * gone:.1f} after 500"
+    ours = (
+        f"σ = 0.024 costs {100 * early:.2f} points after 100 rounds, 0.2 costs {100 * gone:.1f}"
+        " after 500"
+    )
     return Judged(
         ours,
         Verdict.HOLDS if early < CLOSE and gone > 0.02 else Verdict.PART,
@@ -283,7 +304,10 @@ def figure_6(users: Group) -> Judged:
     ends = [users.last(one).value for one in cohorts]
     first, second, last = ends[1] - ends[0], ends[2] - ends[1], ends[3] - ends[2]
     verdict = Verdict.HOLDS if first > second > -CLOSE and abs(last) < first else Verdict.FAILS
-    ours = f"{', '.join(percent(users.last(one)) for one in cohorts)} % with {', '.join(cohorts)} users after 200 rounds"
+    ours = (
+        f"{', '.join(percent(users.last(one)) for one in cohorts)} % with {', '.join(cohorts)}"
+        " users after 200 rounds"
+    )
     return Judged(ours, verdict, "", {"users.svg": svg})
 
 
@@ -311,14 +335,24 @@ def figure_7(cohorts: Group) -> Judged:
         many: cohorts.last(many).value - cohorts.last(few).value
         for few, many in (("100", "1250"), ("loud-100", "loud-1250"))
     }
-    ours = f"1,250 users are {100 * apart['1250']:+.2f} points from 100 at σ = 0.012, and {100 * apart['loud-1250']:+.2f} at σ = 0.048, "
-    ours += f"where noise costs {100 * (cohorts.last('1250').value - cohorts.last('loud-1250').value):.2f}, after 200 rounds"
+    ours = (
+        f"1,250 users are {100 * apart['1250']:+.2f} points from 100 at σ = 0.012, and"
+        f" {100 * apart['loud-1250']:+.2f} at σ = 0.048, "
+    )
+    ours += (
+        "where noise costs"
+        f" {100 * (cohorts.last('1250').value - cohorts.last('loud-1250').value):.2f}, after 200"
+        " rounds"
+    )
     alike, never_worse = (
         all(abs(one) < CLOSE for one in apart.values()),
         all(one > -CLOSE for one in apart.values()),
     )
     verdict = Verdict.HOLDS if alike else Verdict.PART if never_worse else Verdict.FAILS
-    details = "**Every extrapolated ε on this page rests on it**, and needs no more than that larger cohorts do no worse."
+    details = (
+        "**Every extrapolated ε on this page rests on it**, and needs no more than that larger"
+        " cohorts do no worse."
+    )
     return Judged(ours, verdict, details, {"cohorts.svg": svg})
 
 
@@ -355,7 +389,10 @@ def figure_9(sgd: Group) -> Judged:
         log=True,
     )
     lost = sgd.last("20").value - sgd.last("2").value
-    ours = f"S = 2 is {100 * lost:+.2f} points behind S = 20 after 1,000 rounds ({percent(sgd.last('20'))} %)"
+    ours = (
+        f"S = 2 is {100 * lost:+.2f} points behind S = 20 after 1,000 rounds"
+        f" ({percent(sgd.last('20'))} %)"
+    )
     return Judged(ours, Verdict.HOLDS if lost < CLOSE else Verdict.FAILS, "", {"sgd-clip.svg": svg})
 
 
@@ -434,14 +471,19 @@ def _with_more_words(
     usual: tuple[str, float],
     figures: dict[str, str],
 ) -> Judged:
-    """Judge whether what is tried costs the same with any number of words, and whether more words are better."""
+    """Judge whether what is tried costs the same with any number of words, and whether more words
+    are better.
+    """
     lost, best = (
         [ten.at(f"flat-{v}", 300).value, *(words.at(f"{many}-{v}", 300).value for many in LARGER)]
         for _, v in (tried, usual)
     )
     cost = [a - b for a, b in zip(best, lost, strict=True)]
     same, better = max(abs(one - cost[0]) for one in cost) < CLOSE, min(best[1:]) > best[0]
-    ours = f"{tried[0]} costs {_points(cost)} points against {usual[0]} with 10,000, 20,000 and 30,000 words, which have {_points(best)} %"
+    ours = (
+        f"{tried[0]} costs {_points(cost)} points against {usual[0]} with 10,000, 20,000 and 30,000"
+        f" words, which have {_points(best)} %"
+    )
     verdict = Verdict.FAILS if not same else Verdict.HOLDS if better else Verdict.PART
     return Judged(f"{ours}, after 300 rounds", verdict, "", figures)
 
@@ -472,7 +514,10 @@ def _trade_off(trade_off: Group, later: Group, figures: dict[str, str]) -> Judge
     first, last = (
         max(NORMS, key=lambda norm: group.last(norm).value) for group in (trade_off, later)
     )
-    ours = f"from the start, after 500 rounds, S = {first} is best; from round 750 on, after 250 more, S = {last}"
+    ours = (
+        f"from the start, after 500 rounds, S = {first} is best; from round 750 on, after 250 more,"
+        f" S = {last}"
+    )
     verdict = (
         Verdict.HOLDS
         if float(last) < float(first) <= 12.6

@@ -3,17 +3,20 @@
     python experiments/popov2018/communication.py --prepare ptb.parquet --ptb local/ptb.npz
     python experiments/popov2018/communication.py --ptb local/ptb.npz --out results.json
 
-`epochs`: each node trains for several epochs and uploads its model; the server averages (§2.6). In the first round the model goes
-from node to node instead, as averaging needs something to start from.
-`dgc`: in every iteration each node uploads the largest thousandth of its gradient (Lin et al. 2018), and more during a warm-up, which
-is counted apart. Lin et al. (§4.1) warm up for one epoch of 40 and use no momentum on this text.
+`epochs`: each node trains for several epochs and uploads its model; the server averages (§2.6). In
+the first round the model goes from node to node instead, as averaging needs something to start
+from. `dgc`: in every iteration each node uploads the largest thousandth of its gradient (Lin et al.
+2018), and more during a warm-up, which is counted apart. Lin et al. (§4.1) warm up for one epoch of
+40 and use no momentum on this text.
 
-The model is deep_lstm(tied, variational), with one difference: the state is carried from one window of 35 words to the next (Zaremba
-et al. 2014), while gradients end at a window's beginning. The loss is, as theirs, a sum over the window and a mean over rows, so that
-their rates (1.0, falling) mean the same here. Gradients are clipped to a norm of 5, as in their medium model; with the 10 of their large
-one, tied embeddings blow up in the first steps.
+The model is deep_lstm(tied, variational), with one difference: the state is carried from one window
+of 35 words to the next (Zaremba et al. 2014), while gradients end at a window's beginning. The loss
+is, as theirs, a sum over the window and a mean over rows, so that their rates (1.0, falling) mean
+the same here. Gradients are clipped to a norm of 5, as in their medium model; with the 10 of their
+large one, tied embeddings blow up in the first steps.
 
-Bytes and uploads are counted exactly: 4 bytes for a parameter of a model, 8 for an entry of a gradient.
+Bytes and uploads are counted exactly: 4 bytes for a parameter of a model, 8 for an entry of a
+gradient.
 """
 
 import argparse
@@ -87,7 +90,9 @@ def prepare(parquet: Path, out: Path) -> None:
 
 
 def windows(text: np.ndarray, rows: int, length: int) -> np.ndarray:
-    """[windows, length + 1, rows]: rows side by side, cut into windows that overlap by one word; filled up with NOTHING at the end."""
+    """[windows, length + 1, rows]: rows side by side, cut into windows that overlap by one word;
+    filled up with NOTHING at the end.
+    """
     targets = -(-(len(text) - 1) // rows)  # of a row
     count = -(-targets // length)
     padded = np.full(rows * targets + 1, NOTHING, np.int32)
@@ -102,7 +107,9 @@ def windows(text: np.ndarray, rows: int, length: int) -> np.ndarray:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def times(product: str, left: jax.Array, right: jax.Array) -> jax.Array:
-    """left @ right, whose gradients are added up in float32 too; automatic differentiation would round them to `product`."""
+    """left @ right, whose gradients are added up in float32 too; automatic differentiation would
+    round them to `product`.
+    """
     return dot(left, right, product)
 
 
@@ -122,7 +129,8 @@ times.defvjp(_times_forward, _times_backward)
 def carried(
     product: str, gates: jax.Array, recurrent: jax.Array, start: tuple[jax.Array, jax.Array]
 ):
-    """models/recurrence.py from a state other than zero: [length, rows, gates] → outputs, and the state at the end.
+    """models/recurrence.py from a state other than zero: [length, rows, gates] → outputs, and the
+    state at the end.
 
     No gradient flows through either state: back-propagation is truncated at both ends of a window.
     """
@@ -178,7 +186,9 @@ def zero_state(params: Params, rows: int) -> State:
 def window_loss(
     settings: Settings, params: Params, state: State, tokens: jax.Array, key: Key | None
 ) -> tuple[jax.Array, State]:
-    """−Σ log p over the words of a window, divided by its rows, and the state to go on with. One dropout mask for a window."""
+    """−Σ log p over the words of a window, divided by its rows, and the state to go on with. One
+    dropout mask for a window.
+    """
     inputs, targets = tokens[:-1], tokens[1:]
     keys = [None] * (LAYERS + 1) if key is None else list(jax.random.split(key, LAYERS + 1))
     values = dropout(params["embedding"][inputs], settings.dropout, keys[0], alike_in_time=True)
@@ -262,7 +272,9 @@ def compressed_epoch(
     rate: jax.Array,
     key: Key,
 ) -> tuple[Params, Memory, jax.Array]:
-    """Lin et al.'s algorithm over one pass: text [nodes, windows, …], entries to send [windows] for each leaf."""
+    """Lin et al.'s algorithm over one pass: text [nodes, windows, …], entries to send [windows] for
+    each leaf.
+    """
     nodes = len(text)
 
     def on_a_node(
@@ -311,7 +323,9 @@ def several_epochs(
     rates: list[float],
     key: Key,
 ) -> Iterator[Progress]:
-    """One number of epochs and one rate for each round. Every node uploads a model in every round, in the first to the next node."""
+    """One number of epochs and one rate for each round. Every node uploads a model in every round,
+    in the first to the next node.
+    """
     nodes, model_bytes, uploads = len(text), 4 * trees.size(params), 0
 
     def progress(
@@ -356,7 +370,9 @@ def deep_gradient_compression(
     warm_up: Fraction,
     key: Key,
 ) -> Iterator[Progress]:
-    """One rate for each epoch; `bytes_after_warm_up` leaves out what the warm-up sent, which may be most of it."""
+    """One rate for each epoch; `bytes_after_warm_up` leaves out what the warm-up sent, which may be
+    most of it.
+    """
     nodes, iterations = text.shape[:2]
     memories = on_every_node(empty_memory(params), nodes)
     uploads = sent = sent_after_warm_up = 0
@@ -396,7 +412,9 @@ def follow(
     texts: dict[str, jax.Array],
     args: argparse.Namespace,
 ) -> None:
-    """Measure after every round and write it down at once. The test text is read where the validation text is read best so far."""
+    """Measure after every round and write it down at once. The test text is read where the
+    validation text is read best so far.
+    """
     begin = last = time.monotonic()
     rows, best = [], {"valid": float("inf")}
     for params, row in progress:

@@ -1,8 +1,10 @@
-"""How long a device trains on 20 kB of text, user's and rehearsed together, on one CPU core (Popov et al. 2018, §2.5: 140 s on a phone).
+"""How long a device trains on 20 kB of text, user's and rehearsed together, on one CPU core (Popov
+et al. 2018, §2.5: 140 s on a phone).
 
     python experiments/popov2018/device_time.py
 
-Batches of 10 rows of 20 words, one epoch, as the paper says; words are drawn at random, which takes as long as any others.
+Batches of 10 rows of 20 words, one epoch, as the paper says; words are drawn at random, which takes
+as long as any others.
 """
 
 import os

@@ -59,7 +59,9 @@ def items() -> list[Item]:
 
 
 def average(general: float, users: float) -> float:
-    """The geometric mean over the tokens of the paper's tests, 170,000 of general text and 200,000 of users'."""
+    """The geometric mean over the tokens of the paper's tests, 170,000 of general text and 200,000
+    of users'.
+    """
     return math.exp((170 * math.log(general) + 200 * math.log(users)) / 370)
 
 
@@ -114,7 +116,10 @@ def table_1(devices: Group) -> Judged:
     averages = {name: averaged(typed(devices, name)) for name in printed.POPOV_TABLE_1}
     best = min(averages, key=lambda name: averages[name])
     soft = min(value for name, value in averages.items() if name.startswith("soft"))
-    ours = f"best is {ROWS[best]}: {averages[best]:.1f}; soft labels at best {soft:.1f}, re-training {averages['alone']:.1f}"
+    ours = (
+        f"best is {ROWS[best]}: {averages[best]:.1f}; soft labels at best {soft:.1f}, re-training"
+        f" {averages['alone']:.1f}"
+    )
     verdict = (
         Verdict.HOLDS
         if best == "rehearsal-0.5"
@@ -122,7 +127,10 @@ def table_1(devices: Group) -> Judged:
         if best.startswith("rehearsal")
         else Verdict.FAILS
     )
-    about = "A million words of blogs as if they were one person's; one epoch; rows of 35 words, batches of 20."
+    about = (
+        "A million words of blogs as if they were one person's; one epoch; rows of 35 words,"
+        " batches of 20."
+    )
     rows = [(name, typed(devices, name), paper) for name, paper in printed.POPOV_TABLE_1.items()]
     return Judged(ours, verdict, f"{about}\n\n{_table(rows)}")
 
@@ -132,13 +140,17 @@ def table_1(devices: Group) -> Judged:
     "ten averaging",
     "Table 2",
     "averaging against transfer learning",
-    "averaging better: 160.3 after a round, 107.5 after 300, which save users 8.7 points of keystrokes and cost the general language 0.6",
+    "averaging better: 160.3 after a round, 107.5 after 300, which save users 8.7 points of"
+    " keystrokes and cost the general language 0.6",
 )
 def table_2(ten: Group, averaging: Group) -> Judged:
     found = {name: typed(group, name) for group in (ten, averaging) for name in group.found}
     averages, start = {name: averaged(one) for name, one in found.items()}, kept("start")
     other = min(averages[name] for name in TRANSFER)
-    ours = f"averages {averages['averaged-1']:.1f} after a round, transfer learning {other:.1f} at best; {averages['rehearsal']:.1f} after 300"
+    ours = (
+        f"averages {averages['averaged-1']:.1f} after a round, transfer learning {other:.1f} at"
+        f" best; {averages['rehearsal']:.1f} after 300"
+    )
     gains = (
         {
             side: found["rehearsal"]["saved"][side] - start["saved"][side]
@@ -148,14 +160,20 @@ def table_2(ten: Group, averaging: Group) -> Judged:
         else {}
     )
     if gains:
-        ours += f", with {100 * gains['users']:+.1f} points of users' keystrokes and {100 * gains['general']:+.1f} of general ones"
+        ours += (
+            f", with {100 * gains['users']:+.1f} points of users' keystrokes and"
+            f" {100 * gains['general']:+.1f} of general ones"
+        )
     holds = (
         averages["rehearsal"] < averages["averaged-1"] < other
         and gains
         and gains["users"] > 0
         and gains["general"] > -KEPT_GENERAL
     )
-    about = "Ten devices of about 1,600 words each, rehearsal at λ = ½, batches of 10 rows of 20 words; 300 rounds are 3,000 devices."
+    about = (
+        "Ten devices of about 1,600 words each, rehearsal at λ = ½, batches of 10 rows of 20 words;"
+        " 300 rounds are 3,000 devices."
+    )
     stale = averaging.found["queue"][0]["rows"][-1].get("staleness", math.nan)
     after = f"A report from the queue is {stale:.1f} rounds old on average."
     rows = [
@@ -217,7 +235,10 @@ def table_4(found: Result) -> Judged:
     epochs = found["epochs"]
     rows = {row["round"]: row for row in epochs["rows"]}
     best = epochs["best"]
-    ours = f"{best['test']:.1f} for {rows[best['round']]['uploads']} uploads; compressed gradients, earlier, 89.7 for 39,840"
+    ours = (
+        f"{best['test']:.1f} for {rows[best['round']]['uploads']} uploads; compressed gradients,"
+        " earlier, 89.7 for 39,840"
+    )
     shown = [round for round in (2, 4, 8, 16, len(rows)) if round in rows]
     cells = [
         [
@@ -229,10 +250,11 @@ def table_4(found: Result) -> Judged:
         for round in shown
     ]
     about = (
-        "Penn Treebank on four nodes, 2 × 1500 LSTM, 51.0M parameters: 10 epochs on each node in turn, then 27 rounds of 2 epochs "
-        "falling to 1, at rates from 1.0 to 0.05. An earlier schedule, 4 falling to 1 and 1.0 to 0.27, as the paper's, was best after "
-        "round 15 of 28 with 76.6, and compressed gradients (30 epochs at a rate of 0.5) had 89.7: by uploads and bytes the claim holds by "
-        "more than in the paper, and neither perplexity is theirs."
+        "Penn Treebank on four nodes, 2 × 1500 LSTM, 51.0M parameters: 10 epochs on each node in"
+        " turn, then 27 rounds of 2 epochs falling to 1, at rates from 1.0 to 0.05. An earlier"
+        " schedule, 4 falling to 1 and 1.0 to 0.27, as the paper's, was best after round 15 of 28"
+        " with 76.6, and compressed gradients (30 epochs at a rate of 0.5) had 89.7: by uploads and"
+        " bytes the claim holds by more than in the paper, and neither perplexity is theirs."
     )
     return Judged(
         ours,
@@ -265,8 +287,9 @@ def table_5(found: Result) -> Judged:
         for place, one in enumerate(found["pairs"], 1)
     ]
     about = (
-        "One more round of ten devices after the 300, with all ten and without one of them; 30,000 texts of ten words. The test passes "
-        f"below {found['critical']:.2f}. **An estimate, not a guarantee**: these 20 pairs, texts sampled at random, one round."
+        "One more round of ten devices after the 300, with all ten and without one of them; 30,000"
+        f" texts of ten words. The test passes below {found['critical']:.2f}. **An estimate, not a"
+        " guarantee**: these 20 pairs, texts sampled at random, one round."
     )
     details = f"{about}\n\n{table(('pair', 'α', 'C', 'x₀', 'KS statistic'), cells)}"
     return Judged(ours, Verdict.HOLDS if fits >= len(shapes) - 1 else Verdict.PART, details)
@@ -280,7 +303,10 @@ def table_6(found: Result) -> Judged:
         max(one["epsilon"][f"{delta:g}"] for one in found["pairs"])
         for delta in printed.POPOV_TABLE_6
     ]
-    ours = f"{', '.join(f'{one:.2f}' for one in largest)}; of models without any guarantee, so that it is none"
+    ours = (
+        f"{', '.join(f'{one:.2f}' for one in largest)}; of models without any guarantee, so that it"
+        " is none"
+    )
     return Judged(ours, Verdict.PART)
 
 
@@ -334,5 +360,8 @@ def figure_2(averaging: Group) -> Judged:
 def figure_3(found: Result) -> Judged:
     first = found["pairs"][0]
     passes = "passes" if first["fits"] else "fails"
-    said = f"so does the first pair's, α = {first['shape']:.1f} ([drawn](popov2018/tails.png)); the test {passes}"
+    said = (
+        f"so does the first pair's, α = {first['shape']:.1f} ([drawn](popov2018/tails.png)); the"
+        f" test {passes}"
+    )
     return Judged(said, Verdict.HOLDS if first["fits"] else Verdict.PART)

@@ -1,10 +1,13 @@
-"""Deep Gradient Compression (Lin et al. 2018, Appendix D): a node uploads the few largest entries of its gradient, and keeps the rest.
+"""Deep Gradient Compression (Lin et al. 2018, Appendix D): a node uploads the few largest entries
+of its gradient, and keeps the rest.
 
-Popov et al. 2018, §2.6, hold it against training for several epochs and averaging models. It sends little but often, and is no part of
+Popov et al. 2018, §2.6, hold it against training for several epochs and averaging models. It sends
+little but often, and is no part of
 the private road: what is uploaded is neither bounded nor noised.
 
-On a node, in every iteration: clip the gradient, then `compress` it; the server adds up the uploads of all nodes and takes a step of
-plain SGD along the sum. A node's gradient is its share of that sum: of a mean over everybody's rows, 1/N of the mean over its own.
+On a node, in every iteration: clip the gradient, then `compress` it; the server adds up the uploads
+of all nodes and takes a step of plain SGD along the sum. A node's gradient is its share of that
+sum: of a mean over everybody's rows, 1/N of the mean over its own.
 """
 
 import math
@@ -45,7 +48,8 @@ def empty_memory(params: Params) -> Memory:
 
 
 def share_sent(epoch: Fraction | int, warm_up: Fraction | int = 4) -> Fraction:
-    """1 − sparsity in an epoch, or at a part of one (§3.3, warm-up training): stages of equal length, each a quarter of the one before.
+    """1 − sparsity in an epoch, or at a part of one (§3.3, warm-up training): stages of equal
+    length, each a quarter of the one before.
 
     >>> [f"{1 - float(share_sent(epoch)):.2%}" for epoch in range(6)]
     ['75.00%', '93.75%', '98.44%', '99.61%', '99.90%', '99.90%']
@@ -58,12 +62,16 @@ def share_sent(epoch: Fraction | int, warm_up: Fraction | int = 4) -> Fraction:
 
 
 def entries_sent(params: Params, share: Fraction) -> PyTree:
-    """k, for each leaf: the share of its size, rounded up, so that even a small bias sends something."""
+    """k, for each leaf: the share of its size, rounded up, so that even a small bias sends
+    something.
+    """
     return jax.tree.map(lambda leaf: math.ceil(share * math.prod(leaf.shape)), params)
 
 
 def clip_locally(gradient: Params, threshold: float, nodes: int) -> Params:
-    """Local gradient clipping (§3.2): to N^(−1/2) of the threshold for the sum, before anything is added to what was kept."""
+    """Local gradient clipping (§3.2): to N^(−1/2) of the threshold for the sum, before anything is
+    added to what was kept.
+    """
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)))
     return trees.scale(gradient, jnp.minimum(1.0, threshold / math.sqrt(nodes) / norm))
 
@@ -71,7 +79,9 @@ def clip_locally(gradient: Params, threshold: float, nodes: int) -> Params:
 def compress(
     memory: Memory, gradient: Params, entries: PyTree, momentum: float
 ) -> tuple[Upload, Memory]:
-    """Momentum correction, local gradient accumulation and momentum factor masking, for `entries` entries of each leaf."""
+    """Momentum correction, local gradient accumulation and momentum factor masking, for `entries`
+    entries of each leaf.
+    """
     velocity = jax.tree.map(lambda u, g: momentum * u + g, memory.velocity, gradient)  # U ← m·U + G
     unsent = trees.add(memory.unsent, velocity)  # V ← V + U
     places = jax.tree.map(largest, unsent, entries)  # Mask ← |V| > thr
@@ -82,7 +92,8 @@ def compress(
     def masked(kept: Params) -> Params:
         return jax.tree.map(lambda is_sent, one: jnp.where(is_sent, 0.0, one), places, kept)
 
-    # The momentum of what is sent is forgotten with it: it would carry the entry on in a direction that is stale by then.
+    # The momentum of what is sent is forgotten with it: it would carry the entry on in a direction
+    # that is stale by then.
     return Upload(places, values), Memory(
         masked(velocity), masked(unsent)
     )  # U ← U ⊙ ¬Mask, V ← V ⊙ ¬Mask
@@ -94,7 +105,9 @@ def upload_bytes(entries: PyTree) -> int:
 
 
 def encode(upload: Upload) -> bytes:
-    """Leaf by leaf: the places, in ascending order, then the values there. How many there are, both sides know."""
+    """Leaf by leaf: the places, in ascending order, then the values there. How many there are, both
+    sides know.
+    """
     parts = []
     for places, values in zip(
         jax.tree.leaves(upload.places), jax.tree.leaves(upload.values), strict=True

@@ -1,8 +1,11 @@
-"""The texts of Popov et al. 2018, out of an encyclopedia and blogs: `python experiments/popov2018/prepare.py wiki.parquet blogs.parquet`.
+"""The texts of Popov et al. 2018, out of an encyclopedia and blogs: `python
+experiments/popov2018/prepare.py wiki.parquet blogs.parquet`.
 
-Writes to local/popov: `general` and `general-test`, every 33rd article being for the test; `people`, `ten` and `one`, which are 4,000
-users, ten of them and a million words of all as if they were one person's, each with the same held-out users; and messages.json, the
-sentences that keystrokes.py types: 300 of the test's articles and one each of 400 held-out users. No text of anybody is to be published.
+Writes to local/popov: `general` and `general-test`, every 33rd article being for the test;
+`people`, `ten` and `one`, which are 4,000 users, ten of them and a million words of all as if they
+were one person's, each with the same held-out users; and messages.json, the sentences that
+keystrokes.py types: 300 of the test's articles and one each of 400 held-out users. No text of
+anybody is to be published.
 """
 
 import json
@@ -119,7 +122,8 @@ def main(wiki: str, blogs: str) -> None:
         found = filter(None, (first_sentence(text, vocabulary) for text in texts[side]))
         messages[side] = [sentence for _, sentence in zip(range(most), found, strict=False)]
         print(
-            f"{side}: {len(messages[side])} sentences of {sum(len(vocabulary.split(one)) for one in messages[side]):,} words"
+            f"{side}: {len(messages[side])} sentences of"
+            f" {sum(len(vocabulary.split(one)) for one in messages[side]):,} words"
         )
     (OUT / "messages.json").write_text(json.dumps(messages))
 

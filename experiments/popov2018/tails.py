@@ -1,16 +1,19 @@
-"""Tables 5 and 6 and Figure 3 (Popov et al. 2018): by how much one user moves a model, by the tails of likelihood ratios (§3, Appendix A).
+"""Tables 5 and 6 and Figure 3 (Popov et al. 2018): by how much one user moves a model, by the tails
+of likelihood ratios (§3, Appendix A).
 
     python experiments/popov2018/tails.py RUN --cohorts 2 --out tails.json --figure tails.png
     python experiments/popov2018/tails.py MODEL OTHER… --figure tails.png
 
-RUN is a run of averaging.toml, whose last model goes on for one more round of ten devices. A pair of adjacent sets is that round with
-all ten and without one of them, θ and θ′: ten pairs for each cohort. It is the last round alone that one device is left out of, so the
-pair shows the most that a device of that round can do: later rounds would only thin it out. MODEL and OTHER are runs or models of any
-kind, trained with some user and without: then these are the pairs.
+RUN is a run of averaging.toml, whose last model goes on for one more round of ten devices. A pair
+of adjacent sets is that round with all ten and without one of them, θ and θ′: ten pairs for each
+cohort. It is the last round alone that one device is left out of, so the pair shows the most that a
+device of that round can do: later rounds would only thin it out. MODEL and OTHER are runs or models
+of any kind, trained with some user and without: then these are the pairs.
 
-For texts of ten words sampled from a model θ, the ratio c(s) = P(s | θ) / P(s | θ′) to a model trained without one user has a tail like
-Pareto's, P(c > x) = C · x^−α, which gives the ε at a δ. **An estimate, not a guarantee**: it holds for the pairs of user sets that
-were tried, and for texts sampled at random.
+For texts of ten words sampled from a model θ, the ratio c(s) = P(s | θ) / P(s | θ′) to a model
+trained without one user has a tail like Pareto's, P(c > x) = C · x^−α, which gives the ε at a δ.
+**An estimate, not a guarantee**: it holds for the pairs of user sets that were tried, and for texts
+sampled at random.
 """
 
 import argparse
@@ -50,7 +53,9 @@ Pair = tuple[
 
 
 class Tail(NamedTuple):
-    """Pareto's law for the largest ratios, P(c > x) = C · x^−α for x ≥ x_0, and how well it fits."""
+    """Pareto's law for the largest ratios, P(c > x) = C · x^−α for x ≥ x_0, and how well it
+    fits.
+    """
 
     shape: float  # α, Hill's estimator
     scale: float  # C
@@ -64,7 +69,9 @@ class Tail(NamedTuple):
         return math.isfinite(self.shape) and self.statistic <= critical_value(self.used)
 
     def epsilon(self, delta: float) -> float:
-        """Return the ε with P(c > e^ε) = δ (formula 7); outside the tail, where ε < log x_0, its start is an upper bound."""
+        """Return the ε with P(c > e^ε) = δ (formula 7); outside the tail, where ε < log x_0, its
+        start is an upper bound.
+        """
         if self.shape == math.inf:
             return math.log(self.start)
         return max(math.log(self.scale / delta) / self.shape, math.log(self.start))
@@ -88,7 +95,9 @@ def log_ratios(
 
 
 def _log_probability(model: LanguageModel, params: Params, texts: jax.Array) -> jax.Array:
-    """Return the log probability of each row after its <bos>, where padding and further beginnings have probability zero."""
+    """Return the log probability of each row after its <bos>, where padding and further beginnings
+    have probability zero.
+    """
     silent = np.array([PADDING, BEGIN])
     scores = jax.nn.log_softmax(
         losses.logits(model, params, texts[:, :-1]).at[..., silent].set(-jnp.inf)
@@ -113,7 +122,9 @@ def tail(log_ratios: np.ndarray) -> Tail:
 
 
 def lilliefors(values: np.ndarray) -> float:
-    """Return √k times the largest distance between the empirical distribution and the exponential one of the same mean."""
+    """Return √k times the largest distance between the empirical distribution and the exponential
+    one of the same mean.
+    """
     count, expected = len(values), -np.expm1(-np.sort(values) / values.mean())
     steps = np.arange(count + 1) / count
     return math.sqrt(count) * float(
@@ -138,8 +149,10 @@ def largest_epsilon(tails: Iterable[Tail], delta: float) -> float:
 
 
 def plot_tail(path: Path, log_ratios: np.ndarray, law: Tail) -> None:
-    """Draw likelihood ratios of texts under two models beside Pareto's law, as in Popov et al. 2018, Figure 3: their tail P(c > x), and by
-    how many samples the two differ there, with the standard error of that count."""
+    """Draw likelihood ratios of texts under two models beside Pareto's law, as in Popov et al.
+    2018, Figure 3: their tail P(c > x), and by how many samples the two differ there, with the
+    standard error of that count.
+    """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     tails, difference = figure.subplots(1, 2)
     ordered = np.sort(log_ratios)
@@ -208,7 +221,8 @@ def pairs_of_models(path: Path, others: list[Path], seed: int) -> Iterator[Pair]
             np.shape, params
         ):
             raise RunError(
-                f"{place} is another kind of model than {path}, or knows other words, so no ratio can be computed"
+                f"{place} is another kind of model than {path}, or knows other words, so no ratio"
+                " can be computed"
             )
         yield f"{place}", network, params, other, jax.random.key(seed + number)
 
@@ -276,11 +290,13 @@ def show(given: argparse.Namespace) -> None:
         if given.figure and len(found) == 1:
             plot_tail(given.figure, ratios, one)
     print(
-        f"critical value {critical_value(found[0].used):.2f}; {sum(one.fits for one in found)} of {len(found)} fit"
+        f"critical value {critical_value(found[0].used):.2f}; {sum(one.fits for one in found)} of"
+        f" {len(found)} fit"
     )
     print("largest ε:", {delta: round(largest_epsilon(found, delta), 2) for delta in given.delta})
     print(
-        "An estimate, not a guarantee: other pairs of users, or texts not sampled at random, may show more."
+        "An estimate, not a guarantee: other pairs of users, or texts not sampled at random, may"
+        " show more."
     )
     if given.out:
         given.out.write_text(as_json(found, given.delta))

@@ -1,9 +1,11 @@
 """Would an audit notice? Trains a recipe with a mechanism that is broken on purpose, and audits it.
 
-    python experiments/ramaswamy2020/broken.py RECIPE.toml --share 0 --run runs/broken --audit 1000 [--set section.key=value …]
+    python experiments/ramaswamy2020/broken.py RECIPE.toml --share 0 --run runs/broken --audit 1000
+        [--set section.key=value …]
 
-The ledger is charged for all of the noise; only --share of it is added. 1 is the mechanism as it is. `taciturn audit run RUN` then says
-what can be seen from outside; its exit status is 1 where the claim is broken.
+The ledger is charged for all of the noise; only --share of it is added. 1 is the mechanism as it
+is. `taciturn audit run RUN` then says what can be seen from outside; its exit status is 1 where the
+claim is broken.
 """
 
 import argparse

@@ -46,7 +46,10 @@ HEADLINE = {
     "gboard": "noise of Xu et al.",
 }
 KATZ = "Katz, with history"  # the papers' kind of n-gram
-TYPING = "python experiments/keyboard/table.py local/people blogs.parquet experiments/ramaswamy2020/results/typing.json …"
+TYPING = (
+    "python experiments/keyboard/table.py local/people blogs.parquet"
+    " experiments/ramaswamy2020/results/typing.json …"
+)
 
 
 @judged(
@@ -79,8 +82,14 @@ def trained_for_table_2(headline: Group) -> Judged:
         "AccuracyTop1",
         "seeds",
     ]
-    details = "500 of 9,190 bloggers a round for 150 rounds, from the start of [keyboard](keyboard/README.md), whose ε are real: 1 to 8.\n\n"
-    ours = f"the noise of the two papers costs {100 * lost['production']:.2f} and {100 * lost['gboard']:.2f} points of AccuracyTop1"
+    details = (
+        "500 of 9,190 bloggers a round for 150 rounds, from the start of"
+        " [keyboard](keyboard/README.md), whose ε are real: 1 to 8.\n\n"
+    )
+    ours = (
+        f"the noise of the two papers costs {100 * lost['production']:.2f} and"
+        f" {100 * lost['gboard']:.2f} points of AccuracyTop1"
+    )
     return Judged(
         ours,
         Verdict.HOLDS if max(lost.values()) < CLOSE else Verdict.PART,
@@ -121,8 +130,14 @@ def table_3(canaries: Group) -> Judged:
     rows = [
         [*kind, f"{printed.RAMASWAMY_TABLE_3[kind]:,}", f"{met:,}"] for kind, met in seen.items()
     ]
-    details = "A device reads 400 words of its 200 sentences at a time, so that not every copy is met.\n\n"
-    ours = f"{min(seen.values()):,} to {max(seen.values()):,} times, in 400 rounds at the paper's rate of 0.575"
+    details = (
+        "A device reads 400 words of its 200 sentences at a time, so that not every copy is"
+        " met.\n\n"
+    )
+    ours = (
+        f"{min(seen.values()):,} to {max(seen.values()):,} times, in 400 rounds at the paper's rate"
+        " of 0.575"
+    )
     return Judged(
         ours, Verdict.PART, details + table(["n_u", "n_e", "paper", "ours, expected"], rows)
     )
@@ -162,13 +177,19 @@ def table_4(private: Group, open: Group) -> Judged:
         "no privacy: rank in the middle",
         "found",
     ]
-    details = "Ranks among 2,000,000 random continuations, 1 being the likeliest: in the middle of all seeds and canaries, with a 95 % "
+    details = (
+        "Ranks among 2,000,000 random continuations, 1 being the likeliest: in the middle of all"
+        " seeds and canaries, with a 95 % "
+    )
     details += "interval of that middle; found by a beam search of width five. 400 rounds of 500. "
     details += f"Seeds: {private.seeds}, without privacy {open.seeds}.\n\n"
     alone = min(rank for (users, _), (_, ranks, _) in ours.items() if users == 1 for rank in ranks)
     shared = middle(ours[16, 200][1])
     one, without = (rank_text(middle(found[1, 200][1])) for found in (ours, beside))
-    said = f"one user's canaries have ranks of {rank_text(alone)} and more; repeated 200 times {one} in the middle, without privacy "
+    said = (
+        f"one user's canaries have ranks of {rank_text(alone)} and more; repeated 200 times {one}"
+        " in the middle, without privacy "
+    )
     said += f"{without}; "
     said += f"those of 16 users, repeated 200 times, {rank_text(shared)}"
     verdict = Verdict.FAILS if alone < 100 else Verdict.HOLDS if shared <= 10 else Verdict.PART
@@ -195,7 +216,10 @@ def table_5() -> Item:
         "ours: Poisson cohorts instead",
     ]
     off = max(abs(row["as_printed"] - printed.RAMASWAMY_TABLE_5[row["users"]]) for row in rows)
-    details = "Rounds of a fixed size replace a user by another, and the sum moves by up to 2S: the printed figures count S "
+    details = (
+        "Rounds of a fixed size replace a user by another, and the sum moves by up to 2S: the"
+        " printed figures count S "
+    )
     details += "(`tests/papers/test_ramaswamy2020.py`).\n\n"
     ours = f"every figure to {off:.2f} as printed; but at the sensitivity that such rounds have, "
     ours += f"{rows[0]['charged']:.0f} to {rows[-1]['charged']:.0f}"

@@ -20,7 +20,10 @@ few people leave no small ρ at a usable noise; what carries over is how noise, 
 CLOSE = 0.003
 TIED = ("untied", "tied")
 KATZ = "Katz, with history"  # the kind of n-gram that the models replaced
-TYPING = "python experiments/keyboard/table.py local/blogs-1600-30k blogs.parquet experiments/xu2023/results/typing.json …"
+TYPING = (
+    "python experiments/keyboard/table.py local/blogs-1600-30k blogs.parquet"
+    " experiments/xu2023/results/typing.json …"
+)
 MODELS = ("10,000 words", "30,000 words")  # as typing.json names them
 STARTS = "a start saves about 1,000 rounds; the adaptive clip norm catches up"
 
@@ -91,9 +94,15 @@ def tables() -> Item:
         "recomputed",
         "BLT at the same error",
     ]
-    details = "z = 7, 6,500 reports a round. The simulated fleet charges at night, keeps the timer and drops out; a BLT has as much noise "
+    details = (
+        "z = 7, 6,500 reports a round. The simulated fleet charges at night, keeps the timer and"
+        " drops out; a BLT has as much noise "
+    )
     details += "on the models of the way as their tree.\n\n"
-    ours = f"every ρ to {off:.3f}; MinS within a quarter of the printed one for {near} of {len(timed)} by a simulated fleet"
+    ours = (
+        f"every ρ to {off:.3f}; MinS within a quarter of the printed one for {near} of {len(timed)}"
+        " by a simulated fleet"
+    )
     verdict, about = (
         Verdict.HOLDS if near == len(timed) else Verdict.PART,
         "MinS, MaxP and ρ of 21 models",
@@ -145,7 +154,10 @@ def figure_3(starts: Group) -> Judged:
     end, rounds = starts.last("random").value, starts.curve("random")[-1][0]
     saved = next((round for round, one in starts.curve("pretrained") if one.value >= end), math.inf)
     apart = end - starts.last("adaptive").value
-    ours = f"after {saved} of {rounds} rounds a public start has what a random one ends with; adaptive ends {100 * apart:+.2f} points behind"
+    ours = (
+        f"after {saved} of {rounds} rounds a public start has what a random one ends with; adaptive"
+        f" ends {100 * apart:+.2f} points behind"
+    )
     return Judged(
         ours,
         Verdict.HOLDS if saved < rounds / 2 and abs(apart) < CLOSE else Verdict.PART,
@@ -217,7 +229,10 @@ def tied(found: Group) -> Judged:
         + " after 100 rounds"
     )
     verdict = Verdict.HOLDS if gains["tied"] < gains["untied"] - CLOSE else Verdict.FAILS
-    details = "What differs: their start saw half of C4, ours three epochs of 6M words of Wikipedia, from which both have far to go."
+    details = (
+        "What differs: their start saw half of C4, ours three epochs of 6M words of Wikipedia, from"
+        " which both have far to go."
+    )
     return Judged(ours, verdict, details, {"tied.svg": _tied(found)})
 
 
@@ -236,14 +251,19 @@ def first_rounds(found: Group) -> Judged:
         for run, values in first.items()
     }
     ours = " and ".join(f"{run} by {100 * dip:.2f}" for run, dip in dips.items())
-    ours = f"within ten rounds it falls from one measurement to the next, {ours} points at most, and below its start by {100 * below:.2f}"
+    ours = (
+        f"within ten rounds it falls from one measurement to the next, {ours} points at most, and"
+        f" below its start by {100 * below:.2f}"
+    )
     return Judged(
         ours,
-        Verdict.HOLDS
-        if below > CLOSE
-        else Verdict.PART
-        if max(dips.values()) > CLOSE
-        else Verdict.FAILS,
+        (
+            Verdict.HOLDS
+            if below > CLOSE
+            else Verdict.PART
+            if max(dips.values()) > CLOSE
+            else Verdict.FAILS
+        ),
     )
 
 
@@ -264,7 +284,10 @@ def pretraining(found: Group) -> Judged:
     lines = [curve(found, run, f"{run} epochs") for run in epochs]
     svg = figure("Public text before private rounds", "round", "AccuracyTop1, %", lines)
     ends = [found.last(run).value for run in epochs]
-    ours = f"{', '.join(percent(found.last(run)) for run in epochs)} % after {', '.join(epochs)} epochs and 290 rounds"
+    ours = (
+        f"{', '.join(percent(found.last(run)) for run in epochs)} % after {', '.join(epochs)}"
+        " epochs and 290 rounds"
+    )
     returns = [later - before for before, later in pairwise(ends)]
     return Judged(
         ours,
@@ -293,7 +316,10 @@ def sums(found: Group) -> Judged:
     "words modified −0.72 to −1.99 %",
 )
 def trained_for_rescoring(found: Group) -> Judged:
-    ours = f"{' and '.join(percent(found.last(run)) for run in ('10000', '30000'))} % with 10,000 and 30,000 words"
+    ours = (
+        f"{' and '.join(percent(found.last(run)) for run in ('10000', '30000'))} % with 10,000 and"
+        " 30,000 words"
+    )
     return Judged(f"{ours}; not typed with yet", Verdict.NOT_RUN)
 
 
@@ -325,7 +351,9 @@ def trained_for_table_1(found: Group) -> Judged:
 
 
 def table_1() -> Item:
-    """Judge what people are spared at Gboard's noise, once it is measured; the table is that of Ramaswamy et al., Table 2."""
+    """Judge what people are spared at Gboard's noise, once it is measured; the table is that of
+    Ramaswamy et al., Table 2.
+    """
     item, found = trained_for_table_1(), typed.results("ramaswamy2020", "typing")
     if item.seeds == 0 or found is None:
         return item
@@ -354,7 +382,10 @@ def mechanisms(found: Group) -> Judged:
     ]
     svg = figure("Three kinds of noise, 590 rounds", "ρ", "AccuracyTop1, %", lines, log=True)
     tree, honaker, blt = (found.last(f"{kind}-78") for kind in kinds)
-    ours = f"at ρ = 78: tree {percent(tree)}, Honaker {percent(honaker)}, BLT {percent(blt)}; no noise {percent(found.last('none'))}"
+    ours = (
+        f"at ρ = 78: tree {percent(tree)}, Honaker {percent(honaker)}, BLT {percent(blt)}; no noise"
+        f" {percent(found.last('none'))}"
+    )
     return Judged(
         ours,
         Verdict.HOLDS if blt.value > honaker.value else Verdict.FAILS,

@@ -7,7 +7,8 @@
     print(run.guarantee.epsilon, run.evaluate().accuracy_top1)
     run.export("model", to="onnx")
 
-docs/api.md has all names. Each is loaded when it is first used, so that the command line starts at once.
+docs/api.md has all names. Each is loaded when it is first used, so that the command line starts at
+once.
 """
 
 import sys
@@ -76,7 +77,9 @@ def __getattr__(name: str) -> Any:
 
 class _Door(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keep `taciturn.train` the function, although there is a module of that name, which the import system would put there."""
+        """Keep `taciturn.train` the function, although there is a module of that name, which the
+        import system would put there.
+        """
         if not (name in _ROOMS and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

@@ -1,4 +1,5 @@
-"""Every central type of Taciturn and its contract. READ FIRST, then train.py, then privacy/curator.py.
+"""Every central type of Taciturn and its contract. READ FIRST, then train.py, then
+privacy/curator.py.
 
 A round has one shape (McMahan et al. 2018, Algorithm 1):
 
@@ -11,7 +12,8 @@ Words carry the level of secrecy, and no word is used on another rung of the lad
     total     the sum of the reports: known to the curator alone
     estimate  what leaves the curator: private, free to use, keep and publish
 
-`user` is whom we protect, `round` a round of the server, `step` a local step of one user's training.
+`user` is whom we protect, `round` a round of the server, `step` a local step of one user's
+training.
 """
 
 from __future__ import annotations
@@ -27,17 +29,23 @@ if TYPE_CHECKING:
     from jax import Array
 else:
     Array = (
-        Any  # only types are needed of JAX, and commands that compute nothing must not wait for it
+        # only types are needed of JAX, and commands that compute nothing must not wait for it
+        Any
     )
 
 PyTree = Any
-Key = Array  # of jax.random, for what a device draws
-NoiseKey = Array  # uint32 [8], of ChaCha20
-Params = PyTree  # θ: a nested dict of float32 arrays, so that files and wires can name the leaves
-Update = Params  # Δ_k
+# of jax.random, for what a device draws
+Key = Array
+# uint32 [8], of ChaCha20
+NoiseKey = Array
+# θ: a nested dict of float32 arrays, so that files and wires can name the leaves
+Params = PyTree
+# Δ_k
+Update = Params
 Estimate = Params
 MechanismState = PyTree
-UserIds = np.ndarray  # positions in the population, sorted
+# positions in the population, sorted
+UserIds = np.ndarray
 # word ids that are not words: padding, a word outside the list, the two ends of a message
 PADDING, UNKNOWN, BEGIN, END = range(4)
 
@@ -45,44 +53,58 @@ PADDING, UNKNOWN, BEGIN, END = range(4)
 class UserData(NamedTuple):
     """One user's text as the device program sees it."""
 
-    batches: (
-        jax.Array
-    )  # int32 [steps, batch, length + 1]: ids or PADDING; each word is the target of the one before
-    weight: jax.Array  # w_k ∈ [0, 1]; 0 marks a padding user, whose report is zero
-    steps: jax.Array  # int32: how many of the batches to train on; those after them are padding
+    # int32 [steps, batch, length + 1]: ids or PADDING; each word is the target of the one before
+    batches: jax.Array
+    # w_k ∈ [0, 1]; 0 marks a padding user, whose report is zero
+    weight: jax.Array
+    # int32: how many of the batches to train on; those after them are padding
+    steps: jax.Array
 
 
 class Message(NamedTuple):
     """What a round sends to every device of its cohort."""
 
-    params: Params  # θᵗ
-    public: PyTree  # the mechanism's part of it: the clip norm
+    # θᵗ
+    params: Params
+    # the mechanism's part of it: the clip norm
+    public: PyTree
 
 
 class Report(NamedTuple):
-    """What leaves a device. Reports are added, and nothing else is ever done with one. Their sum is a `total`."""
+    """What leaves a device. Reports are added, and nothing else is ever done with one. Their sum is
+    a `total`.
+    """
 
-    update: PyTree  # w_k · clip(Δ_k), as integers wherever there is privacy (privacy/clipping.py says why)
-    weight: jax.Array  # w_k, as an integer
+    # w_k · clip(Δ_k), as integers wherever there is privacy (privacy/clipping.py says why)
+    update: PyTree
+    # w_k, as an integer
+    weight: jax.Array
 
 
 Program = Callable[[Message, UserData, Key], Report]
 
 
 class Strategy(NamedTuple):
-    """How noise is correlated over the rows (rounds) of a run, as accounting and planning see it (privacy/sensitivity.py)."""
+    """How noise is correlated over the rows (rounds) of a run, as accounting and planning see it
+    (privacy/sensitivity.py).
+    """
 
-    name: str  # "independent" where it is not
-    rows: int  # how many there are
-    sensitivity_squared: Callable[[int, int, int], float]  # of (rows, MinS, MaxP)
-    prefix_variance: Callable[
-        [int], np.ndarray
-    ]  # of the sum of the first 1, 2, … rows, where white noise has 1
+    # "independent" where it is not
+    name: str
+    # how many there are
+    rows: int
+    # of (rows, MinS, MaxP)
+    sensitivity_squared: Callable[[int, int, int], float]
+    # of the sum of the first 1, 2, … rows, where white noise has 1
+    prefix_variance: Callable[[int], np.ndarray]
     restarts: tuple[
-        int, ...
-    ] = ()  # rows at which it starts anew, sharing no noise with the rows before
+        int,
+        ...,
+        # rows at which it starts anew, sharing no noise with the rows before
+    ] = ()
     bands: int | None = (
-        None  # rows at least this far apart share no noise either; None: all rows of a segment do
+        # rows at least this far apart share no noise either; None: all rows of a segment do
+        None
     )
 
 
@@ -97,8 +119,8 @@ class Coins(Protocol):
 class Participation(Protocol):
     """Who takes part in a round, and what may be claimed about it.
 
-    The claim is made by `event`, the selection by `select`, and both read the same fields. A complete example, which
-    asks everybody every time and so claims nothing for sampling:
+    The claim is made by `event`, the selection by `select`, and both read the same fields. A
+    complete example, which asks everybody every time and so claims nothing for sampling:
 
         class Everyone:
             adjacency = "add or remove one user"
@@ -116,21 +138,29 @@ class Participation(Protocol):
 
     @property
     def sampled_by_curator(self) -> bool:
-        """Whether the claim holds only if the curator draws the cohort and every member of it reports."""
+        """Whether the claim holds only if the curator draws the cohort and every member of it
+        reports.
+        """
         ...
 
     @property
     def limits(self) -> tuple[int, int] | None:
-        """MinS and MaxP, where the claim is that no user takes part more often; the curator then records and checks participation."""
+        """MinS and MaxP, where the claim is that no user takes part more often; the curator then
+        records and checks participation.
+        """
         ...
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
-        """Select the cohort of noise row `row`: the number of releases so far, interrupted attempts included."""
+        """Select the cohort of noise row `row`: the number of releases so far, interrupted attempts
+        included.
+        """
         ...
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
-        """Return the cost of a round with Gaussian noise of `noise_multiplier` × (one user's effect), correlated over rounds as the
-        strategy says; or of all rounds, where a single one has no cost of its own. `accounting.repeated` gives the cost of n releases."""
+        """Return the cost of a round with Gaussian noise of `noise_multiplier` × (one user's
+        effect), correlated over rounds as the strategy says; or of all rounds, where a single one
+        has no cost of its own. `accounting.repeated` gives the cost of n releases.
+        """
         ...
 
 
@@ -139,33 +169,35 @@ class Release(NamedTuple):
 
     estimate: Estimate
     share: jax.Array | None = (
-        None  # of users whose updates were within the clip norm, where that adapts
+        # of users whose updates were within the clip norm, where that adapts
+        None
     )
 
 
 class Mechanism(NamedTuple):
-    """Bound, estimate, noise and cost: what a proof ties together, in one object (built by privacy/mechanism.py)."""
+    """Bound, estimate, noise and cost: what a proof ties together, in one object (built by
+    privacy/mechanism.py).
+    """
 
     init: Callable[[Params], MechanismState]
     public: Callable[[MechanismState], PyTree]
-    bound: Callable[
-        [PyTree, Update, jax.Array, Key], Report
-    ]  # on the device; its guarantee holds for any update
-    release: Callable[
-        [MechanismState, Report, NoiseKey], tuple[Release, MechanismState]
-    ]  # in the curator alone
-    follow: Callable[
-        [MechanismState, Release, NoiseKey], MechanismState
-    ]  # the state after a release that is on record
-    event: Callable[
-        [Participation], DpEvent
-    ]  # its cost; accounting.repeated gives that of n releases
+    # on the device; its guarantee holds for any update
+    bound: Callable[[PyTree, Update, jax.Array, Key], Report]
+    # in the curator alone
+    release: Callable[[MechanismState, Report, NoiseKey], tuple[Release, MechanismState]]
+    # the state after a release that is on record
+    follow: Callable[[MechanismState, Release, NoiseKey], MechanismState]
+    # its cost; accounting.repeated gives that of n releases
+    event: Callable[[Participation], DpEvent]
     # total variation between its noise and the ideal, for (parameters, rows)
     distance: Callable[[int, int], float]
-    most_reports: int  # at most in one total
-    correlated: bool  # whether its noise is, over rounds
+    # at most in one total
+    most_reports: int
+    # whether its noise is, over rounds
+    correlated: bool
     modulus: int | None = (
-        None  # M, where totals are known mod M only: 32-bit integers, correct up to a multiple of M
+        # M, where totals are known mod M only: 32-bit integers, correct up to a multiple of M
+        None
     )
 
 
@@ -175,22 +207,24 @@ class ServerState(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """One published algorithm: what a device computes, what the server does with the estimate, and the mechanism between.
+    """One published algorithm: what a device computes, what the server does with the estimate, and
+    the mechanism between.
 
     A complete toy, which learns how long users' texts are and nothing else:
 
         Algorithm(
-            init=lambda params: ServerState(params, optimizer=()),
-            user_update=lambda message, user, key: {"length": jnp.sum(user.batches != 0).astype(jnp.float32)},
-            server_update=lambda server, estimate: ServerState(estimate, ()),
-            mechanism=mechanism(flat_clip(100.0), fixed_denominator(20.0), gaussian(1.0)),
-            participation=PoissonSampling(0.1),
+            init=lambda params: ServerState(params, optimizer=()), user_update=lambda message, user,
+            key: {"length": jnp.sum(user.batches != 0).astype(jnp.float32)}, server_update=lambda
+            server, estimate: ServerState(estimate, ()), mechanism=mechanism(flat_clip(100.0),
+            fixed_denominator(20.0), gaussian(1.0)), participation=PoissonSampling(0.1),
         )
     """
 
     init: Callable[[Params], ServerState]
-    user_update: Callable[[Message, UserData, Key], Update]  # pure; runs unchanged on any fleet
-    server_update: Callable[[ServerState, Estimate], ServerState]  # pure; post-processing only
+    # pure; runs unchanged on any fleet
+    user_update: Callable[[Message, UserData, Key], Update]
+    # pure; post-processing only
+    server_update: Callable[[ServerState, Estimate], ServerState]
     mechanism: Mechanism
     participation: Participation
 
@@ -215,11 +249,15 @@ class Fleet(Protocol):
 
     @property
     def everyone_reports(self) -> bool:
-        """Whether each member of a cohort is certain to be in the sum. False wherever a device may drop out."""
+        """Whether each member of a cohort is certain to be in the sum. False wherever a device may
+        drop out.
+        """
         ...
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
-        """Return those who are present and may take part in the next round; a fleet of devices waits until there are enough."""
+        """Return those who are present and may take part in the next round; a fleet of devices
+        waits until there are enough.
+        """
         ...
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
@@ -228,36 +266,42 @@ class Fleet(Protocol):
 
 
 class FleetWithStats(Fleet, Protocol):
-    """A fleet as runs use it, for metrics.csv. The curator asks for no figures, so your own fleet needs none."""
+    """A fleet as runs use it, for metrics.csv. The curator asks for no figures, so your own fleet
+    needs none.
+    """
 
     def stats(
         self,
     ) -> dict[
-        str, float
-    ]: ...  # so far: `uploads` (of reports), and others; {} where who took part is a secret
+        str,
+        float,
+        # so far: `uploads` (of reports), and others; {} where who took part is a secret
+    ]: ...
 
 
 class LanguageModel(NamedTuple):
-    """A model of the next word, in two halves, so that the large second half may be treated in its own way.
+    """A model of the next word, in two halves, so that the large second half may be treated in its
+    own way.
 
-    The logits of the word after position t are `contexts[..., t, :] @ words.T + bias`. Words are the rows of the leaf `word_embedding`,
-    scaled to length 1 with `unit_norm`; the bias is the leaf `word_bias`. Of the leaf `embedding` a model uses the rows of its tokens and
-    nothing else."""
+    The logits of the word after position t are `contexts[..., t, :] @ words.T + bias`. Words are
+    the rows of the leaf `word_embedding`, scaled to length 1 with `unit_norm`; the bias is the leaf
+    `word_bias`. Of the leaf `embedding` a model uses the rows of its tokens and nothing else.
+    """
 
     init: Callable[[Key], Params]
-    contexts: Callable[
-        [Params, jax.Array, Key | None], jax.Array
-    ]  # int [batch, length] → [batch, length, width]
-    words: Callable[
-        [Params], tuple[jax.Array, jax.Array]
-    ]  # → [vocabulary, width] and a bias [vocabulary]
+    # int [batch, length] → [batch, length, width]
+    contexts: Callable[[Params, jax.Array, Key | None], jax.Array]
+    # → [vocabulary, width] and a bias [vocabulary]
+    words: Callable[[Params], tuple[jax.Array, jax.Array]]
     embedding: str = "embedding"
-    word_embedding: str = "embedding"  # the same leaf where they are tied
+    # the same leaf where they are tied
+    word_embedding: str = "embedding"
     unit_norm: bool = False
 
 
 class WordModel(Protocol):
-    """A model of the next word as a keyboard uses it: word by word, with a state in between that is never changed, only replaced.
+    """A model of the next word as a keyboard uses it: word by word, with a state in between that is
+    never changed, only replaced.
 
     A complete example, which finds all words equally likely:
 
@@ -274,12 +318,18 @@ class WordModel(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    def start(self) -> Any: ...  # the state at the beginning of a message
+    # the state at the beginning of a message
+    def start(self) -> Any: ...
 
     def read(
-        self, state: Any, word: int
-    ) -> Any: ...  # the state after one more word; END begins a new message
+        self,
+        state: Any,
+        word: int,
+        # the state after one more word; END begins a new message
+    ) -> Any: ...
 
     def scores(
-        self, state: Any
-    ) -> np.ndarray: ...  # the log-probability of each word to come next, float32 [vocabulary]
+        self,
+        state: Any,
+        # the log-probability of each word to come next, float32 [vocabulary]
+    ) -> np.ndarray: ...

@@ -1,4 +1,6 @@
-"""Errors that the command line shows as one sentence, without a traceback. Imports nothing of ours, so that every layer may raise one."""
+"""Errors that the command line shows as one sentence, without a traceback. Imports nothing of ours,
+so that every layer may raise one.
+"""
 
 import errno
 import re
@@ -23,10 +25,15 @@ class TaciturnError(Exception):
 
 
 def in_words(error: OSError) -> str:
-    """Say what the operating system refused, where, and what to do; a temporary file goes by its final name."""
+    """Say what the operating system refused, where, and what to do; a temporary file goes by its
+    final name.
+    """
     where = (
         re.sub(r"\.([^/]+)\.[0-9a-f]+\.partial", r"\1", f"{error.filename}: ")
         if error.filename
         else ""
     )
-    return f"{where}{(error.strerror or str(error)).lower()}; {_ADVICE.get(error.errno or 0, 'fix that, then run the command again')}"
+    return (
+        f"{where}{(error.strerror or str(error)).lower()};"
+        f" {_ADVICE.get(error.errno or 0, 'fix that, then run the command again')}"
+    )

@@ -1,4 +1,6 @@
-"""Files and folders that are complete or absent, locks that one process holds, and JSON with infinities."""
+"""Files and folders that are complete or absent, locks that one process holds, and JSON with
+infinities.
+"""
 
 import fcntl
 import itertools
@@ -15,7 +17,8 @@ from typing import Any, BinaryIO
 
 from taciturn.errors import TaciturnError
 
-HOLDS = {  # what a folder is, by a file in it
+# what a folder is, by a file in it
+HOLDS = {
     "manifest.json": "a population",
     "about.json": "a public corpus",
     "enrolled.txt": "a fleet",
@@ -34,10 +37,11 @@ class FolderExists(TaciturnError):
 def write_atomically(
     path: Path, content: bytes | Iterable[bytes | memoryview], mode: int = 0o644
 ) -> None:
-    """Replace a file atomically: the old or the new one is on disk, whatever happens meanwhile. Content may come in parts."""
-    partial = path.with_name(
-        f".{path.name}.{os.getpid()}.partial"
-    )  # two processes may write the same file
+    """Replace a file atomically: the old or the new one is on disk, whatever happens meanwhile.
+    Content may come in parts.
+    """
+    # two processes may write the same file
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.writelines([content] if isinstance(content, bytes) else content)
@@ -65,7 +69,11 @@ def not_a(wanted: str, path: Path) -> str:
         if any(path.iterdir())
         else "an empty folder"
     )
-    return f"{path} is {next((kind for name, kind in HOLDS.items() if (path / name).exists()), other)}, not {wanted}"
+    return (
+        f"{path} is"
+        f" {next((kind for name, kind in HOLDS.items() if (path / name).exists()), other)}, not"
+        f" {wanted}"
+    )
 
 
 def check_new_folder(folder: Path, hint: str) -> None:
@@ -78,7 +86,9 @@ def check_new_folder(folder: Path, hint: str) -> None:
 
 @contextmanager
 def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
-    """Write into a temporary folder beside it, then rename: an interrupted start leaves nothing, and a concurrent one is refused."""
+    """Write into a temporary folder beside it, then rename: an interrupted start leaves nothing,
+    and a concurrent one is refused.
+    """
     check_new_folder(folder, hint)
     new = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +99,8 @@ def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
         check_new_folder(folder, hint)
         try:
             made = made.rename(folder)
-        except OSError:  # another process was faster
+        # another process was faster
+        except OSError:
             check_new_folder(folder, hint)
             raise
         for one in new or [folder]:
@@ -100,7 +111,9 @@ def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
 
 
 def next_folder(parent: Path, prefix: str = "") -> Path:
-    """Return the first of PARENT/PREFIX1, PARENT/PREFIX2, … that does not exist and has no recipe of its name."""
+    """Return the first of PARENT/PREFIX1, PARENT/PREFIX2, … that does not exist and has no recipe
+    of its name.
+    """
     numbered = (f"{prefix}{number}" for number in itertools.count(1))
     return next(
         parent / name
@@ -111,13 +124,16 @@ def next_folder(parent: Path, prefix: str = "") -> Path:
 
 @contextmanager
 def locked(path: Path, busy: TaciturnError | None = None, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Open (and create) a file for this process alone: wait for the lock, or raise `busy`. The lock ends with the process."""
+    """Open (and create) a file for this process alone: wait for the lock, or raise `busy`. The lock
+    ends with the process.
+    """
     with open(path, "a+b", opener=partial(os.open, mode=mode)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
         except BlockingIOError as held:
             raise busy or held from None
-        yield file  # closing the file releases the lock
+        # closing the file releases the lock
+        yield file
 
 
 def to_json(content: Any, **layout: Any) -> str:

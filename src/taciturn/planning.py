@@ -1,7 +1,9 @@
-"""What a guarantee would take before anything is trained: the questions of Xu et al. 2023, §2.5, answered from the accounting alone.
+"""What a guarantee would take before anything is trained: the questions of Xu et al. 2023, §2.5,
+answered from the accounting alone.
 
-Nothing here touches users: a plan is made of public constants. Its error is that of the noise in the model, the sum of the noise of all
-rounds so far, as a root mean square over rounds and in units of the clip norm, for a server with learning rate 1.
+Nothing here touches users: a plan is made of public constants. Its error is that of the noise in
+the model, the sum of the noise of all rounds so far, as a root mean square over rounds and in units
+of the clip norm, for a server with learning rate 1.
 """
 
 import math
@@ -36,8 +38,10 @@ from taciturn.progress import Progress, StageProgress, unwatched
 
 MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
 BANDS = 32
-LONGEST_TIMER = 14 * 24  # hours; a fleet whose devices rest for longer takes months
-LEAST_POPULATION = 10  # with fewer no δ makes sense: even 1/N² is a real chance of failure
+# hours; a fleet whose devices rest for longer takes months
+LONGEST_TIMER = 14 * 24
+# with fewer no δ makes sense: even 1/N² is a real chance of failure
+LEAST_POPULATION = 10
 SIMULATED_DEVICES, LEAST_GOAL = 20_000, 20
 
 
@@ -60,34 +64,45 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.population < LEAST_POPULATION:
-            fails = f"even at δ = 1/N² it would fail for someone with a probability of {1 / max(self.population, 1):.2g}"
+            fails = (
+                "even at δ = 1/N² it would fail for someone with a probability of"
+                f" {1 / max(self.population, 1):.2g}"
+            )
             raise PlanError(
-                f"{self.population} users are too few for a guarantee: {fails}. Plan for {LEAST_POPULATION} or more"
+                f"{self.population} users are too few for a guarantee: {fails}. Plan for"
+                f" {LEAST_POPULATION} or more"
             )
         if not 0 < self.report_goal <= self.population:
             raise PlanError(
-                f"a report goal of {self.report_goal} cannot be met by {self.population} users: lower --report-goal"
+                f"a report goal of {self.report_goal} cannot be met by {self.population} users:"
+                " lower --report-goal"
             )
         if self.rounds < 1:
             raise PlanError("a run has at least one round: raise --rounds")
         if sum(one is not None for one in (self.noise_multiplier, self.epsilon, self.rho)) != 1:
             raise PlanError(
-                "give exactly one of --noise-multiplier, --epsilon and --rho; the others follow from it"
+                "give exactly one of --noise-multiplier, --epsilon and --rho; the others follow"
+                " from it"
             )
         given = self.noise_multiplier or self.epsilon or self.rho
         if given is None or not 0 < given < math.inf:
             raise PlanError(
-                "--noise-multiplier, --epsilon and --rho must be positive and finite: give another number"
+                "--noise-multiplier, --epsilon and --rho must be positive and finite: give another"
+                " number"
             )
         if self.delta is not None and not 0 < self.delta < 1 / self.population:
             raise PlanError(
-                f"--delta must be below one over the number of users, {1 / self.population:.1g}, not {self.delta:g}: lower it"
+                f"--delta must be below one over the number of users, {1 / self.population:.1g},"
+                f" not {self.delta:g}: lower it"
             )
         if (
             self.min_separation is not None
             and not 0 <= self.min_separation <= self.possible_separation
         ):
-            rest = f"a user cannot rest {self.min_separation} rounds: lower --min-separation to {self.possible_separation}"
+            rest = (
+                f"a user cannot rest {self.min_separation} rounds: lower --min-separation to"
+                f" {self.possible_separation}"
+            )
             raise PlanError(
                 f"with {self.population:,} users and {self.report_goal:,} a round, {rest}"
             )
@@ -119,8 +134,11 @@ class Answer:
     noise_multiplier: float
     rho: float
     epsilon: float
-    error: float  # of the sum of all updates so far, in clip norms
-    sensitivity_squared: float  # of the strategy under the claim; 1 where a curator samples, and each round or turn counts by itself
+    # of the sum of all updates so far, in clip norms
+    error: float
+    # of the strategy under the claim; 1 where a curator samples, and each round or turn counts by
+    # itself
+    sensitivity_squared: float
 
 
 def plan(question: Question, mechanism: MechanismName) -> Answer:
@@ -145,7 +163,8 @@ def plan(question: Question, mechanism: MechanismName) -> Answer:
 
 
 def _noise(question: Question, strategy: Strategy, participation: Participation) -> float:
-    if question.rho is not None:  # ρ falls with the square of z
+    # ρ falls with the square of z
+    if question.rho is not None:
         return math.sqrt(
             rho(repeated(participation.event(1.0, strategy), question.rounds)) / question.rho
         )
@@ -164,9 +183,8 @@ def _noise_and_turns(
     question: Question, mechanism: MechanismName
 ) -> tuple[Strategy, Participation]:
     rounds, share = question.rounds, question.report_goal / question.population
-    bands = min(
-        BANDS, rounds, question.separation + 1
-    )  # at most the rounds between two turns of a user
+    # at most the rounds between two turns of a user
+    bands = min(BANDS, rounds, question.separation + 1)
     turns = MinSeparation(
         question.report_goal, question.separation, question.participations, rounds
     )
@@ -183,9 +201,12 @@ def _noise_and_turns(
             return toeplitz(f"{bands}-banded Toeplitz", coefficients), drawn
         case "blt":
             found = optimal_blt(rounds, question.separation, question.participations)
-            return toeplitz(
-                "BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds)
-            ), turns
+            return (
+                toeplitz(
+                    "BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds)
+                ),
+                turns,
+            )
 
 
 def simulated_timer(
@@ -195,7 +216,9 @@ def simulated_timer(
     timer_hours: float,
     progress: Progress = unwatched,
 ) -> Rounds:
-    """Return what a timer on every device amounts to, simulated on a smaller fleet with the same share of devices in a round."""
+    """Return what a timer on every device amounts to, simulated on a smaller fleet with the same
+    share of devices in a round.
+    """
     if not timer_hours > 0:
         raise PlanError("--timer-hours must be more than 0: give another number")
     scale = min(1.0, max(SIMULATED_DEVICES / population, LEAST_GOAL / report_goal))
@@ -204,7 +227,10 @@ def simulated_timer(
         devices, rounds, max(int(report_goal * scale), 1), timer_hours, progress=progress
     )
     if came.succeeded < rounds:
-        few = f"only {came.succeeded} of {rounds} rounds succeeded in {came.hours / 24:.0f} days: there are too few users"
+        few = (
+            f"only {came.succeeded} of {rounds} rounds succeeded in {came.hours / 24:.0f} days:"
+            " there are too few users"
+        )
         raise PlanError(
             f"with a timer of {timer_hours:g} hours {few}. Lower --timer-hours or --report-goal"
         )
@@ -218,11 +244,14 @@ def simulated_timer(
 class Grown:
     """How a small trial that was good enough becomes a large private run (Xu et al. 2023, §2.5)."""
 
-    question: Question  # with the report goal, noise and separation to use
+    # with the report goal, noise and separation to use
+    question: Question
     answer: Answer
     timer_hours: int
-    came: Rounds  # in a simulated fleet with that timer
-    more_noise: float  # relative to the trial; above 1 the model will be worse than it
+    # in a simulated fleet with that timer
+    came: Rounds
+    # relative to the trial; above 1 the model will be worse than it
+    more_noise: float
 
 
 def grown(
@@ -232,16 +261,20 @@ def grown(
     mechanism: MechanismName,
     progress: StageProgress,
 ) -> Grown:
-    """Raise report goal and noise together, so that accuracy stays, until ρ is `target` with the rest that a timer of whole days gives
-    devices; where the largest goal is not enough, raise the noise alone."""
+    """Raise report goal and noise together, so that accuracy stays, until ρ is `target` with the
+    rest that a timer of whole days gives devices; where the largest goal is not enough, raise the
+    noise alone.
+    """
     tried = trial.noise_multiplier
     if tried is None or not 0 < target < math.inf:
         raise PlanError(
-            "give the trial (--report-goal and --noise-multiplier), and a positive ρ to reach (--grow-to-rho)"
+            "give the trial (--report-goal and --noise-multiplier), and a positive ρ to reach"
+            " (--grow-to-rho)"
         )
     if not trial.report_goal <= largest_goal <= trial.population // 2:
         raise PlanError(
-            f"--largest-goal must lie between --report-goal and half of the users, not {largest_goal:,}"
+            "--largest-goal must lie between --report-goal and half of the users, not"
+            f" {largest_goal:,}"
         )
     steps = (
         math.ceil(math.log(largest_goal / trial.report_goal, 1.25))
@@ -265,16 +298,14 @@ def grown(
         question = replace(with_goal(goal), min_separation=came.min_separation)
         return Grown(question, plan(question, mechanism), hours, came, 1.0)
 
-    first = min(
-        bisect_left(goals, True, key=is_enough), steps
-    )  # if everyone rested as long as possible
+    # if everyone rested as long as possible
+    first = min(bisect_left(goals, True, key=is_enough), steps)
     found = rested(goals[first], 24)
     for goal in goals[first + 1 :]:
         if found.answer.rho <= target:
             return found
-        found = rested(
-            goal, found.timer_hours
-        )  # rounds take longer, so the timer cannot be shorter
+        # rounds take longer, so the timer cannot be shorter
+        found = rested(goal, found.timer_hours)
     if found.answer.rho <= target:
         return found
     louder = math.sqrt(found.answer.rho / target)
@@ -291,7 +322,8 @@ def _longest_rest(question: Question, hours: int, progress: StageProgress) -> tu
             came = simulated_timer(
                 question.population, question.rounds, question.report_goal, float(tried), shown
             )
-        except PlanError:  # so long that too few devices are available
+        # so long that too few devices are available
+        except PlanError:
             if not timed:
                 raise
             break

@@ -1,4 +1,6 @@
-"""A population and its ledger: built from people's text, opened, never recreated once lost, adopted after a folder was moved."""
+"""A population and its ledger: built from people's text, opened, never recreated once lost, adopted
+after a folder was moved.
+"""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -34,17 +36,22 @@ def build_population(
     shard_tokens: int = SHARD_TOKENS,
     progress: StageProgress = unwatched,
 ) -> Population:
-    """Build a population of users from their text. Whatever is released about them is charged to its ledger.
+    """Build a population of users from their text. Whatever is released about them is charged to
+    its ledger.
 
     Args:
         sources: files (Parquet, CSV, JSON lines, text) or folders of them.
-        folder: a new one, or with `replace` a population whose text is replaced; its ledger and opt-outs stay.
-        columns: which hold user, text and time (default: those with the usual names), and which mark rows to leave out.
-        vocabulary: how many words of the public English list; or a folder (a corpus, a population, a run) whose words to take.
+        folder: a new one, or with `replace` a population whose text is replaced; its ledger and
+            opt-outs stay.
+        columns: which hold user, text and time (default: those with the usual names), and which
+            mark rows to leave out.
+        vocabulary: how many words of the public English list; or a folder (a corpus, a population,
+            a run) whose words to take.
         least_tokens: users with fewer are not trained on.
         most_tokens: longer texts are truncated.
         held_out: the share of users to measure with: never trained on, and without a guarantee.
-        exclude: ids of users who opted out, or a file of them, now and in all later builds of this folder.
+        exclude: ids of users who opted out, or a file of them, now and in all later builds of this
+            folder.
         scrub: remove e-mail and web addresses, phone and card numbers.
         same_people_as: a population of the same people with other text: both share its ledger.
 
@@ -60,7 +67,8 @@ def build_population(
     words = vocabulary if isinstance(vocabulary, Vocabulary) else vocabulary_of(vocabulary)
     shared = Path(same_people_as) if same_people_as else None
     if shared:
-        open_ledger(Population(shared))  # created now, if there is none
+        # created now, if there is none
+        open_ledger(Population(shared))
     if isinstance(exclude, str | Path):
         exclude = listed_users(Path(exclude))
     rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
@@ -77,8 +85,14 @@ def build_population(
 
 def check_population_folder(folder: Path, replace: bool) -> None:
     if (folder / "manifest.json").exists() and not replace:
-        own = f"for other text of the same people too, with --same-people-as {folder}, so that what both cost them is added up"
-        known = f"{folder} is a population already: put new text into it with --replace (its ledger stays)"
+        own = (
+            f"for other text of the same people too, with --same-people-as {folder}, so that what"
+            " both cost them is added up"
+        )
+        known = (
+            f"{folder} is a population already: put new text into it with --replace (its ledger"
+            " stays)"
+        )
         raise DataError(f"{known}. For other people name another --out; {own}")
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file: name a new folder with --out")
@@ -103,12 +117,14 @@ def vocabulary_of(
     if (folder / "manifest.json").exists():
         return Population(folder).vocabulary
     if (folder / "model.safetensors").exists():
-        from taciturn.release.model_file import load_model  # only here, as it loads JAX
+        # only here, as it loads JAX
+        from taciturn.release.model_file import load_model
 
         card = load_model(folder)[1]
         return Vocabulary.of(card.vocabulary, card.text)
     raise DataError(
-        f"--vocabulary must be a number of words, or the folder of a corpus, population or run; {words} is neither"
+        "--vocabulary must be a number of words, or the folder of a corpus, population or run;"
+        f" {words} is neither"
     )
 
 
@@ -120,9 +136,13 @@ def open_ledger(population: Population) -> Ledger:
         population.pin_ledger(NamedLedger(ledger.id))
         return ledger
     if not path.parent.is_dir():
-        moved = f"if it was moved, say where it is: taciturn ledger adopt {population.folder} --same-people-as FOLDER"
+        moved = (
+            f"if it was moved, say where it is: taciturn ledger adopt {population.folder}"
+            " --same-people-as FOLDER"
+        )
         raise LedgerError(
-            f"{population.folder} shares the ledger in {path.parent}, which cannot be reached. Restore it; or, {moved}"
+            f"{population.folder} shares the ledger in {path.parent}, which cannot be reached."
+            f" Restore it; or, {moved}"
         )
     return Ledger(path, named.id)
 
@@ -134,14 +154,17 @@ def ledger_path(population: Population) -> Path:
 
 
 def adopt_ledger(folder: Path, same_people_as: Path | None = None) -> tuple[Ledger, Path | None]:
-    """Adopt, on a person's word, the ledger of a folder that was copied, restored or moved; return it, and the original that it retires.
-    With another folder of the same people, which was moved: the ledger in that folder."""
+    """Adopt, on a person's word, the ledger of a folder that was copied, restored or moved; return
+    it, and the original that it retires. With another folder of the same people, which was moved:
+    the ledger in that folder.
+    """
     population = Population(folder)
     if same_people_as:
         named, own = Population(same_people_as).ledger, population.ledger
         if own is None or named is None or own.id != named.id:
             raise LedgerError(
-                f"{folder} does not share the ledger of {same_people_as}: name the folder that it shares"
+                f"{folder} does not share the ledger of {same_people_as}: name the folder that it"
+                " shares"
             )
         theirs = open_ledger(Population(same_people_as))
         population.pin_ledger(

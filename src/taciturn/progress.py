@@ -1,9 +1,13 @@
-"""What a long job calls to report its progress. Imports nothing of ours, so that processes without JAX may use it."""
+"""What a long job calls to report its progress. Imports nothing of ours, so that processes without
+JAX may use it.
+"""
 
 from collections.abc import Callable
 
-Progress = Callable[[int, int], None]  # done, of how many
-StageProgress = Callable[[str, int, int], None]  # stage, done, of how many
+# done, of how many
+Progress = Callable[[int, int], None]
+# stage, done, of how many
+StageProgress = Callable[[str, int, int], None]
 
 
 def unwatched(*_: object) -> None:

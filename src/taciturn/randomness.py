@@ -1,10 +1,12 @@
-"""Every random choice of a run is derived here, from one secret root and the words (purpose, round, attempt).
+"""Every random choice of a run is derived here, from one secret root and the words (purpose, round,
+attempt).
 
-A run's root is 32 bytes from the operating system. A *simulation* takes a seed instead, so that it can be repeated, and
+A run's root is 32 bytes from the operating system. A *simulation* takes a seed instead, so that it
+can be repeated, and
 its ledger says so: anyone who knows the seed can subtract the noise.
 
-Derivation is HMAC-SHA256, so that no number of derived keys reveals anything about the root or the other keys, and two
-different (purpose, round, attempt) never share a key.
+Derivation is HMAC-SHA256, so that no number of derived keys reveals anything about the root or the
+other keys, and two different (purpose, round, attempt) never share a key.
 
 >>> root = root_from_seed(7)
 >>> derive(root, "noise", 3, 0) == derive(root, "noise", 3, 0)

@@ -10,12 +10,16 @@ from taciturn.privacy.curator import Curator
 
 
 class TrainState(NamedTuple):
-    round: int  # rounds done
+    # rounds done
+    round: int
     server: ServerState
-    mechanism: MechanismState  # secret: noise that is not yet used up
-    ledger_head: str  # names the history this state came from
+    # secret: noise that is not yet used up
+    mechanism: MechanismState
+    # names the history this state came from
+    ledger_head: str
     estimate: Estimate | None = (
-        None  # what the last round released; audits read it, and nothing resumes from it
+        # what the last round released; audits read it, and nothing resumes from it
+        None
     )
 
 
@@ -46,7 +50,8 @@ def rounds(
     if not isinstance(state, TrainState):
         state = start(algorithm, start_from, curator.account.head)
     server_update = jax.jit(algorithm.server_update)
-    # Put it where rounds leave their results; otherwise the second round would recompile everything.
+    # Put it where rounds leave their results; otherwise the second round would recompile
+    # everything.
     server, mechanism = jax.device_put((state.server, state.mechanism), jax.local_devices()[0])
     state = state._replace(server=server, mechanism=mechanism)
     while True:

@@ -15,9 +15,11 @@ import jax.numpy as jnp
 
 from taciturn.core import PyTree
 
-UNIT_ROUNDOFF = 2.0**-24  # float32
+# float32
+UNIT_ROUNDOFF = 2.0**-24
 
-add, subtract = partial(jax.tree.map, jnp.add), partial(jax.tree.map, jnp.subtract)  # of two trees
+# of two trees
+add, subtract = partial(jax.tree.map, jnp.add), partial(jax.tree.map, jnp.subtract)
 
 
 def scale(tree: PyTree, factor: float | jax.Array) -> PyTree:
@@ -53,10 +55,12 @@ def nested(leaves: Mapping[str, Any]) -> PyTree:
 def norm_upper_bound(tree: PyTree) -> jax.Array:
     """Return the ℓ2 norm of all leaves together, rounded so that it is never below the true norm.
 
-    A plain float32 sum of a million squares may come out too small by a part in a thousand, overflow, or underflow; a clip that divides by
-    it would then let too much through. Here values are scaled by a power of two so that the largest is near 1, squares are summed in two
-    levels of about √n terms each, whose rounding error is bounded by (terms) × 2⁻²⁴, and that bound is added. Infinite if a value is
-    infinite, NaN if one is NaN."""
+    A plain float32 sum of a million squares may come out too small by a part in a thousand,
+    overflow, or underflow; a clip that divides by it would then let too much through. Here values
+    are scaled by a power of two so that the largest is near 1, squares are summed in two levels of
+    about √n terms each, whose rounding error is bounded by (terms) × 2⁻²⁴, and that bound is added.
+    Infinite if a value is infinite, NaN if one is NaN.
+    """
     leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]))
     exponent = jnp.clip((jax.lax.bitcast_convert_type(largest, jnp.int32) >> 23) - 127, -126, 126)
@@ -64,11 +68,11 @@ def norm_upper_bound(tree: PyTree) -> jax.Array:
     squares = []
     for leaf in leaves:
         root = max(1, math.isqrt(leaf.size))
-        row = next(
-            (row for row in range(root, root // 4, -1) if leaf.size % row == 0), root
-        )  # a divisor needs no padding
+        # a divisor needs no padding
+        row = next((row for row in range(root, root // 4, -1) if leaf.size % row == 0), root)
         rows = jnp.pad(leaf, (0, -leaf.size % row)).reshape(-1, row)
-        # A product, not a division: compilers divide by multiplying with a reciprocal, which may underflow.
+        # A product, not a division: compilers divide by multiplying with a reciprocal, which may
+        # underflow.
         squares.append(jnp.sum(jnp.sum(jnp.square(rows * _power_of_two(-exponent)), axis=1)))
         terms = max(terms, len(leaves) + row + rows.shape[0])
     slack = 1.0 + (terms + 8) * UNIT_ROUNDOFF

@@ -128,7 +128,9 @@ def test_plain_sgd_at_rate_1_adds_the_estimate_as_the_paper_does():
 
 @pytest.mark.parametrize("settings", [{}, {"epochs": 2}, {"penalty": 0.3}, {"radius": 0.05}])
 def test_a_batch_of_padding_is_not_a_step_and_one_of_text_is(settings):
-    """How much padding comes after a user's text depends on others; the twin shows that the check would notice a step."""
+    """How much padding comes after a user's text depends on others; the twin shows that the check
+    would notice a step.
+    """
     local = LocalTraining(0.1, settings.get("epochs", 1), settings.get("penalty", 0.0))
     project = flat_clip(1.0).project if "radius" in settings else None
     message = Message(START, jnp.float32(settings.get("radius", 0)))

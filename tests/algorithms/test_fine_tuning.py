@@ -1,4 +1,6 @@
-"""Devices that keep the general language: rehearsal and distillation do what Popov et al. 2018 write, and nothing to anyone's privacy."""
+"""Devices that keep the general language: rehearsal and distillation do what Popov et al. 2018
+write, and nothing to anyone's privacy.
+"""
 
 import functools
 import json
@@ -210,7 +212,9 @@ def test_settings_that_do_not_go_together_are_refused(population, sections, matc
 
 
 def test_what_is_forgotten_is_measured_beside_what_is_learned(population, general, tmp_path):
-    """Users count upwards, the general text counts too, but only among a few words: trained on users alone, those are forgotten."""
+    """Users count upwards, the general text counts too, but only among a few words: trained on
+    users alone, those are forgotten.
+    """
     rows = {}
     for forgetting in ("none", "rehearsal"):
         recipe = tiny_recipe(

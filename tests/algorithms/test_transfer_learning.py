@@ -1,4 +1,6 @@
-"""Learning from the average prediction: devices agree on the text, the server learns what they say of it, and a fleet only adds."""
+"""Learning from the average prediction: devices agree on the text, the server learns what they say
+of it, and a fleet only adds.
+"""
 
 import itertools
 import json
@@ -113,7 +115,9 @@ BARE = {"noise_multiplier": None, "clip_norm": None}
 def test_an_average_of_predictions_is_never_private_nor_says_how_many_were_drawn(
     population, tmp_path, monkeypatch
 ):
-    """Cohorts are Poisson's: their sizes are a secret on which claims rest. What is printed is what was to be expected."""
+    """Cohorts are Poisson's: their sizes are a secret on which claims rest. What is printed is what
+    was to be expected.
+    """
     drawn, inside = [], SimulatedFleet.sum_reports
     monkeypatch.setattr(
         SimulatedFleet,

@@ -160,7 +160,9 @@ def test_no_value_is_rounded_to_a_level_that_its_bits_do_not_have(bits):
 
 
 def test_padding_is_not_a_step_in_a_small_upload_of_a_deep_model_with_short_steps():
-    """Side by side, how much of it there is depends on who else is trained: not one bit of a report may."""
+    """Side by side, how much of it there is depends on who else is trained: not one bit of a report
+    may.
+    """
     model = deep_lstm(12, 4, 4, 2, tied=True, dropout_rate=0.3, variational=True)
     local = LocalTraining(0.5, epochs=2, keyed=True, gradient_norm=0.5)
     update = compressed(fedavg_update(sgd_step(model), local), 0.3, 8)

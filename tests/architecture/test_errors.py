@@ -1,4 +1,6 @@
-"""Every exception is a sentence for the person at the keyboard, but for the few that somebody in the program catches."""
+"""Every exception is a sentence for the person at the keyboard, but for the few that somebody in
+the program catches.
+"""
 
 import ast
 import builtins

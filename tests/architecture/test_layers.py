@@ -1,4 +1,6 @@
-"""The plan of the house, checked: who may import whom, one door to users' data, one place where noise is drawn."""
+"""The plan of the house, checked: who may import whom, one door to users' data, one place where
+noise is drawn.
+"""
 
 import ast
 from pathlib import Path
@@ -161,7 +163,8 @@ def test_the_standard_deviation_is_computed_in_one_place():
 
 def test_a_population_is_opened_by_the_run_and_read_by_fleets_alone():
     readers = [name(path) for path in MODULES if "population.texts" in path.read_text()]
-    # The first hands each user's text to a device of their own; the last counts with no guarantee at all, and is charged so.
+    # The first hands each user's text to a device of their own; the last counts with no guarantee
+    # at all, and is charged so.
     assert readers == ["fleets.folders", "fleets.simulation.in_process", "runs.ngram_baselines"]
 
 

@@ -1,4 +1,6 @@
-"""The tests themselves: each asserts something, says what an error has to say, and has a name that can be read."""
+"""The tests themselves: each asserts something, says what an error has to say, and has a name that
+can be read.
+"""
 
 import ast
 from pathlib import Path
@@ -8,7 +10,8 @@ FILES = sorted(TESTS.rglob("test_*.py"))
 LONGEST_NAME, LONGEST_FILE = 85, 700
 # Functions that assert on behalf of whoever calls them, besides those of NumPy.
 ASSERTING = {"check", "parsed", "raises"}
-# Raised by tests or the interpreter, without words: a cut of the power, an end of the process, a twin's failed assertion.
+# Raised by tests or the interpreter, without words: a cut of the power, an end of the process, a
+# twin's failed assertion.
 OWN = {"AssertionError", "Cut", "KeyboardInterrupt", "SystemExit", "typer.Exit"}
 TREES = {str(file.relative_to(TESTS)): ast.parse(file.read_text()) for file in FILES}
 

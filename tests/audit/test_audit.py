@@ -1,4 +1,6 @@
-"""An audit by made-up users: it finds a mechanism with too little noise, and has nothing to say against one that keeps its word."""
+"""An audit by made-up users: it finds a mechanism with too little noise, and has nothing to say
+against one that keeps its word.
+"""
 
 import functools
 import json
@@ -83,7 +85,9 @@ def wide(tmp_path):
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
-    """A run of each of `MECHANISMS`, with 800 users beside it: trained once, for all tests that read it."""
+    """A run of each of `MECHANISMS`, with 800 users beside it: trained once, for all tests that
+    read it.
+    """
 
     @functools.cache
     def trained(kind):
@@ -141,7 +145,9 @@ def found_in(recipe, folder):
 
 @pytest.mark.parametrize("kind", mostly_slow(MECHANISMS, "one turn"))
 def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_accused(honest, kind):
-    """Reports are as long as is claimed, noise is as wide, correlated as the recipe says: neither less nor more."""
+    """Reports are as long as is claimed, noise is as wide, correlated as the recipe says: neither
+    less nor more.
+    """
     found = membership_results(honest(kind), recipe_of(honest(kind)))
     assert not found.audit.refuted
     error = 4 / math.sqrt(np.sum(found.mu[found.included] ** 2))
@@ -215,7 +221,9 @@ def test_without_a_claim_about_turns_they_have_as_many_as_make_much_noise_visibl
 
 
 def test_however_large_a_cohort_no_more_come_at_once_than_a_total_has_room_for(wide, monkeypatch):
-    """Where people are counted, a tenth of a cohort may come; the room that is kept for them is no larger."""
+    """Where people are counted, a tenth of a cohort may come; the room that is kept for them is no
+    larger.
+    """
     monkeypatch.setattr(audit_users, "MOST_BESIDE", 1e6)  # as a cohort of tens of thousands has it
     monkeypatch.setattr(audit_users, "_people_are_counted", lambda recipe: True)
     found = audit_users.patterns(watched(wide, users=5000, privacy={"noise_multiplier": 4.0}))

@@ -1,4 +1,6 @@
-"""Audit users beside people: bounded like them, summed apart to the bit, and nothing secret is in what is seen of them."""
+"""Audit users beside people: bounded like them, summed apart to the bit, and nothing secret is in
+what is seen of them.
+"""
 
 import json
 import sys
@@ -101,7 +103,8 @@ def test_a_total_with_audit_users_is_that_of_the_people_and_theirs_to_the_bit(po
         again = both.sum_reports(program, message, cohort, key)
         assert all(map(np.array_equal, jax.tree.leaves(sums[round]), jax.tree.leaves(again)))
     assert all(map(np.array_equal, jax.tree.leaves(sums[99]), jax.tree.leaves(alone)))
-    # The twin: in their round they are there, as whole numbers that come off again without a trace of the people.
+    # The twin: in their round they are there, as whole numbers that come off again without a trace
+    # of the people.
     nobody = both.sum_reports(program, message, np.arange(0), key)
     assert len(users.chosen(key))
     assert any(np.any(np.asarray(leaf) != 0) for leaf in jax.tree.leaves(nobody.update))
@@ -127,7 +130,9 @@ def test_a_sum_of_theirs_is_the_sum_of_their_reports_and_of_nobody_else_s(popula
 def test_a_crash_between_what_was_seen_and_the_state_changes_neither(
     population, tmp_path, monkeypatch
 ):
-    """What was seen in rounds that the state knows nothing of is on disk by then, and is seen again."""
+    """What was seen in rounds that the state knows nothing of is on disk by then, and is seen
+    again.
+    """
     recipe = tiny_recipe(population, audit={"users": 48}, **FTRL)
     whole = train_run(recipe, tmp_path / "whole", quietly)
     save, saved = taciturn.runs.loop.save_state, []
@@ -173,7 +178,9 @@ def seen_of(users, algorithm, start, far, secret=None):
 
 
 def test_what_is_seen_is_made_of_released_estimates_and_of_no_secret_state(population):
-    """Noise that is kept for later rounds is a secret, and it is in the state that an audit is shown."""
+    """Noise that is kept for later rounds is a secret, and it is in the state that an audit is
+    shown.
+    """
     users, algorithm, start = watched(tiny_recipe(population, audit={"users": 16}, **FTRL))
     first = seen_of(users, algorithm, start, 0.1)
     assert first[0] == 3  # the row of the noise

@@ -58,7 +58,9 @@ def test_rows_are_those_of_the_strategy_whose_cost_is_charged(population, noise)
 
 
 def drawn(rows, turns, users, multiplier=2.0, seed=0):
-    """Scores of so many users of the first pattern, half of whom are in, under noise with these rows."""
+    """Scores of so many users of the first pattern, half of whom are in, under noise with these
+    rows.
+    """
     generator = np.random.default_rng(seed)
     included = np.arange(users) % 2 == 0
     values = (

@@ -1,4 +1,6 @@
-"""The test of one run: it catches noise that is too small, accuses nobody who keeps their word, and knows what it can see."""
+"""The test of one run: it catches noise that is too small, accuses nobody who keeps their word, and
+knows what it can see.
+"""
 
 import math
 
@@ -10,7 +12,9 @@ from taciturn.audit.one_run import LEVEL, LIKELY, Audit, _least_times, audited, 
 
 
 def audit(mu=1.0, times=1.0, people=0.0, users=1000, seed=0) -> Audit:
-    """Of users whose scores are as a mechanism with noise so many times too small would make them."""
+    """Of users whose scores are as a mechanism with noise so many times too small would make
+    them.
+    """
     generator = np.random.default_rng(seed)
     included = generator.random(users) < 0.5
     each = generator.choice(np.atleast_1d(mu), users)
@@ -32,7 +36,9 @@ def audit(mu=1.0, times=1.0, people=0.0, users=1000, seed=0) -> Audit:
 def test_a_mechanism_that_keeps_its_word_is_accused_less_than_once_in_a_thousand_audits(
     mu, users, people
 ):
-    """200 of each kind: that two are accused has a chance of one in fifty, if the level is what it is said to be."""
+    """200 of each kind: that two are accused has a chance of one in fifty, if the level is what it
+    is said to be.
+    """
     found = [audit(mu, 1.0, people, users, seed) for seed in range(200)]
     assert sum(one.refuted for one in found) <= 1
     assert np.mean([one.times for one in found]) == pytest.approx(
@@ -59,7 +65,9 @@ def test_reports_that_are_too_long_are_caught_as_well():
 
 
 def test_a_level_of_one_in_twenty_would_accuse_the_innocent():
-    """The twin of the first: with the bound that holds 95 times out of 100, some of these audits are false alarms."""
+    """The twin of the first: with the bound that holds 95 times out of 100, some of these audits
+    are false alarms.
+    """
     generator, alarms = np.random.default_rng(1), 0
     for _ in range(200):
         included = generator.random(1000) < 0.5
@@ -106,7 +114,9 @@ def test_the_bound_from_means_is_that_of_a_non_central_t_and_never_above_it(user
 
 
 def test_reports_that_are_too_long_now_and_then_are_seen_by_the_curve_and_not_by_means():
-    """One report in sixteen comes a hundred times too long. Means are apart, but so wide is the spread that they do not look it."""
+    """One report in sixteen comes a hundred times too long. Means are apart, but so wide is the
+    spread that they do not look it.
+    """
     generator, users = np.random.default_rng(0), 10_000
     included = generator.random(users) < 0.5
     far = np.where(generator.random(users) < 1 / 16, 100.0, 1.0)

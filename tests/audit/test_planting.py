@@ -1,4 +1,6 @@
-"""Canaries in a run: the model meets them, people's claim does not change, and a run that is cut off goes on with the same ones."""
+"""Canaries in a run: the model meets them, people's claim does not change, and a run that is cut
+off goes on with the same ones.
+"""
 
 import functools
 import math
@@ -43,7 +45,9 @@ def text(tmp_path_factory, vocabulary):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, vocabulary, text):
-    """Trained once, each in a population of its own: `taught` much, and the two algorithms without canaries (`plain`) and with them."""
+    """Trained once, each in a population of its own: `taught` much, and the two algorithms without
+    canaries (`plain`) and with them.
+    """
 
     @functools.cache
     def trained(kind):

@@ -1,4 +1,6 @@
-"""What a model knows by heart is found, what it does not know is not, and both by the paper's rules."""
+"""What a model knows by heart is found, what it does not know is not, and both by the paper's
+rules.
+"""
 
 import math
 from functools import cache

@@ -52,7 +52,9 @@ PAGE = "Before.\n\n<!-- in turns, cpu -->\nwhat was measured before\n<!-- end --
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """A repository's benchmarks/, and environments in which another program says what it is told to."""
+    """A repository's benchmarks/, and environments in which another program says what it is told
+    to.
+    """
     (tmp_path / "README.md").write_text(PAGE)
     monkeypatch.setattr(against, "HERE", tmp_path)
 

@@ -1,4 +1,6 @@
-"""Many devices in one process are real ones to a server: they sign in, train, and their sums come out."""
+"""Many devices in one process are real ones to a server: they sign in, train, and their sums come
+out.
+"""
 
 import time
 

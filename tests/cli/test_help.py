@@ -122,7 +122,9 @@ def test_a_command_of_another_name_would_be_noticed(line):
     ],
 )
 def test_a_command_waits_for_no_library_that_it_does_not_need(room, libraries):
-    """Half a second is what help, and the first line of a ledger, may take; JAX alone takes longer."""
+    """Half a second is what help, and the first line of a ledger, may take; JAX alone takes
+    longer.
+    """
     loaded = (
         f"import sys, taciturn.{room}; print([name for name in {libraries} if name in sys.modules])"
     )

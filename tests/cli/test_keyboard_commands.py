@@ -1,4 +1,6 @@
-"""From people's messages to files that keyboards load, as a person goes there; and everything that must not leave."""
+"""From people's messages to files that keyboards load, as a person goes there; and everything that
+must not leave.
+"""
 
 import csv
 import json
@@ -48,7 +50,9 @@ def run_cli(*arguments):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A population of people who say the same few things, one private run, and one without noise."""
+    """A population of people who say the same few things, one private run, and one without
+    noise.
+    """
     folder = tmp_path_factory.mktemp("keyboard")
     generator = np.random.default_rng(0)
     with open(folder / "chats.csv", "w", newline="") as file:
@@ -105,7 +109,8 @@ def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made,
         assert exported.check is None
     else:
         assert exported.check is not None
-        # Of a model that is mostly noise, a word list keeps no best word, but about its probabilities.
+        # Of a model that is mostly noise, a word list keeps no best word, but about its
+        # probabilities.
         if to == "combined":
             assert exported.check.difference < 0.15
         else:

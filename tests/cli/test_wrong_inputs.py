@@ -1,4 +1,6 @@
-"""Hundreds of wrong inputs (wrong_inputs.txt): the answer to each says what is wrong and what to do, and nothing is changed."""
+"""Hundreds of wrong inputs (wrong_inputs.txt): the answer to each says what is wrong and what to
+do, and nothing is changed.
+"""
 
 import dataclasses
 import errno
@@ -208,7 +210,9 @@ def contents(folder: Path) -> dict[Path, int]:
 
 
 def check(line: str, fragments: list[str], monkeypatch, capsys) -> None:
-    """Refuse an answer that is a traceback, a status of 0, a library's words, or that does not say what is wrong and what to do."""
+    """Refuse an answer that is a traceback, a status of 0, a library's words, or that does not say
+    what is wrong and what to do.
+    """
     monkeypatch.setattr(sys, "argv", ["taciturn", *shlex.split(line)])
     try:
         code = cli.main()
@@ -259,7 +263,8 @@ def test_a_full_disk_is_told_by_the_file_that_did_not_fit():
     )
     assert (
         in_words(error)
-        == "runs/first/model.safetensors: no space left on device; free some space, then run the command again"
+        == "runs/first/model.safetensors: no space left on device; free some space, then run the"
+        " command again"
     )
 
 
@@ -267,7 +272,9 @@ def test_a_full_disk_is_told_by_the_file_that_did_not_fit():
     "raised", [KeyError("what"), ValueError("Input should be a valid integer"), None]
 )
 def test_a_malformed_answer_would_be_noticed(raised, monkeypatch, capsys):
-    """The twin that must fail: a traceback, a library's words in place of ours, a wrong input that is taken."""
+    """The twin that must fail: a traceback, a library's words in place of ours, a wrong input that
+    is taken.
+    """
 
     def command(**_) -> None:
         if isinstance(raised, ValueError):

@@ -1,4 +1,6 @@
-"""The contract of a bound: whatever an update is, its report moves a sum by no more than `reach` steps, and reports add up exactly."""
+"""The contract of a bound: whatever an update is, its report moves a sum by no more than `reach`
+steps, and reports add up exactly.
+"""
 
 import functools
 

@@ -1,4 +1,6 @@
-"""The contract of a fleet: whatever runs the device programs, the total is that of a plain loop over the users."""
+"""The contract of a fleet: whatever runs the device programs, the total is that of a plain loop
+over the users.
+"""
 
 import functools
 import json
@@ -23,7 +25,8 @@ pytestmark = pytest.mark.optimised
 
 KEY = jax.random.key(4)
 LAYOUT = Layout.for_pieces(Unrolls(5), 3, 12)
-CHUNK = 8  # of the fleets here, which expect cohorts of so many; by default they would train 104 side by side
+# of the fleets here, which expect cohorts of so many; by default they would train 104 side by side
+CHUNK = 8
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +155,9 @@ def test_no_user_changes_what_another_one_reports(population):
     ),
 )
 def test_how_long_others_wrote_changes_nothing_about_a_report(population, sections):
-    """Users side by side take as many steps as the longest of them; the padding of the others must not move them, not by one bit."""
+    """Users side by side take as many steps as the longest of them; the padding of the others must
+    not move them, not by one bit.
+    """
     program, message = program_and_message(population, **sections)
     fleet = SideBySide(population, LAYOUT, cohort=CHUNK)
     lengths = [len(text) for text in population.texts]
@@ -226,7 +231,9 @@ def test_the_size_of_chunks_is_the_same_whoever_is_in_a_cohort(population, expec
 
 
 def test_nobody_changes_who_the_users_are(population):
-    """A cohort of all of them is the fleet's own array: whoever wrote to it would put one user into the next round twice."""
+    """A cohort of all of them is the fleet's own array: whoever wrote to it would put one user into
+    the next round twice.
+    """
     fleet = SimulatedFleet(population, LAYOUT)
     cohort = PoissonSampling(1.0).select(fleet.users(lambda users: users), 0, Coins(bytes(32)))
     with pytest.raises(ValueError, match="read-only"):

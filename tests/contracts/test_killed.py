@@ -1,4 +1,6 @@
-"""Killed for real, a run goes on: the command line, which runs on every core, ends with the parameters of one core that nobody killed."""
+"""Killed for real, a run goes on: the command line, which runs on every core, ends with the
+parameters of one core that nobody killed.
+"""
 
 import random
 import signal
@@ -28,7 +30,9 @@ def params_of(folder: Path) -> list[np.ndarray]:
 
 @pytest.mark.slow
 def test_killed_again_and_again_a_run_still_ends_with_the_same_parameters(population, tmp_path):
-    """kill −9 at random moments of the training, for real: other processes, their files, their locks."""
+    """kill −9 at random moments of the training, for real: other processes, their files, their
+    locks.
+    """
     recipe = tiny_recipe(population, run={"rounds": 40, "save_every": 3, "evaluate_every": 20})
     train_run(recipe, tmp_path / "uninterrupted", quietly)
     save_recipe(recipe, tmp_path / "recipe.toml")

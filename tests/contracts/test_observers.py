@@ -1,4 +1,6 @@
-"""Those who observe a run are added to its fleet one beside the other, and a total has room for all of them."""
+"""Those who observe a run are added to its fleet one beside the other, and a total has room for all
+of them.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,6 @@
-"""One process at a run: a second is refused before it can spend anything, and goes on once the first is dead."""
+"""One process at a run: a second is refused before it can spend anything, and goes on once the
+first is dead.
+"""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""A fleet with a queue: each report is about the model that its device got, of K different users, and summed like any other."""
+"""A fleet with a queue: each report is about the model that its device got, of K different users,
+and summed like any other.
+"""
 
 import functools
 
@@ -19,7 +21,9 @@ USERS, SIZE = 30, 4
 
 
 class Loop:
-    """Users whose report is their number times the model they got, so that a sum says who had which."""
+    """Users whose report is their number times the model they got, so that a sum says who had
+    which.
+    """
 
     everyone_reports = True
 

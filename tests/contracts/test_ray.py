@@ -28,7 +28,9 @@ KEY = jax.random.key(5)
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes of one core each, to which others may be added. Workers compile as for users, and so does this process meanwhile."""
+    """Two nodes of one core each, to which others may be added. Workers compile as for users, and
+    so does this process meanwhile.
+    """
     before = compiler.get_compile_options
     compile_with(optimised)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -1,4 +1,6 @@
-"""Cut off anywhere, a run goes on: a seeded one to the same parameters, and the ledger never counts less than was released."""
+"""Cut off anywhere, a run goes on: a seeded one to the same parameters, and the ledger never counts
+less than was released.
+"""
 
 import functools
 from pathlib import Path
@@ -63,7 +65,9 @@ def recipe(kind, population):
 
 @pytest.fixture(scope="module")
 def runs_to_the_end(tmp_path_factory, vocabulary):
-    """A run of each kind that nothing cut off: trained once, in a population of its own, for all tests that compare with it."""
+    """A run of each kind that nothing cut off: trained once, in a population of its own, for all
+    tests that compare with it.
+    """
 
     @functools.cache
     def trained(kind: str) -> tuple[Recipe, Path]:
@@ -152,15 +156,17 @@ def test_a_seeded_run_interrupted_anywhere_ends_with_the_same_parameters(
         else train_run(recipe, tmp_path / "cut", quietly)
     )
     assert same(params_of(tmp_path / "cut"), uninterrupted)
-    # Nothing was lost, so nothing was paid twice: what had been charged was released again byte for byte.
+    # Nothing was lost, so nothing was paid twice: what had been charged was released again byte for
+    # byte.
     assert finished.guarantee.releases == recipe.run.rounds
 
 
 def test_a_total_that_would_come_out_differently_is_not_released_a_second_time(
     population, recipe, tmp_path, uninterrupted, monkeypatch
 ):
-    """A sum that differs in one bit (another machine, another library) must not meet the old noise: what was charged is given out from its
-    record, and only the rounds after it are summed."""
+    """A sum that differs in one bit (another machine, another library) must not meet the old noise:
+    what was charged is given out from its record, and only the rounds after it are summed.
+    """
     with monkeypatch.context() as patch:
         cut_after_charging(patch, round=4)
         with pytest.raises(Cut):

@@ -1,4 +1,6 @@
-"""Synthetic users are beside a fleet: real users are drawn, summed and charged as if they were not there."""
+"""Synthetic users are beside a fleet: real users are drawn, summed and charged as if they were not
+there.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +100,9 @@ def test_more_reports_than_a_total_holds_are_never_added():
 
 
 def test_a_sum_of_more_would_run_over_and_one_user_move_it_by_far_more_than_the_clip_norm():
-    """The twin: with as many reports as a total holds, whole numbers add up; with half as many again they come out negative."""
+    """The twin: with as many reports as a total holds, whole numbers add up; with half as many
+    again they come out negative.
+    """
     largest = pack(jnp.float32(1.0), {"w": jnp.array([0.9999999])})[
         "w"
     ].low  # the low limb of a report near the clip norm

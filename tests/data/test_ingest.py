@@ -1,4 +1,6 @@
-"""From rows to a population: the same text gives the same bytes, nobody changes what another contributes, nothing is half done."""
+"""From rows to a population: the same text gives the same bytes, nobody changes what another
+contributes, nothing is half done.
+"""
 
 import csv
 import json
@@ -146,7 +148,9 @@ def test_repeats_are_left_out_within_a_user_and_never_across(tmp_path):
 
 
 def test_no_user_changes_what_another_contributes(tmp_path):
-    """User-level privacy rests on this: with one user more or less, all others' texts stay as they are."""
+    """User-level privacy rests on this: with one user more or less, all others' texts stay as they
+    are.
+    """
     rows = messages(30)
     everyone = build(tmp_path / "p1", write(tmp_path / "a.csv", rows))
     others = [row for row in rows if row[0] != "user7"] + [("loud", rows[3][1], "1")] * 2000
@@ -330,7 +334,9 @@ def test_a_user_with_endless_text_is_left_out_entirely_whoever_else_is_there(
 
 
 def test_long_texts_and_many_of_them_stay_in_memory_that_does_not_grow(tmp_path):
-    """Found by a second reader: a database's sort of whole texts ran out of memory on a gigabyte of long ones."""
+    """Found by a second reader: a database's sort of whole texts ran out of memory on a gigabyte of
+    long ones.
+    """
     rows = [
         (f"user{number % 40}", "the of and to " * 10_000 + str(number), str(number))
         for number in range(800)

@@ -1,4 +1,6 @@
-"""The same people in two folders: one ledger, one salt, one list of those who opted out; and figures of nobody whom a model protects."""
+"""The same people in two folders: one ledger, one salt, one list of those who opted out; and
+figures of nobody whom a model protects.
+"""
 
 import csv
 import shutil
@@ -217,12 +219,14 @@ def test_a_copy_of_a_folder_that_shares_a_ledger_still_charges_it(months):
     assert open_ledger(Population(months / "may")).runs() == ["first"]
 
 
-# --- whom figures are of -----------------------------------------------------------------------------------------
+# --- whom figures are of --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def measured(tmp_path, vocabulary):
-    """A run; then a folder in which two of those it trained on are held out, and one in which nobody knows."""
+    """A run; then a folder in which two of those it trained on are held out, and one in which
+    nobody knows.
+    """
     people, strangers = made_up_users(50), made_up_users(12, seed=6)
     population = write_population(
         tmp_path / "people", people, made_up_users(12, seed=1), vocabulary, {}

@@ -1,4 +1,6 @@
-"""What identifies people in the plain is taken out, in time that does not depend on how hard it is made."""
+"""What identifies people in the plain is taken out, in time that does not depend on how hard it is
+made.
+"""
 
 import time
 

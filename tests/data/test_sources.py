@@ -1,4 +1,6 @@
-"""Rows from anywhere: what can be read is read, what cannot is counted and named, and nothing else is made of it."""
+"""Rows from anywhere: what can be read is read, what cannot is counted and named, and nothing else
+is made of it.
+"""
 
 import bz2
 import gzip
@@ -96,7 +98,10 @@ def test_columns_may_have_any_name_and_usual_ones_are_found(tmp_path):
     ]
     with pytest.raises(
         DataError,
-        match=r"odd.csv has no column user_id; its . columns have none of the usual names.*--user-column",
+        match=(
+            r"odd.csv has no column user_id; its . columns have none of the usual"
+            r" names.*--user-column"
+        ),
     ):
         read(tmp_path / "odd.csv")
     with pytest.raises(

@@ -1,4 +1,6 @@
-"""Text where people keep it: object stores, tried against servers on this machine, and datasets of Hugging Face on disk."""
+"""Text where people keep it: object stores, tried against servers on this machine, and datasets of
+Hugging Face on disk.
+"""
 
 import json
 import socket
@@ -46,7 +48,9 @@ def s3_server():
 
 @pytest.fixture(scope="module")
 def gs_server():
-    """A process of its own: pyarrow opens a file of this store while it holds the lock of the interpreter."""
+    """A process of its own: pyarrow opens a file of this store while it holds the lock of the
+    interpreter.
+    """
     pytest.importorskip("gcp_storage_emulator")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -279,7 +283,9 @@ def test_no_store_is_asked_about_files_of_this_machine(tmp_path):
 
 @pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file], ids=["stream", "file"])
 def test_datasets_of_hugging_face_are_read_from_disk(tmp_path, new):
-    """As save_to_disk writes a dataset with a split: a stream of Arrow's for each shard, and JSON about it."""
+    """As save_to_disk writes a dataset with a split: a stream of Arrow's for each shard, and JSON
+    about it.
+    """
     (tmp_path / "saved" / "train").mkdir(parents=True)
     for name in ("dataset_dict.json", "train/state.json", "train/dataset_info.json"):
         (tmp_path / "saved" / name).write_text('{"splits": ["train"]}')

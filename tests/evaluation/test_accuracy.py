@@ -32,7 +32,8 @@ def successor_model(boost: float) -> LanguageModel:
 def test_accuracy_counts_known_words_and_never_a_special_sign():
     texts = Texts.of([[4, 5, 6], [6, 7, 9], [1, 4, 1]], VOCABULARY)
     scores = evaluate(successor_model(boost=10.0), {}, texts)
-    # After <bos> (2): 4 is second choice, 6 third or worse, unknown never counts. Then 5, 6, 7 are first, 9 after 7 second.
+    # After <bos> (2): 4 is second choice, 6 third or worse, unknown never counts. Then 5, 6, 7 are
+    # first, 9 after 7 second.
     assert scores.tokens.sum() == 9
     assert scores.top1.sum() == 3
     assert scores.top3.sum() == 3 + 2 + 1  # and 4 after unknown (1 → 4 is third)

@@ -74,7 +74,10 @@ def test_the_door_has_at_most_fifteen_names_and_each_is_explained():
 
 
 def test_names_are_loaded_when_they_are_used_and_train_stays_the_function():
-    program = "import sys, taciturn; print('jax' in sys.modules); import taciturn.train; print(taciturn.train.__name__)"
+    program = (
+        "import sys, taciturn; print('jax' in sys.modules); import taciturn.train;"
+        " print(taciturn.train.__name__)"
+    )
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,6 @@
-"""The commands of the experiments' pages are those that the recipes they name can be trained with."""
+"""The commands of the experiments' pages are those that the recipes they name can be trained
+with.
+"""
 
 import re
 from itertools import pairwise
@@ -18,7 +20,9 @@ def trainings(page: str) -> list[str]:
 
 
 def refused(command: str) -> bool:
-    """Whether the command is without the consent that a recipe without privacy asks for, or with one that is not asked for."""
+    """Whether the command is without the consent that a recipe without privacy asks for, or with
+    one that is not asked for.
+    """
     words = command.partition("#")[0].split()
     settings = [after for word, after in pairwise(words) if word == "--set"]
     recipe = load_recipe(EXPERIMENTS.parent / words[2], settings)

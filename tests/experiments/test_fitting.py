@@ -28,6 +28,8 @@ def test_the_rule_agrees_with_the_runs_that_it_was_fitted_on(monkeypatch, capsys
 
 @pytest.mark.parametrize("change", [0.5, 2.0])
 def test_a_rate_twice_too_high_or_too_low_is_worth_less(change):
-    """At ε = 1, where both were tried: 20.91 at the best rate, 20.74 at twice and 20.77 at less than half of it."""
+    """At ε = 1, where both were tried: 20.91 at the best rate, 20.74 at twice and 20.77 at less
+    than half of it.
+    """
     way, noise = 62.0, 40.0
     assert expected_gain(change * way, change * noise) < expected_gain(way, noise)

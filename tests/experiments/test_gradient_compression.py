@@ -1,4 +1,6 @@
-"""Deep Gradient Compression: nothing is lost, exactly k entries leave, and the bytes counted are the bytes written."""
+"""Deep Gradient Compression: nothing is lost, exactly k entries leave, and the bytes counted are
+the bytes written.
+"""
 
 import math
 from fractions import Fraction
@@ -41,7 +43,9 @@ def assert_close(left, right, **tolerance):
 
 
 def run(steps, share, momentum, memory=None):
-    """All uploads and the memory after some steps of a node; the shares may differ from step to step."""
+    """All uploads and the memory after some steps of a node; the shares may differ from step to
+    step.
+    """
     memory, uploads = memory or empty_memory(PARAMS), []
     step = jax.jit(compress, static_argnums=3)
     for gradient, one in zip(steps, share, strict=True):
@@ -88,7 +92,9 @@ def test_sending_everything_is_plain_sgd():
 
 
 def test_an_entry_that_waits_catches_up_with_sgd_with_momentum():
-    """Momentum correction: what is sent in the end is where SGD with momentum would have gone in the meantime."""
+    """Momentum correction: what is sent in the end is where SGD with momentum would have gone in
+    the meantime.
+    """
     steps, momentum = gradients(6), 0.9
     uploads, _ = run(steps, [Fraction(0)] * 5 + [Fraction(1)], momentum)
     assert all(not leaf.any() for upload in uploads[:-1] for leaf in jax.tree.leaves(upload.places))

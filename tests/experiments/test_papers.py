@@ -1,4 +1,6 @@
-"""The page of the papers: lists that load, results that are made into figures, and nothing on the page that is not in them."""
+"""The page of the papers: lists that load, results that are made into figures, and nothing on the
+page that is not in them.
+"""
 
 import json
 import xml.etree.ElementTree as ElementTree
@@ -226,7 +228,9 @@ def test_every_group_of_a_turn_gets_its_first_seed_before_any_gets_its_second():
 
 
 def test_what_is_asked_for_fits_the_time_that_gpus_are_lent_for():
-    """An hour for the papers' main claims, and two thirds of one for the next; and no run alone takes longer than a call."""
+    """An hour for the papers' main claims, and two thirds of one for the next; and no run alone
+    takes longer than a call.
+    """
     takes = {one: estimate.estimate(one) for one in RUNS if one.paper != "keyboard"}
     for items, minutes in (((1, 2, 3, 5), 60), ((7, 8), 40)):
         assert sum(one.gpu for run, one in takes.items() if run.item in items) <= 60 * minutes
@@ -234,7 +238,9 @@ def test_what_is_asked_for_fits_the_time_that_gpus_are_lent_for():
 
 
 def test_an_estimate_is_near_what_was_measured():
-    """Runs had five others beside them, most of the time; those of the keyboard were run before the kernels were as fast."""
+    """Runs had five others beside them, most of the time; those of the keyboard were run before the
+    kernels were as fast.
+    """
     measured = {
         one: results.load(one)["seconds"]
         for one in RUNS
@@ -290,7 +296,10 @@ def test_seeds_are_taken_together(elsewhere):
             "has about, an item from 1 to 10, recipe, seeds and runs",
         ),
         (
-            "[a]\nabout = 'x'\nitem = 1\nrecipe = 'r'\nseeds = [1]\nmeasures = ['luck']\nruns.b = {}\n",
+            (
+                "[a]\nabout = 'x'\nitem = 1\nrecipe = 'r'\nseeds = [1]\nmeasures = ['luck']\nruns.b"
+                " = {}\n"
+            ),
             "has about, an item from 1 to 10, recipe, seeds and runs",
         ),
         (

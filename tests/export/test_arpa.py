@@ -1,4 +1,6 @@
-"""What is written is read again, KenLM reads the same in it, and a damaged file is refused with line and reason."""
+"""What is written is read again, KenLM reads the same in it, and a damaged file is refused with
+line and reason.
+"""
 
 import numpy as np
 import pytest
@@ -183,7 +185,9 @@ ngram  3=         2
 
 
 def test_files_of_other_tools_are_read(tmp_path):
-    """Words in any order, no <unk>, no back-offs, blanks, comments, and n-grams over the end of a sentence."""
+    """Words in any order, no <unk>, no back-offs, blanks, comments, and n-grams over the end of a
+    sentence.
+    """
     (tmp_path / "foreign.arpa").write_text(FOREIGN)
     model, words = read_arpa(tmp_path / "foreign.arpa")
     assert words == ["<pad>", "<unk>", "<bos>", "<eos>", "yes", "maybe", "no", "never"]

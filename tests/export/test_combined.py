@@ -1,4 +1,6 @@
-"""A `.combined` file reads as dicttool reads it: split at commas, then at equal signs, with words before their followers."""
+"""A `.combined` file reads as dicttool reads it: split at commas, then at equal signs, with words
+before their followers.
+"""
 
 import math
 import re
@@ -102,7 +104,9 @@ def test_words_are_listed_and_punctuation_is_not(estimator, order, tmp_path):
     ("estimator", "steps"), [(katz, 3), (kneser_ney, 1)]
 )  # Katz expects francisco after any word
 def test_f_is_the_logarithm_of_how_often_a_word_comes(estimator, steps, tmp_path):
-    """Also with Kneser and Ney's counts, by which francisco alone is rare: it was seen after one word only."""
+    """Also with Kneser and Ney's counts, by which francisco alone is rare: it was seen after one
+    word only.
+    """
     _, words, _ = written(tmp_path, estimator([text()], len(WORDS), 2))
     counts = Counter(text().tolist())
     for place in (THE, ITS, SAN, FRANCISCO, CAT):

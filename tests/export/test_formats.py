@@ -1,4 +1,6 @@
-"""What every format keeps: what is said of a model, what is blocked, and that what is checked is what is written."""
+"""What every format keeps: what is said of a model, what is blocked, and that what is checked is
+what is written.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""The model in the browser is the model in Python: the same scores, the same suggestions, the same guarantee."""
+"""The model in the browser is the model in Python: the same scores, the same suggestions, the same
+guarantee.
+"""
 
 import json
 import math
@@ -30,7 +32,10 @@ from taciturn.release.privacy_statement import plain_words
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
 
 WORDS = {
-    "en": "the then there i i'm i'd don't do dog dogs house we well we'll hello world meet tomorrow at five café naïve 👍 ok",
+    "en": (
+        "the then there i i'm i'd don't do dog dogs house we well we'll hello world meet tomorrow"
+        " at five café naïve 👍 ok"
+    ),
     "de": "die der straße strasse grüße über schön ich du nicht müssen",
     "el": "σας λόγος και ο η καλημέρα σήμερα",
     "tr": "ılık iyi istanbul günaydın ışık bir çok",
@@ -147,8 +152,9 @@ def in_node(script: str, body: str, given) -> list:
 
 
 PREDICTING = (
-    "const one = made.predictor(); return given.map((text) => { const { words, continuation, replaces } = one.predict(text);"
-    " return [words, continuation, replaces && [...text.slice(-replaces)].length]; });"
+    "const one = made.predictor(); return given.map((text) => { const { words, continuation,"
+    " replaces } = one.predict(text); return [words, continuation, replaces &&"
+    " [...text.slice(-replaces)].length]; });"
 )
 
 
@@ -318,12 +324,18 @@ def test_a_blocked_word_is_never_suggested_and_an_open_one_is():
 def test_a_private_field_gets_nothing_and_leaves_nothing_and_an_open_one_does_both():
     vocabulary = vocabulary_of("en")
     script = javascript_ngram(ngram(len(vocabulary)), about(vocabulary))
-    kept = "const one = made.predictor(); const { words } = one.predict('the d', given); return [words, one.states.size, one.rests.size];"
+    kept = (
+        "const one = made.predictor(); const { words } = one.predict('the d', given); return"
+        " [words, one.states.size, one.rests.size];"
+    )
     assert in_node(script, kept, True) == [[], 0, 0]
     words, states, _ = in_node(script, kept, False)  # the twin
     assert words
     assert states == 1
-    forgotten = "const one = made.predictor(0); one.predict('the d'); one.forget(); return [one.states.size, one.rests.size];"
+    forgotten = (
+        "const one = made.predictor(0); one.predict('the d'); one.forget(); return"
+        " [one.states.size, one.rests.size];"
+    )
     assert in_node(script, forgotten, None) == [0, 0]
 
 

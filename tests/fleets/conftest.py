@@ -22,7 +22,9 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch) -> Clock:
-    """By which a server of devices is patient: nobody who comes later would come for its waiting."""
+    """By which a server of devices is patient: nobody who comes later would come for its
+    waiting.
+    """
     clock = Clock()
     monkeypatch.setattr(fleet, "time", clock)
     return clock

@@ -1,4 +1,6 @@
-"""A server and devices in this process, made from a population: the server gets its words and held-out users, each device a user's text."""
+"""A server and devices in this process, made from a population: the server gets its words and
+held-out users, each device a user's text.
+"""
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -84,7 +86,9 @@ class FleetOfDevices:
         self.link.add(number, device)
 
     def signed(self, number: int) -> tuple[bytes, bytes]:
-        """What the authority says about a device, and about whom it has dismissed: a question to advertise ends so."""
+        """What the authority says about a device, and about whom it has dismissed: a question to
+        advertise ends so.
+        """
         return self.enrolled.certificates[number].to_bytes(), self.enrolled.dismissed.to_bytes()
 
     @property

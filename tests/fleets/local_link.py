@@ -23,8 +23,10 @@ Fault = Callable[
 
 
 class LocalLink:
-    """Every answer passes through `faults`, in the device's thread, which may change it, sleep until it is too late, or lose it (None).
-    What is lost is known here at once, so that a test of it need not wait."""
+    """Every answer passes through `faults`, in the device's thread, which may change it, sleep
+    until it is too late, or lose it (None). What is lost is known here at once, so that a test of
+    it need not wait.
+    """
 
     def __init__(
         self,
@@ -38,7 +40,9 @@ class LocalLink:
             self.add(number, handler)
 
     def add(self, number: int, handler: Handler) -> None:
-        """A new device; or the same after a restart, and then whatever it was working on is lost."""
+        """A new device; or the same after a restart, and then whatever it was working on is
+        lost.
+        """
         self._devices[number] = _Device(handler)
 
     def remove(self, number: int) -> None:

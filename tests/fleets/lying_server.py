@@ -46,7 +46,9 @@ class LyingServer:
         trust=TRUST,
         certificates=None,
     ):
-        """`given` and `told` are the messages by device: what it gets, and of what it is told the hash."""
+        """`given` and `told` are the messages by device: what it gets, and of what it is told the
+        hash.
+        """
         certificates = certificates or self.fleet.enrolled.certificates
         given = {one: fields.arrays_to_bytes((given or {}).get(one, self.honest)) for one in who}
         told = {one: fields.arrays_to_bytes(told[one]) if told else given[one] for one in who}

@@ -1,4 +1,6 @@
-"""What leaves the curator, seen from outside: whether the ledger on disk had it before, and which noise met which total."""
+"""What leaves the curator, seen from outside: whether the ledger on disk had it before, and which
+noise met which total.
+"""
 
 import hashlib
 import json

@@ -1,4 +1,6 @@
-"""Secure sums of a few devices, every message of which goes through bytes, and from which devices vanish when they are told to."""
+"""Secure sums of a few devices, every message of which goes through bytes, and from which devices
+vanish when they are told to.
+"""
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -38,7 +40,9 @@ def plain_sum(values, devices, bits):
 
 
 class Cohort:
-    """`devices` and `server` in one round; `run` takes them through it, or up to the end of a stage."""
+    """`devices` and `server` in one round; `run` takes them through it, or up to the end of a
+    stage.
+    """
 
     def __init__(self, count: int, terms: Terms = TERMS, seed: int = 0) -> None:
         generator = np.random.default_rng(seed)
@@ -126,7 +130,9 @@ class Cohort:
 
 
 def put_together(cohort, owner, kind, answers, given=()):
-    """A secret from all shares that a server has, those that corrupt devices gave it among them, or None where they are too few."""
+    """A secret from all shares that a server has, those that corrupt devices gave it among them, or
+    None where they are too few.
+    """
     order = sorted(cohort.ids)
     shares = {
         one: getattr(answer, kind)[owner]
@@ -145,7 +151,9 @@ def put_together(cohort, owner, kind, answers, given=()):
 
 
 def stripped(cohort, one, report, keys):
-    """A report without the masks of the keys, which are by peer; None stands for the device's own."""
+    """A report without the masks of the keys, which are by peer; None stands for the device's
+    own.
+    """
     words = unpack(report.packed, cohort.terms.length, cohort.terms.modulus_bits).astype(
         masks.words(cohort.terms.modulus_bits)
     )

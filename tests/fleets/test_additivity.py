@@ -1,4 +1,6 @@
-"""The sum with a user less the sum without is that user's own report, to the bit; where it is not, nothing is trained."""
+"""The sum with a user less the sum without is that user's own report, to the bit; where it is not,
+nothing is trained.
+"""
 
 import threading
 import time
@@ -73,7 +75,9 @@ def test_totals_are_of_32_bits_where_a_process_switched_64_on(monkeypatch, side_
 
 
 def seat_dependent(where: str):
-    """An adder that is broken on purpose: in one seat, or in company, or every second time, a report gets one step more."""
+    """An adder that is broken on purpose: in one seat, or in company, or every second time, a
+    report gets one step more.
+    """
     usual, calls = in_process._adder, []
 
     def broken(program, one_by_one):
@@ -112,7 +116,9 @@ def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_t
 
 
 def test_after_a_refusal_the_program_before_it_is_summed_by_itself(monkeypatch):
-    """The refused one has taken its place in the fleet: whoever asks for the first again must not get the other's sum."""
+    """The refused one has taken its place in the fleet: whoever asks for the first again must not
+    get the other's sum.
+    """
     made, first, cohort = fleet(monkeypatch, side_by_side=True), program(), np.arange(4)
     right = made.sum_reports(first, MESSAGE, cohort, KEY)
     with monkeypatch.context() as patch:
@@ -138,7 +144,9 @@ def test_after_a_refusal_the_program_before_it_is_summed_by_itself(monkeypatch):
 
 
 def test_accelerators_of_one_machine_that_compute_differently_are_refused(monkeypatch):
-    """Each is additive by itself. One user more shifts others from one to the other, and so changes their reports."""
+    """Each is additive by itself. One user more shifts others from one to the other, and so changes
+    their reports.
+    """
     made, usual, more = fleet(monkeypatch, side_by_side=True), SimulatedFleet._made_up_sum, 1
     first, second = made._devices[0], SimpleNamespace(device_kind="another")
 
@@ -161,7 +169,9 @@ def test_accelerators_of_one_machine_that_compute_differently_are_refused(monkey
 def test_a_program_for_which_padding_is_a_step_is_refused_whatever_the_size_of_a_chunk(
     monkeypatch, size
 ):
-    """Whoever is trained beside a user with more text takes as many steps as that user: the last of them must change nothing."""
+    """Whoever is trained beside a user with more text takes as many steps as that user: the last of
+    them must change nothing.
+    """
 
     def padded(step):
         def report(message, user, key):

@@ -1,4 +1,6 @@
-"""Certificates and keys as the standard library's TLS sees them, and files that nobody else may read."""
+"""Certificates and keys as the standard library's TLS sees them, and files that nobody else may
+read.
+"""
 
 import os
 import socket

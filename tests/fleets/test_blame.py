@@ -1,4 +1,6 @@
-"""Devices that break the protocol of a secure sum: who they are is found out and noted in private, and they are left out from then on."""
+"""Devices that break the protocol of a secure sum: who they are is found out and noted in private,
+and they are left out from then on.
+"""
 
 import json
 import logging
@@ -226,10 +228,15 @@ def test_a_device_that_breaks_the_protocol_is_left_out_after_the_first_time(
 def test_it_stays_left_out_after_a_crash_and_who_it_is_stands_in_private_notes_alone(
     with_a_liar, tmp_path
 ):
-    """There are just as many as are asked: without it the run waits for more, and is told how many broke the protocol and not who."""
+    """There are just as many as are asked: without it the run waits for more, and is told how many
+    broke the protocol and not who.
+    """
     fleet, asked = with_a_liar(9)
     run = tmp_path / "run"
-    told = r"8 devices are present that may take part, 9 are needed.*; 1 devices broke the protocol and are left out"
+    told = (
+        r"8 devices are present that may take part, 9 are needed.*; 1 devices broke the protocol"
+        r" and are left out"
+    )
     with pytest.raises(LinkError, match=told):
         train_run(fleet.recipe, run, quietly, fleet.connected)
     with pytest.raises(LinkError, match=told):

@@ -1,4 +1,6 @@
-"""Rounds of several cells: who is in which, how many of a cell may be corrupt, and what becomes of the others when a cell fails."""
+"""Rounds of several cells: who is in which, how many of a cell may be corrupt, and what becomes of
+the others when a cell fails.
+"""
 
 import functools
 import logging
@@ -64,7 +66,9 @@ def test_five_percent_of_a_thousand_are_up_to_a_third_of_a_hundred(monkeypatch):
 
 
 def test_the_bound_agrees_with_simulation_where_it_can_be_seen(monkeypatch):
-    """With a chance of 1/32 in place of 2⁻⁸⁰ the union bound is above what happens, and not by much."""
+    """With a chance of 1/32 in place of 2⁻⁸⁰ the union bound is above what happens, and not by
+    much.
+    """
     monkeypatch.setattr(cells, "UNLIKELY", 5)
     bad, generator = colluders(1000, 200, 0.05), np.random.default_rng(0)
     worst = [
@@ -153,7 +157,9 @@ def small_cells(monkeypatch):
 
 
 def through(cohort, lost=None, garbled=None):
-    """A whole round in bytes. `lost` are those whose answers do not come from a stage on, `garbled` those whose are changed."""
+    """A whole round in bytes. `lost` are those whose answers do not come from a stage on, `garbled`
+    those whose are changed.
+    """
     server, gone = cohort.server, set()
     asked = dict.fromkeys(cohort.ids, b"")
     for stage in (ADVERTISE, SHARE, MASK, SIGN, UNMASK):
@@ -245,7 +251,10 @@ def test_a_round_with_too_few_reports_left_fails(small_cells):
     cohort.server.take = breaks
     with pytest.raises(
         FailedRound,
-        match=r"20 devices are in cells that continue, and 21 are needed: 4 devices of a cell have reported",
+        match=(
+            r"20 devices are in cells that continue, and 21 are needed: 4 devices of a cell have"
+            r" reported"
+        ),
     ):
         through(cohort)
 
@@ -300,7 +309,9 @@ def test_messages_and_thresholds_go_by_the_cell_and_not_by_the_cohort(small_cell
 def test_a_fleet_of_several_cells_trains_on_the_sum_of_all(
     tmp_path, vocabulary, monkeypatch, caplog, broken
 ):
-    """And where one of three cells fails, on that of the others: 12 reports of 18 are enough here."""
+    """And where one of three cells fails, on that of the others: 12 reports of 18 are enough
+    here.
+    """
     monkeypatch.setattr(cells, "MOST", 6)
     totals, total = [], ServerRound.total
 

@@ -1,4 +1,6 @@
-"""A device and a server that may lie: it trains on what all were told, within its bound, and once for each round."""
+"""A device and a server that may lie: it trains on what all were told, within its bound, and once
+for each round.
+"""
 
 import contextlib
 import json
@@ -274,7 +276,9 @@ def test_a_report_that_may_have_left_is_used_up_even_if_lost_with_its_device_kil
 
 
 def test_no_report_leaves_before_it_is_on_record(liar, monkeypatch):
-    """A full disk, then a device that is cut off while it writes: what was not written did not leave."""
+    """A full disk, then a device that is cut off while it writes: what was not written did not
+    leave.
+    """
     whole = diaries.write_atomically
 
     def full(path, content, mode):
@@ -313,7 +317,9 @@ def test_no_report_leaves_before_it_is_on_record(liar, monkeypatch):
 def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_at_most(
     liar, monkeypatch, moment, after
 ):
-    """At each moment at which something of its diary becomes durable, in its advert and in its report."""
+    """At each moment at which something of its diary becomes durable, in its advert and in its
+    report.
+    """
     left, fsync, sent = [moment], os.fsync, []
 
     def killed(descriptor):
@@ -399,7 +405,9 @@ def test_no_server_whose_clock_is_wrong_locks_devices_out_of_all_later_rounds(li
 
 
 def test_devices_of_two_recipes_in_one_process_each_go_by_their_own_clip_norm(population):
-    """What they share once it is compiled is named by the mechanism: by the model alone, the second would check the first's."""
+    """What they share once it is compiled is named by the mechanism: by the model alone, the second
+    would check the first's.
+    """
     norms = []
     for clip_norm in (0.5, 0.25, 0.5):
         recipe = tiny_recipe(population, privacy={"clip_norm": clip_norm})

@@ -1,4 +1,6 @@
-"""A fleet of devices: what the server gets is the sum of the reports and nothing else, whatever breaks."""
+"""A fleet of devices: what the server gets is the sum of the reports and nothing else, whatever
+breaks.
+"""
 
 import itertools
 import json
@@ -292,7 +294,9 @@ def test_a_server_that_is_killed_twenty_times_in_one_training_comes_to_its_end(
 
 
 def assert_last_sums(fleet, totals):
-    """A round that was cut off was asked again: its total is of the last reports, as many as were in it."""
+    """A round that was cut off was asked again: its total is of the last reports, as many as were
+    in it.
+    """
     for round, total in totals.items():
         reports = fleet.reports[round]
         sums = [
@@ -306,7 +310,9 @@ def assert_last_sums(fleet, totals):
 def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
     tmp_path, vocabulary, monkeypatch, reordered
 ):
-    """Its numbers would be other people's, whatever the log says of them. Twin: with the list as it was the run goes on."""
+    """Its numbers would be other people's, whatever the log says of them. Twin: with the list as it
+    was the run goes on.
+    """
     fleet = FleetOfDevices(
         tmp_path, vocabulary, run={"rounds": 2, "evaluate_every": 2, "save_every": 1}
     )
@@ -338,8 +344,9 @@ def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
 def test_killed_between_a_sum_and_its_charge_the_round_is_done_by_others_and_charged_once(
     tmp_path, vocabulary, totals, monkeypatch, count, where, name
 ):
-    """The reports in the sum are used up: its devices are not asked for them again, but under another number where there are no others
-    (nine devices)."""
+    """The reports in the sum are used up: its devices are not asked for them again, but under
+    another number where there are no others (nine devices).
+    """
     settings = {"rounds": 2, "evaluate_every": 2, "seed": None}
     fleet, run = FleetOfDevices(tmp_path, vocabulary, count=count, run=settings), tmp_path / "run"
 
@@ -373,7 +380,9 @@ def test_killed_between_a_sum_and_its_charge_the_round_is_done_by_others_and_cha
 def test_failed_attempts_leave_devices_resting_and_the_next_round_goes_on_all_the_same(
     tmp_path, vocabulary, monkeypatch
 ):
-    """Killed after its sum, a round is done by others; then most rest by their own diaries, which the log does not know of."""
+    """Killed after its sum, a round is done by others; then most rest by their own diaries, which
+    the log does not know of.
+    """
     fleet = FleetOfDevices(
         tmp_path,
         vocabulary,
@@ -440,7 +449,9 @@ def test_no_total_without_noise_is_ever_on_disk(tmp_path, vocabulary, monkeypatc
 
 
 def test_whoever_was_asked_for_a_report_that_never_left_may_be_asked_again(tmp_path, vocabulary):
-    """The link broke when reports were asked for. Of thirty devices nine are here: they say that they have not reported, and go on."""
+    """The link broke when reports were asked for. Of thirty devices nine are here: they say that
+    they have not reported, and go on.
+    """
     fleet = FleetOfDevices(tmp_path, vocabulary, count=30, run={"rounds": 1, "evaluate_every": 1})
     for number in range(9, 30):
         fleet.link.remove(number)
@@ -546,8 +557,9 @@ def test_a_round_that_keeps_failing_is_given_up_and_the_run_goes_on_when_devices
 def test_whoever_is_not_needed_is_told_when_to_come_back(
     tmp_path, vocabulary, caplog, count, sent_away
 ):
-    """Nine take part and nine wait for the next round; more would only wait. They are told when the round is charged, and no sooner: what
-    goes wrong then costs nobody's report."""
+    """Nine take part and nine wait for the next round; more would only wait. They are told when the
+    round is charged, and no sooner: what goes wrong then costs nobody's report.
+    """
     fleet = FleetOfDevices(
         tmp_path, vocabulary, count=count, run={"rounds": 2, "evaluate_every": 2}
     )

@@ -1,4 +1,6 @@
-"""A server of devices that is killed, doubled or given up: nothing is uncounted, nobody trains twice, and no noise meets two totals."""
+"""A server of devices that is killed, doubled or given up: nothing is uncounted, nobody trains
+twice, and no noise meets two totals.
+"""
 
 import contextlib
 import hashlib
@@ -32,7 +34,9 @@ STEP = 23  # moments between those that are tried; with 1 it takes minutes
 def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two_totals(
     tmp_path, vocabulary, monkeypatch
 ):
-    """Before and after each moment at which something becomes durable. The devices go on: only the server dies."""
+    """Before and after each moment at which something becomes durable. The devices go on: only the
+    server dies.
+    """
     fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run={**TWO_ROUNDS, "seed": None})
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
     whole, main, left, after = os.fsync, threading.main_thread(), [0], [False]
@@ -100,7 +104,9 @@ def test_everyone_in_a_total_is_in_the_cohort_of_its_row(tmp_path, vocabulary, l
 
 @pytest.fixture
 def without_locks(monkeypatch):
-    """As on a file system that has none: a second process at a run is then noticed by the ledger."""
+    """As on a file system that has none: a second process at a run is then noticed by the
+    ledger.
+    """
     monkeypatch.setattr(run_folder, "locked", lambda path, busy: contextlib.nullcontext())
 
 
@@ -108,7 +114,9 @@ def without_locks(monkeypatch):
 def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(
     tmp_path, vocabulary, monkeypatch
 ):
-    """It comes in the middle of a round of the first, and does that round with others; the first then has a sum of its own."""
+    """It comes in the middle of a round of the first, and does that round with others; the first
+    then has a sum of its own.
+    """
     fleet = FleetOfDevices(
         tmp_path, vocabulary, run={"rounds": 3, "evaluate_every": 3, "save_every": 1}
     )
@@ -222,7 +230,9 @@ def test_a_record_that_was_not_charged_is_never_given_out_whatever_it_says(
 def test_a_round_that_is_done_again_is_about_the_same_model(
     tmp_path, vocabulary, monkeypatch, same
 ):
-    """It follows from releases that were charged, and they are given out as they were. Twin: with another, the model is another."""
+    """It follows from releases that were charged, and they are given out as they were. Twin: with
+    another, the model is another.
+    """
     fleet = FleetOfDevices(tmp_path, vocabulary, count=20, run=LONG)
     about, whole = [], DeviceFleet._secure_sum
 
@@ -306,8 +316,10 @@ def test_a_server_that_ends_while_it_sends_devices_away_has_charged_its_sum(
 def test_a_run_that_was_given_up_goes_on_as_itself(
     tmp_path, vocabulary, releases_of, monkeypatch, lost
 ):
-    """Two rounds are charged and not yet saved when devices stop coming, and again when they do not come back. To the devices it is the
-    same run afterwards, none of them trains again for what was summed, and nothing is charged again, even if records are lost then."""
+    """Two rounds are charged and not yet saved when devices stop coming, and again when they do not
+    come back. To the devices it is the same run afterwards, none of them trains again for what was
+    summed, and nothing is charged again, even if records are lost then.
+    """
     broken, names = [], set()
 
     def vanish(number, kind, answer):
@@ -368,7 +380,9 @@ def test_a_figure_that_is_damaged_ends_no_run(tmp_path, vocabulary, damage):
 def test_killed_after_a_charge_its_release_is_given_out_although_nobody_comes(
     tmp_path, vocabulary, releases_of, monkeypatch, lost
 ):
-    """From its record. Twin: without it the run does not go on, whoever comes, and nothing is charged again."""
+    """From its record. Twin: without it the run does not go on, whoever comes, and nothing is
+    charged again.
+    """
     run, whole = tmp_path / "run", Account.charge
     fleet = FleetOfDevices(
         tmp_path, vocabulary, count=20, run={"rounds": 1, "evaluate_every": 1, "save_every": 1}

@@ -1,4 +1,6 @@
-"""When a device takes part by its owner's wishes: fake machines, one at a socket, one on a train."""
+"""When a device takes part by its owner's wishes: fake machines, one at a socket, one on a
+train.
+"""
 
 import os
 import time
@@ -163,7 +165,9 @@ def test_too_little_text_takes_no_part(phone):
 def test_text_that_a_report_was_made_of_is_deleted_if_the_owner_says_so(
     tmp_path, vocabulary, phone, delete_used
 ):
-    """Once the report is on record; after a crash, when the device is started again. Text that came later stays."""
+    """Once the report is on record; after a crash, when the device is started again. Text that came
+    later stays.
+    """
     fleet = FleetOfDevices(
         tmp_path / "train", vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1}
     )
@@ -190,7 +194,9 @@ def test_text_that_a_report_was_made_of_is_deleted_if_the_owner_says_so(
 @pytest.mark.parametrize("hours", [-24, 0, 24])
 @pytest.mark.parametrize("later", [False, True])
 def test_after_a_crash_used_text_is_deleted_and_later_text_is_not(phone, later, hours):
-    """Whatever the clock said when it took part, and when the text came. Twin: text that came later."""
+    """Whatever the clock said when it took part, and when the text came. Twin: text that came
+    later.
+    """
     os.utime(phone / "tokens.npy", (at := time.time() + 3600 * hours, at))
     device = folders.open_device(phone)
     device._record.upload(1, "run", 0, device._wishes.text)

@@ -26,7 +26,9 @@ def renumbered(fleet, order):
 
 
 def test_a_run_does_not_go_on_with_devices_under_other_numbers(tmp_path, vocabulary, log_of):
-    """The log knows devices by their places on the list: a list in another order, or with a line taken out, makes it say nothing."""
+    """The log knows devices by their places on the list: a list in another order, or with a line
+    taken out, makes it say nothing.
+    """
     fleet = FleetOfDevices(
         tmp_path,
         vocabulary,
@@ -92,7 +94,9 @@ def test_devices_refuse_cohorts_that_the_modulus_does_not_hold(population, vocab
 
 
 def test_the_seed_of_a_simulation_is_given_to_no_device(tmp_path, population):
-    """Of which all noise is made: whoever has it can take the noise off the model. Other hosts are not told it either."""
+    """Of which all noise is made: whoever has it can take the noise off the model. Other hosts are
+    not told it either.
+    """
     recipe = fleet_recipe(population)
     assert recipe.run.seed is not None
     folders.new_fleet(tmp_path / "fleet", recipe)

@@ -1,4 +1,6 @@
-"""The enrolment authority at work: what it signs, what it refuses, what it writes down, and what a server makes of it."""
+"""The enrolment authority at work: what it signs, what it refuses, what it writes down, and what a
+server makes of it.
+"""
 
 import base64
 import json
@@ -146,7 +148,9 @@ def test_what_was_signed_when_the_clock_was_ahead_is_renewed_once_it_is_right(
     ],
 )
 def test_with_a_log_that_is_not_its_own_the_authority_signs_nothing(tmp_path, authority, damage):
-    """Or it would give a number twice, or two lists one number. A row that was cut short is what a crash leaves: nobody has seen it."""
+    """Or it would give a number twice, or two lists one number. A row that was cut short is what a
+    crash leaves: nobody has seen it.
+    """
     folder, fleet, _ = authority
     requests, log = asking(tmp_path), folder / "enrolment.log"
     enrolment.enrol(folder, fleet, requests[:1])
@@ -277,7 +281,9 @@ def test_a_crash_between_log_and_file_is_mended_by_the_next_command(
 def test_a_device_that_a_front_end_knows_and_the_server_does_not_yet_is_not_there(
     tmp_path, vocabulary, more
 ):
-    """Its file is copied to one of them first; and whoever has the Redis may say anything. The run goes on. Twin: nobody more."""
+    """Its file is copied to one of them first; and whoever has the Redis may say anything. The run
+    goes on. Twin: nobody more.
+    """
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, run={"rounds": 1, "evaluate_every": 1})
     devices, ask, asked = fleet.link.devices, fleet.link.ask, set()
 
@@ -345,7 +351,9 @@ def test_the_commands_from_a_key_to_a_dismissal(tmp_path):
 
 @pytest.mark.slow
 def test_ten_thousand_devices_are_enrolled_and_read_in_no_time(tmp_path, authority):
-    """A server that is started again reads the file, and that is all it does with it: linear, and far below the two seconds."""
+    """A server that is started again reads the file, and that is all it does with it: linear, and
+    far below the two seconds.
+    """
     folder, fleet, _ = authority
 
     def request(key):

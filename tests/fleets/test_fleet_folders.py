@@ -1,4 +1,6 @@
-"""A fleet from its folders: what the server keeps, what devices are given, and that both sides can train with it."""
+"""A fleet from its folders: what the server keeps, what devices are given, and that both sides can
+train with it.
+"""
 
 import json
 from pathlib import Path
@@ -155,7 +157,9 @@ def test_a_fleet_is_never_made_over_another(fleet, people):
 def test_a_fleets_people_are_charged_wherever_the_server_is_started(
     tmp_path, vocabulary, monkeypatch, tried_out
 ):
-    """Two populations, or two fleets, by the same path from where one stands; the people are those of the one there."""
+    """Two populations, or two fleets, by the same path from where one stands; the people are those
+    of the one there.
+    """
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
         monkeypatch.chdir(tmp_path / place)

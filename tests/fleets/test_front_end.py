@@ -1,4 +1,6 @@
-"""A front end, asked directly: what it passes, what it refuses, and that it reads no more than it must."""
+"""A front end, asked directly: what it passes, what it refuses, and that it reads no more than it
+must.
+"""
 
 import asyncio
 import base64
@@ -84,7 +86,9 @@ def bearer(token):
 
 
 def test_who_is_enrolled_is_told_to_nobody_who_has_not_the_key(wire):
-    """Requests are no secret, and with one anybody could ask. Twin: with the key each gets its own answer."""
+    """Requests are no secret, and with one anybody could ask. Twin: with the key each gets its own
+    answer.
+    """
     answers = {key: wire.sign_in(key, by=STRANGER) for key in (ALICE, DAVE)}
     assert len(set(answers.values())) == 1
     assert "not enrolled" in wire.sign_in(DAVE)[1]

@@ -1,4 +1,6 @@
-"""The pace of a fleet: devices that are sent away, rest or stay away, and whoever watches meanwhile."""
+"""The pace of a fleet: devices that are sent away, rest or stay away, and whoever watches
+meanwhile.
+"""
 
 import json
 import logging
@@ -72,7 +74,9 @@ class Named(int):
 def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_away(
     tmp_path, vocabulary, caplog, level, monkeypatch
 ):
-    """Devices have numbers that cannot be missed. Twin: at DEBUG, where it may be said, they are found."""
+    """Devices have numbers that cannot be missed. Twin: at DEBUG, where it may be said, they are
+    found.
+    """
 
     def loses(number, kind, answer):
         return None if kind == fields.UNMASK and number % 9 == 0 else answer
@@ -195,7 +199,9 @@ def test_devices_rest_from_rounds_that_there_are(tmp_path, vocabulary, run):
 
 
 def test_a_run_for_which_nobody_is_left_ends_with_what_it_has(tmp_path, vocabulary):
-    """Too many have taken part as often as they may: no waiting helps, and secrets are not kept for it."""
+    """Too many have taken part as often as they may: no waiting helps, and secrets are not kept for
+    it.
+    """
     fleet = FleetOfDevices(
         tmp_path,
         vocabulary,

@@ -1,4 +1,6 @@
-"""A device's own record of when it took part: whoever opted out or rests is asked in vain, under any name of a run."""
+"""A device's own record of when it took part: whoever opted out or rests is asked in vain, under
+any name of a run.
+"""
 
 import numpy as np
 import pytest
@@ -26,8 +28,9 @@ TIRELESS = ParticipationLimits(0.0, 0, 99)
 def test_devices_that_rest_by_their_own_records_are_not_asked_for_ever(
     tmp_path, vocabulary, monkeypatch
 ):
-    """Their uploads count for them even where they failed at the server, whose log says that they may. They have to be missing when it
-    counts who has come, or it tries without end."""
+    """Their uploads count for them even where they failed at the server, whose log says that they
+    may. They have to be missing when it counts who has come, or it tries without end.
+    """
     fleet = FleetOfDevices(
         tmp_path,
         vocabulary,

@@ -1,4 +1,6 @@
-"""The page from which devices are written in other languages (docs/protocol.md): its test vectors are what the code here comes to."""
+"""The page from which devices are written in other languages (docs/protocol.md): its test vectors
+are what the code here comes to.
+"""
 
 import hashlib
 import re

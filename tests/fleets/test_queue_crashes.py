@@ -1,4 +1,6 @@
-"""A queue that is cut off, tampered with or put back: the claim about participation holds, and no noise meets two totals that leave."""
+"""A queue that is cut off, tampered with or put back: the claim about participation holds, and no
+noise meets two totals that leave.
+"""
 
 import contextlib
 import functools
@@ -116,7 +118,9 @@ def book(folder, limits=CLAIM.limits) -> ParticipationLog:
 
 
 class Small:
-    """A run that can be cut off and taken up again from what is in its folder, and from the state it last saved."""
+    """A run that can be cut off and taken up again from what is in its folder, and from the state
+    it last saved.
+    """
 
     def __init__(self, folder, curator=Curator, randomness: str = "seeded simulation") -> None:
         self.folder, self.saved = folder, (0, START, ALGORITHM.mechanism.init(START))
@@ -136,7 +140,9 @@ class Small:
         return Account(Ledger(self.folder / "ledger.jsonl"), terms, event)
 
     def go_on(self, rounds: int = ROUNDS, noisy_sums: int = 0):
-        """From the state that was last saved; `noisy_sums` stands for hardware on which sums come out otherwise."""
+        """From the state that was last saved; `noisy_sums` stands for hardware on which sums come
+        out otherwise.
+        """
         account = self._account()
         account.reopen(None)
         fleet = queue(self.folder)
@@ -288,7 +294,9 @@ def test_whatever_is_cut_off_the_claim_holds_and_no_key_meets_two_totals_that_le
 
 
 def cut_and_go_on(folder, cuts, **settings) -> Small:
-    """Cut off again and again, now and then on hardware whose sums come out otherwise; until all rows of noise are used up, if need be."""
+    """Cut off again and again, now and then on hardware whose sums come out otherwise; until all
+    rows of noise are used up, if need be.
+    """
     small = Small(folder, **settings)
     for place, occurrence, noisy_sums in cuts:
         with (
@@ -373,7 +381,9 @@ TAMPERING = {
 
 
 def cut_off_in_round_seven(folder, monkeypatch) -> Small:
-    """With a copy of its queue as it was after three rounds beside it, and a state of six rounds to go on from."""
+    """With a copy of its queue as it was after three rounds beside it, and a state of six rounds to
+    go on from.
+    """
     small = Small(folder)
     small.go_on(3)
     shutil.copytree(small.folder / "queue", folder.with_name("older"))
@@ -408,7 +418,9 @@ def test_a_queue_that_does_not_fit_its_log_leaves_out_who_may_not_take_part_and_
 
 
 def test_one_key_with_another_cohort_is_a_failed_round(tmp_path):
-    """The log lost its last entry, which nothing was charged for: the row has another cohort, under the same key."""
+    """The log lost its last entry, which nothing was charged for: the row has another cohort, under
+    the same key.
+    """
     fleet = queue(tmp_path)
     message, key = Message(START, jnp.float32(CLIP_NORM)), jax.random.key(0)
     first = fleet.users(everyone)

@@ -1,4 +1,6 @@
-"""Numbers of rounds, by which devices know what they answered to: they rise over attempts, crashes and runs."""
+"""Numbers of rounds, by which devices know what they answered to: they rise over attempts, crashes
+and runs.
+"""
 
 import time
 
@@ -96,7 +98,9 @@ def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(
 
 
 def test_an_interrupted_run_resumes_after_another_run_of_the_same_devices(tmp_path, vocabulary):
-    """To the devices it is older than what they answered to since, until it is given another number."""
+    """To the devices it is older than what they answered to since, until it is given another
+    number.
+    """
     fleet = FleetOfDevices(
         tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2, "save_every": 1}
     )

@@ -1,5 +1,5 @@
-"""A secure sum is the sum, bit for bit, whoever drops out when; and devices refuse what would give a report away. Each refusal has a twin:
-the same request without its fault is answered.
+"""A secure sum is the sum, bit for bit, whoever drops out when; and devices refuse what would give
+a report away. Each refusal has a twin: the same request without its fault is answered.
 """
 
 import numpy as np
@@ -266,7 +266,10 @@ def test_shares_from_too_few_are_refused(delivered):
     few = dict(list(delivery.shares.items())[:5])
     with pytest.raises(
         Refused,
-        match="6 devices of the cell, this one among them, have shared their secrets, and 7 are needed",
+        match=(
+            "6 devices of the cell, this one among them, have shared their secrets, and 7 are"
+            " needed"
+        ),
     ):
         device.mask(delivery._replace(shares=few), values)
     device.mask(delivery, values)
@@ -317,8 +320,8 @@ def reported():
 
 FAULTS = {
     "this device has reported, and is not listed so": lambda ids, alive: alive - {ids[ONE]},
-    "6 devices of the cell, this one among them, have reported, and 7 are needed": lambda ids, alive: (
-        alive - {*ids[1:3]}
+    "6 devices of the cell, this one among them, have reported, and 7 are needed": (
+        lambda ids, alive: alive - {*ids[1:3]}
     ),
     "device 77 shared no secret with this one": lambda ids, alive: alive | {77},
 }

@@ -1,5 +1,5 @@
-"""Attempts to get at one device's report, by a server, a peer or both, and to spoil a sum without anyone noticing. Those of a server that
-lies about who reported are in test_survivors.py.
+"""Attempts to get at one device's report, by a server, a peer or both, and to spoil a sum without
+anyone noticing. Those of a server that lies about who reported are in test_survivors.py.
 """
 
 import numpy as np
@@ -25,7 +25,9 @@ from taciturn.fleets.secure_aggregation.protocol import (
 
 
 def test_a_report_that_arrives_after_its_device_was_given_up_stays_hidden_by_its_own_mask():
-    """Bonawitz et al. 2017, §4: "the server may learn u's mask key, and then y_u arrives after all". The twin has no mask of its own."""
+    """Bonawitz et al. 2017, §4: "the server may learn u's mask key, and then y_u arrives after
+    all". The twin has no mask of its own.
+    """
     cohort = Cohort(10)
     late = cohort.ids[4]
     cohort.run({MASK: {late}})
@@ -86,7 +88,9 @@ def small_cells(monkeypatch):
 
 
 def roster_of(adverts, one, own=None):
-    """What a device would have to be shown if these were all adverts of the round: its cell, as far as there are adverts of it."""
+    """What a device would have to be shown if these were all adverts of the round: its cell, as far
+    as there are adverts of it.
+    """
     known = {advert.digest(): advert for advert in adverts}
     made_up = {1000 + number: digest for number, digest in enumerate(own or ())}
     everyone = Roster((), {advert.device: digest for digest, advert in known.items()} | made_up)
@@ -133,7 +137,9 @@ def test_the_twin_that_takes_whomever_it_is_shown_is_in_a_cell_of_the_servers_ch
 
 
 def test_adverts_that_nobody_stands_behind_do_not_fill_a_cell(small_cells):
-    """A server pads the list with digests of nothing, to steer who is in a cell: a device wants to see all of its adverts."""
+    """A server pads the list with digests of nothing, to steer who is in a cell: a device wants to
+    see all of its adverts.
+    """
     cohort = Cohort(10)
     cohort.run(until=ADVERTISE)
     one = cohort.ids[0]
@@ -147,7 +153,9 @@ def test_adverts_that_nobody_stands_behind_do_not_fill_a_cell(small_cells):
 
 
 def test_one_corrupt_device_cannot_be_many():
-    """With several adverts each, in rows of other devices, few corrupt ones would fill a cell that a server finds by trying."""
+    """With several adverts each, in rows of other devices, few corrupt ones would fill a cell that
+    a server finds by trying.
+    """
     cohort = Cohort(8)
     cohort.run(until=ADVERTISE)
     one, corrupt, *others = cohort.ids
@@ -166,7 +174,9 @@ def test_one_corrupt_device_cannot_be_many():
 def test_the_twin_that_does_not_look_at_rows_shares_with_one_that_is_there_twice(
     small_cells, monkeypatch
 ):
-    """In another cell it has another advert: the list is longer than its devices are many, and bounds on the corrupt mean nothing."""
+    """In another cell it has another advert: the list is longer than its devices are many, and
+    bounds on the corrupt mean nothing.
+    """
     cohort = Cohort(20)
     cohort.run(until=ADVERTISE)
     victim, corrupt = cohort.ids[:2]
@@ -215,7 +225,9 @@ def test_a_device_is_not_made_its_own_peer():
 
 
 def test_devices_that_were_shown_different_cohorts_have_no_secrets_in_common():
-    """A server that shows each device another list gets garbage: neither shares nor masks of the two fit."""
+    """A server that shows each device another list gets garbage: neither shares nor masks of the
+    two fit.
+    """
     cohort = Cohort(4)
     cohort.run(until=ADVERTISE)
     first, second, third, fourth = cohort.ids
@@ -260,7 +272,9 @@ def test_keys_that_make_a_known_secret_are_refused_on_both_sides():
 
 
 def test_a_peer_that_copies_anothers_keys_learns_nothing_from_it():
-    """It can neither read what is meant for the other nor share a mask with it that it could compute."""
+    """It can neither read what is meant for the other nor share a mask with it that it could
+    compute.
+    """
     cohort = Cohort(4)
     victim, thief, *_ = cohort.ids
     for one in cohort.ids:
@@ -301,7 +315,10 @@ def test_shares_that_were_changed_swapped_or_come_from_another_round_are_not_hel
     }
     with pytest.raises(
         Refused,
-        match="6 devices of the cell, this one among them, have shared their secrets, and 7 are needed",
+        match=(
+            "6 devices of the cell, this one among them, have shared their secrets, and 7 are"
+            " needed"
+        ),
     ):
         cohort.devices[one].mask(
             delivery._replace(shares=sealed | swapped | changed), cohort.values[one]
@@ -368,7 +385,9 @@ def test_a_replay_of_a_whole_earlier_round_is_refused_at_every_stage():
 
 
 def test_what_the_server_sees_before_unmasking_is_the_same_whatever_is_reported():
-    """Sums of masked reports of some of the devices are as uniform as single ones: only all together come to something."""
+    """Sums of masked reports of some of the devices are as uniform as single ones: only all
+    together come to something.
+    """
     cohort = Cohort(6, TERMS._replace(length=30_000, modulus_bits=4))
     for values in cohort.values.values():
         values[:] = 1
@@ -383,8 +402,10 @@ def test_what_the_server_sees_before_unmasking_is_the_same_whatever_is_reported(
 
 
 def shown_old_adverts():
-    """Of an attempt under the same name the server knows the mask keys of three, which it said had gone. It shows their adverts again to
-    devices that were not in it, and makes up what they would have shared. What it can take off one of these devices' reports by that."""
+    """Of an attempt under the same name the server knows the mask keys of three, which it said had
+    gone. It shows their adverts again to devices that were not in it, and makes up what they would
+    have shared. What it can take off one of these devices' reports by that.
+    """
     cohort = Cohort(16)
     first, second = cohort.ids[:9], cohort.ids[9:]
     known, fresh = set(first[:3]), second[:6]
@@ -419,10 +440,15 @@ def shown_old_adverts():
 
 
 def test_a_peer_that_is_not_there_now_is_none(monkeypatch):
-    """An old advert has the right signature and no device behind it that could share a secret in this cohort."""
+    """An old advert has the right signature and no device behind it that could share a secret in
+    this cohort.
+    """
     with pytest.raises(
         Refused,
-        match="4 devices of the cell, this one among them, have shared their secrets, and 7 are needed",
+        match=(
+            "4 devices of the cell, this one among them, have shared their secrets, and 7 are"
+            " needed"
+        ),
     ):
         shown_old_adverts()
     monkeypatch.setattr(
@@ -433,7 +459,9 @@ def test_a_peer_that_is_not_there_now_is_none(monkeypatch):
 
 @pytest.mark.parametrize("credulous", [False, True])
 def test_devices_that_agreed_to_different_messages_have_no_sum(credulous, monkeypatch):
-    """They refuse each other's keys; and if they did not look, they would be in other cohorts. Twin: with one message there is a sum."""
+    """They refuse each other's keys; and if they did not look, they would be in other cohorts.
+    Twin: with one message there is a sum.
+    """
     if credulous:
         monkeypatch.setattr(device_side, "verified", lambda *signed: True)
         monkeypatch.setattr(server_side, "verified", lambda *signed: True)

@@ -1,4 +1,6 @@
-"""Secret sharing: enough shares give the secret, fewer say nothing, against Python's whole numbers."""
+"""Secret sharing: enough shares give the secret, fewer say nothing, against Python's whole
+numbers.
+"""
 
 import random
 

@@ -1,4 +1,6 @@
-"""The contract of a store: what is asked reaches whom it was asked of, once; and what was withdrawn is gone."""
+"""The contract of a store: what is asked reaches whom it was asked of, once; and what was withdrawn
+is gone.
+"""
 
 import asyncio
 import tempfile
@@ -205,7 +207,9 @@ def test_why_there_is_no_answer_is_no_answer(store):
 
 
 def test_a_nonce_is_remembered_until_no_replay_of_it_can_still_be_on_its_way():
-    """A replay is judged by its time first, and may then wait for a store that is slow: for a connection, and for its answer."""
+    """A replay is judged by its time first, and may then wait for a store that is slow: for a
+    connection, and for its answer.
+    """
     assert (
         store_module.NONCE_SECONDS > 2 * store_module.CLOCKS_APART + 2 * redis_store.SOCKET_SECONDS
     )
@@ -377,7 +381,9 @@ def test_a_missing_redis_is_reported_without_its_password(url, reason):
 
 
 class Failing(MemoryStore):
-    """Hands out answers, which it then has no more; when it is asked who is there a second time, it is gone."""
+    """Hands out answers, which it then has no more; when it is asked who is there a second time, it
+    is gone.
+    """
 
     def __init__(self, answers, slow: bool) -> None:
         super().__init__()

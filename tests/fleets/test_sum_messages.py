@@ -1,4 +1,6 @@
-"""Messages of a secure sum: every one comes back from its bytes, and bytes that are none are a ValueError and nothing else."""
+"""Messages of a secure sum: every one comes back from its bytes, and bytes that are none are a
+ValueError and nothing else.
+"""
 
 import tracemalloc
 
@@ -57,7 +59,9 @@ KINDS = st.sampled_from(
 
 
 def parsed(kind, content):
-    """None for what is none. Whatever is one has exactly these bytes: no message can be written in two ways."""
+    """None for what is none. Whatever is one has exactly these bytes: no message can be written in
+    two ways.
+    """
     try:
         message = kind.from_bytes(content)
     except ValueError as why:

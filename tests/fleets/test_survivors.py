@@ -1,6 +1,7 @@
-"""A server that lies about who reported, in every way it can: to some devices, twice, with signatures of others, of the gone, of another
-cell or round. Devices sign one list and unmask under t signatures of it, so that nothing but the sum of a cell comes to light. Each attack
-has a twin, in which the check that stops it is gone, and it succeeds.
+"""A server that lies about who reported, in every way it can: to some devices, twice, with
+signatures of others, of the gone, of another cell or round. Devices sign one list and unmask under
+t signatures of it, so that nothing but the sum of a cell comes to light. Each attack has a twin, in
+which the check that stops it is gone, and it succeeds.
 """
 
 from collections import defaultdict
@@ -32,7 +33,9 @@ FOUR_IN_TEN = TERMS._replace(dropouts=0.4, corrupt=0.0)  # drop out: six in ten 
 
 
 def told(cohort, lists):
-    """All lists that devices sign if each is told of those it is named with, one after the other; and all signatures, by list."""
+    """All lists that devices sign if each is told of those it is named with, one after the other;
+    and all signatures, by list.
+    """
     signatures = defaultdict(dict)
     for device, given in lists.items():
         for devices in given:
@@ -46,7 +49,9 @@ def unmasked(cohort, device, survivors, signatures):
 
 
 def lists_that_single_out(cohort, one, victims):
-    """Who is told of which survivors, so that each of those with whom one device has masks is dead to enough of the others."""
+    """Who is told of which survivors, so that each of those with whom one device has masks is dead
+    to enough of the others.
+    """
     others, needed = [device for device in cohort.ids if device != one], cohort.cell.threshold
     dead = {device: set() for device in others}
     for victim in victims:
@@ -56,7 +61,9 @@ def lists_that_single_out(cohort, one, victims):
 
 
 def single_out(cohort, each_signs_all=False):
-    """What a server takes off the report of a device, of which it tells everybody that it reported and of its peers that they have gone."""
+    """What a server takes off the report of a device, of which it tells everybody that it reported
+    and of its peers that they have gone.
+    """
     one, *others = cohort.ids
     cohort.run(until=SHARE)
     deliveries = cohort.cell.deliveries()
@@ -104,7 +111,10 @@ def no_signatures_needed(monkeypatch):
 def test_different_survivors_for_different_devices_open_nothing():
     with pytest.raises(
         Refused,
-        match=r"devices of the cell, this one among them, have signed the survivors .*, and 6 are needed",
+        match=(
+            r"devices of the cell, this one among them, have signed the survivors .*, and 6 are"
+            r" needed"
+        ),
     ):
         single_out(Cohort(10, FOUR_IN_TEN))
 
@@ -130,7 +140,9 @@ def test_the_twin_that_signs_whatever_it_is_told_gives_one_devices_report_away(m
 
 @pytest.mark.parametrize("corrupt", [0, 2])
 def test_different_lists_give_no_second_secret_of_a_device_whoever_is_corrupt(corrupt, monkeypatch):
-    """Half of a cell is told that a device reported, half that it has gone; corrupt devices sign both, and give everything away."""
+    """Half of a cell is told that a device reported, half that it has gone; corrupt devices sign
+    both, and give everything away.
+    """
 
     def both_secrets(terms):
         cohort = Cohort(20, terms)
@@ -170,8 +182,9 @@ def test_different_lists_give_no_second_secret_of_a_device_whoever_is_corrupt(co
 
 @pytest.mark.parametrize("twin", [False, True])
 def test_a_device_that_is_not_asked_to_sign_is_not_singled_out_either(twin, monkeypatch):
-    """It has masks with as few as it agrees to; of those all are left out of the list that the others sign, and it is on it. Twin: of ten
-    devices five are enough, and 2t is no more than n."""
+    """It has masks with as few as it agrees to; of those all are left out of the list that the
+    others sign, and it is on it. Twin: of ten devices five are enough, and 2t is no more than n.
+    """
     if twin:
         for side in (device_side, server_cell):
             monkeypatch.setattr(side, "threshold", lambda *cohort: 5)
@@ -204,7 +217,9 @@ def test_a_device_that_is_not_asked_to_sign_is_not_singled_out_either(twin, monk
 
 @pytest.fixture
 def lied_to():
-    """A device that was told of another list than the others, which lacks one of them; and what these have signed."""
+    """A device that was told of another list than the others, which lacks one of them; and what
+    these have signed.
+    """
     cohort = Cohort(10)
     cohort.run(until=MASK)
     one, other = cohort.ids[:2]
@@ -258,8 +273,10 @@ def test_signatures_under_the_name_of_another_device_do_not_count(lied_to, twin,
 @pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize("where", ["dropped out", "in no round"])
 def test_signatures_of_whoever_did_not_survive_do_not_count(where, twin, monkeypatch):
-    """Corrupt devices that are not in the sum sign for a list under which honest ones were made out to be gone. Twin: all signatures
-    count, and a device unmasks under a list that it and corrupt devices alone have signed."""
+    """Corrupt devices that are not in the sum sign for a list under which honest ones were made out
+    to be gone. Twin: all signatures count, and a device unmasks under a list that it and corrupt
+    devices alone have signed.
+    """
     cohort = Cohort(12)
     corrupt = cohort.ids[6:]
     if where == "in no round":
@@ -299,7 +316,9 @@ def test_signatures_of_whoever_did_not_survive_do_not_count(where, twin, monkeyp
 
 @pytest.mark.parametrize("twin", [False, True])
 def test_signatures_of_another_round_do_not_count(twin, monkeypatch):
-    """The same devices survived an earlier round, and have signed so. Twin: what is signed does not say of which cell and round."""
+    """The same devices survived an earlier round, and have signed so. Twin: what is signed does not
+    say of which cell and round.
+    """
     if twin:
         signed = Survivors.signed
         monkeypatch.setattr(
@@ -325,7 +344,9 @@ def test_signatures_of_another_round_do_not_count(twin, monkeypatch):
 
 @pytest.mark.parametrize("twin", [False, True])
 def test_what_belongs_to_another_cell_is_not_signed(twin, monkeypatch):
-    """A list of a cell's devices under the name of another cell. Twin: devices do not look at the name, and have signed for both."""
+    """A list of a cell's devices under the name of another cell. Twin: devices do not look at the
+    name, and have signed for both.
+    """
     monkeypatch.setattr(cells, "MOST", 6)
     cohort = Cohort(12)
     for one in cohort.ids:
@@ -350,7 +371,9 @@ def test_what_belongs_to_another_cell_is_not_signed(twin, monkeypatch):
 
 @pytest.mark.parametrize("twin", [False, True])
 def test_no_smaller_sum_than_of_t_reports_is_opened_even_if_all_agree(twin, monkeypatch):
-    """A server tells everybody the same small list. Twin: devices sign lists of any length, and two reports come to light as a sum."""
+    """A server tells everybody the same small list. Twin: devices sign lists of any length, and two
+    reports come to light as a sum.
+    """
     cohort = Cohort(10)
     cohort.run(until=MASK)
     two = frozenset(cohort.ids[:2])
@@ -387,7 +410,9 @@ def test_the_smallest_sum_has_more_than_half_of_the_honest_devices():
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_device_signs_one_list_in_a_round_over_a_crash_too(tmp_path, vocabulary, restarted):
-    """Its part in a round is in its memory alone, and it answers to the round's name no second time. Twin: while it runs, it signs."""
+    """Its part in a round is in its memory alone, and it answers to the round's name no second
+    time. Twin: while it runs, it signs.
+    """
     questions = {}
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1})
     ask = fleet.link.ask

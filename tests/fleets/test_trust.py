@@ -1,4 +1,6 @@
-"""Servers that lie about who is in a round: devices go by what the enrolment authority has signed, and by nothing else."""
+"""Servers that lie about who is in a round: devices go by what the enrolment authority has signed,
+and by nothing else.
+"""
 
 import os
 
@@ -40,8 +42,10 @@ def advert_of(key, signed, terms=TERMS):
 
 
 def shown(make, trust=TRUST, count=6):
-    """What a device does when the server shows it a cell in which one has the certificate that `make` gives it, which signs everything
-    right: the peers that it shares its secrets with."""
+    """What a device does when the server shows it a cell in which one has the certificate that
+    `make` gives it, which signs everything
+    right: the peers that it shares its secrets with.
+    """
     cohort, terms = Cohort(count), TERMS._replace(dismissed=trust.dismissed.digest())
     one, *others = cohort.ids
     device = DeviceRound(terms, cohort.keys[one], certificate(one, cohort.keys[one]), trust)
@@ -190,7 +194,9 @@ def test_a_dismissed_device_is_in_no_cell():
 
 
 def test_a_list_that_is_older_than_a_certificate_of_the_cell_is_refused():
-    """Whoever was enrolled or renewed later brings the number of a later list along. Twin: a list as new as that."""
+    """Whoever was enrolled or renewed later brings the number of a later list along. Twin: a list
+    as new as that.
+    """
     with pytest.raises(Refused, match="is older than the certificate of device"):
         shown(lambda number, key, _: certificate(number, key, after=1))
     assert shown(lambda number, key, _: certificate(number, key, after=1), dismissed(5))
@@ -239,7 +245,9 @@ def liar(tmp_path, vocabulary):
 
 
 def test_a_server_cannot_go_back_to_an_older_list(liar):
-    """By which a dismissed device of its own would be in the round again. Over a restart of the device, too."""
+    """By which a dismissed device of its own would be in the round again. Over a restart of the
+    device, too.
+    """
     newer = Trust(ISSUER.authority, ISSUER.dismiss(2, ()))
     liar.round(1, trust=newer)
     older = [
@@ -281,8 +289,10 @@ def test_a_list_is_kept_by_devices_that_rest_too(liar):
 
 @pytest.mark.parametrize("twin", [False, True])
 def test_a_server_that_makes_up_all_others_gets_no_report(liar, monkeypatch, twin):
-    """Eight of nine devices are the server's own, with certificates of its own: the sum less theirs is one person's report. Twin: where
-    that person's device takes any certificate, too, that is what the server has."""
+    """Eight of nine devices are the server's own, with certificates of its own: the sum less theirs
+    is one person's report. Twin: where that person's device takes any certificate, too, that is
+    what the server has.
+    """
     fooled = STRANGER.authority  # whoever goes by it checks nothing
     for name in ("why_not", "why_not_the_list"):
         check = getattr(Trust, name)
@@ -307,7 +317,9 @@ def test_a_server_that_makes_up_all_others_gets_no_report(liar, monkeypatch, twi
 def test_a_device_whose_certificate_ends_within_the_hour_is_not_asked_and_not_to_blame(
     tmp_path, vocabulary, hours
 ):
-    """Or one whose clock is a little ahead would refuse the whole cell. Twin: an hour later it is asked. Renewed, it is asked again."""
+    """Or one whose clock is a little ahead would refuse the whole cell. Twin: an hour later it is
+    asked. Renewed, it is asked again.
+    """
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2})
     good = fleet.enrolled
 

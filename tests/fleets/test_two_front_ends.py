@@ -1,4 +1,6 @@
-"""Several front ends at one Redis are one wire: what devices send through any of them is summed as it is with one front end in memory."""
+"""Several front ends at one Redis are one wire: what devices send through any of them is summed as
+it is with one front end in memory.
+"""
 
 import base64
 import http.client
@@ -103,7 +105,9 @@ def test_devices_at_two_front_ends_are_asked_as_if_there_were_one(authority, tmp
 
 @needs_redis
 def test_a_recorded_sign_in_and_a_front_end_that_ends(authority, tmp_path):
-    """A sign-in that was seen at one front end is refused at the other; its token is good at both."""
+    """A sign-in that was seen at one front end is refused at the other; its token is good at
+    both.
+    """
     lines = keys(tmp_path, 1)
     with at_redis(authority, lines) as (_, ends):
         seen = _sign_in(load_device_key(tmp_path / "wire-0"))

@@ -1,4 +1,6 @@
-"""A user's text is the same to the device program wherever that runs: on the user's own device, or in a simulated fleet."""
+"""A user's text is the same to the device program wherever that runs: on the user's own device, or
+in a simulated fleet.
+"""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,6 @@
-"""The real wire on this machine, TLS and keys and all, with devices in threads: what it carries, and what neither end begins with."""
+"""The real wire on this machine, TLS and keys and all, with devices in threads: what it carries,
+and what neither end begins with.
+"""
 
 import http.client
 import json

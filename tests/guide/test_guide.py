@@ -1,6 +1,8 @@
-"""The guide does what it says: its commands and programs are run here, in order, on text that is made here; and its pages build.
+"""The guide does what it says: its commands and programs are run here, in order, on text that is
+made here; and its pages build.
 
-Of a page under docs/, blocks marked `sh` and `python` are run, and one that has a title is a file. Others (`text`, or no mark) are not.
+Of a page under docs/, blocks marked `sh` and `python` are run, and one that has a title is a file.
+Others (`text`, or no mark) are not.
 """
 
 import json
@@ -67,7 +69,9 @@ def follow(page, run):
 
 
 def here(line):
-    """In this process, where taciturn is imported and compiled once; with fewer words, and less text made up and typed."""
+    """In this process, where taciturn is imported and compiled once; with fewer words, and less
+    text made up and typed.
+    """
     if not line.startswith("taciturn "):
         return in_a_shell(line)
     more = " ".join(more for part, more in QUICKER.items() if part in line)
@@ -90,7 +94,9 @@ def in_a_shell(line):
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """A folder to be in; the start that ships is a small one, a machine has one speed, and trainings have few rounds."""
+    """A folder to be in; the start that ships is a small one, a machine has one speed, and
+    trainings have few rounds.
+    """
     words = public_vocabulary(WORDS)
     text = Texts.of([np.arange(5, 105)] * 10, len(words))
     shape = ModelSection(kind="cifg", width=8, units=12)

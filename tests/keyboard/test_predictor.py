@@ -21,8 +21,9 @@ from taciturn.models.ngram import kneser_ney
 from taciturn.models.registry import model_kind
 
 SENTENCES = (
-    "see you tomorrow morning . see you tomorrow evening . i am going to the station . i am going to the office . "
-    "i'm sorry . the station is closed . see you at the station . are you going to the office tomorrow morning ?"
+    "see you tomorrow morning . see you tomorrow evening . i am going to the station . i am going"
+    " to the office . i'm sorry . the station is closed . see you at the station . are you going to"
+    " the office tomorrow morning ?"
 )
 WORDS = (
     "<pad>",
@@ -212,7 +213,9 @@ def test_a_model_and_a_list_that_do_not_belong_together_are_refused(model):
 
 
 def test_a_keystroke_takes_less_than_a_millisecond():
-    """At the size of Gboard's model; the median by the clock, the mean in processor time, which other processes do not lengthen."""
+    """At the size of Gboard's model; the median by the clock, the mean in processor time, which
+    other processes do not lengthen.
+    """
     vocabulary, network = public_vocabulary(10_000), cifg(10_000)
     model = model_kind("cifg").stepper(network, network.init(jax.random.key(0)), ())
     predictor, text = (

@@ -1,4 +1,6 @@
-"""Presage, which has counted keystrokes for years, loads our n-grams and counts the same as we do under its own definition."""
+"""Presage, which has counted keystrokes for years, loads our n-grams and counts the same as we do
+under its own definition.
+"""
 
 import re
 import shutil
@@ -42,8 +44,7 @@ def people_talking(sentences: int, seed: int) -> list[str]:
 
 def config(folder: Path, arpa: Path, words: Path) -> Path:
     path = folder / "presage.xml"
-    path.write_text(
-        f"""<?xml version="1.0" encoding="UTF-8" standalone="no" ?>
+    path.write_text(f"""<?xml version="1.0" encoding="UTF-8" standalone="no" ?>
 <Presage>
   <PredictorRegistry><LOGGER>ERROR</LOGGER><PREDICTORS>Ours</PREDICTORS></PredictorRegistry>
   <ContextTracker><LOGGER>ERROR</LOGGER><SLIDING_WINDOW_SIZE>80</SLIDING_WINDOW_SIZE>
@@ -57,8 +58,7 @@ def config(folder: Path, arpa: Path, words: Path) -> Path:
   <Predictors><Ours><PREDICTOR>ARPAPredictor</PREDICTOR><LOGGER>ERROR</LOGGER>
     <ARPAFILENAME>{arpa}</ARPAFILENAME><VOCABFILENAME>{words}</VOCABFILENAME><TIMEOUT>100</TIMEOUT></Ours></Predictors>
 </Presage>
-"""
-    )
+""")
     return path
 
 
@@ -84,8 +84,10 @@ def presage_counts(folder: Path, model: NGram, vocabulary: Vocabulary, text: str
 def our_counts(
     model: NGram, vocabulary: Vocabulary, text: str, offered: int = OFFERED
 ) -> dict[str, int]:
-    """Presage's rules: no beginning of a sentence; special signs may be offered; what was offered for a word is not offered again
-    for it; of equally likely words the last in the list comes first."""
+    """Presage's rules: no beginning of a sentence; special signs may be offered; what was offered
+    for a word is not offered again for it; of equally likely words the last in the list comes
+    first.
+    """
     state, counts = (), {"ki": 0, "ks": 1, "kn": 0}  # one keystroke to get at the list
     for word in text.split():
         place, scores = vocabulary.ids[word], model.scores(state)

@@ -1,4 +1,6 @@
-"""The server of the page: it says of a model what the ledger says, and answers nobody but its own page."""
+"""The server of the page: it says of a model what the ledger says, and answers nobody but its own
+page.
+"""
 
 from contextlib import suppress
 from http.client import HTTPConnection
@@ -41,7 +43,9 @@ def test_the_page_promises_nothing_to_persons_where_pieces_of_text_played_the_us
 
 
 def test_another_website_cannot_load_the_model_as_a_script_of_its_own(finished_runs):
-    """Scripts are not held by the same-origin policy: a page of anyone's, open in the same browser, reads `taciturn.models`."""
+    """Scripts are not held by the same-origin policy: a page of anyone's, open in the same browser,
+    reads `taciturn.models`.
+    """
     asked_by_another = {
         "Sec-Fetch-Site": "cross-site",
         "Sec-Fetch-Mode": "no-cors",

@@ -1,4 +1,6 @@
-"""A user's own words come in by the formula of MacKay and Peto, in the order in which they are typed, and are forgotten in that order."""
+"""A user's own words come in by the formula of MacKay and Peto, in the order in which they are
+typed, and are forgotten in that order.
+"""
 
 import numpy as np
 import pytest

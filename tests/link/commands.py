@@ -1,4 +1,6 @@
-"""A fleet as its people run it: each command of `taciturn` in a process of its own, which a test may kill at any moment."""
+"""A fleet as its people run it: each command of `taciturn` in a process of its own, which a test
+may kill at any moment.
+"""
 
 import json
 import os
@@ -113,7 +115,9 @@ class Command:
 
 
 class CommandFleet:
-    """`taciturn fleet new` and `enrol`, and what `fleet serve` and `fleet device` are to be started with."""
+    """`taciturn fleet new` and `enrol`, and what `fleet serve` and `fleet device` are to be started
+    with.
+    """
 
     def __init__(self, folder: Path, devices: int, rounds: int, save_every: int) -> None:
         self.folder, self.fleet = folder, folder / "fleet"

@@ -1,4 +1,6 @@
-"""A device as a process of its own, for tests that kill it: python device_process.py SERVER FOLDER CERTIFICATE [--insecure]."""
+"""A device as a process of its own, for tests that kill it: python device_process.py SERVER FOLDER
+CERTIFICATE [--insecure].
+"""
 
 import logging
 import sys

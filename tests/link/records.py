@@ -9,7 +9,9 @@ Row = dict[str, Any]
 
 
 def check_charges(rows: Sequence[Row], rounds: int) -> None:
-    """Of a run in the ledger: each round was paid for once, in its turn, and each for a release of its own."""
+    """Of a run in the ledger: each round was paid for once, in its turn, and each for a release of
+    its own.
+    """
     charges = [row for row in rows if row["kind"] == "charge"]
     charged = [row["round"] for row in charges]
     assert charged == list(range(rounds)), f"the rounds that were charged are {charged}"
@@ -18,7 +20,9 @@ def check_charges(rows: Sequence[Row], rounds: int) -> None:
 
 
 def check_starts(rows: Sequence[Row]) -> None:
-    """Of a run in the ledger: it was opened once and first, and nothing is drawn alike after two starts."""
+    """Of a run in the ledger: it was opened once and first, and nothing is drawn alike after two
+    starts.
+    """
     starts = [row for row in rows if row["kind"] in ("open", "resume")]
     kinds = [row["kind"] for row in starts]
     assert starts[:1] == list(rows[:1]), "a run begins before it is opened"
@@ -40,7 +44,9 @@ def check_model(rows: Sequence[Row], rounds: int, digest: str) -> None:
 def check_diaries(
     diaries: Sequence[Sequence[Row]], charges: int, least: int, separation: int, most: int
 ) -> None:
-    """Of all devices, in one run. A round to which a device reported is over for it, also where it failed."""
+    """Of all devices, in one run. A round to which a device reported is over for it, also where it
+    failed.
+    """
     for diary in diaries:
         apart = [later["round"] - before["round"] for before, later in pairwise(diary)]
         assert all(rounds > 0 for rounds in apart), "a device went back to a round that was over"
@@ -56,13 +62,16 @@ def check_diaries(
 
 
 def check_traces(files: Mapping[str, bytes], devices: Sequence[Sequence[bytes]]) -> None:
-    """Each file tells as much of one device as of any other: the list of all is no secret, who of them took part is one. A device is given
-    by all the ways in which its name could be written."""
+    """Each file tells as much of one device as of any other: the list of all is no secret, who of
+    them took part is one. A device is given by all the ways in which its name could be written.
+    """
     for name, content in files.items():
         named = {tuple(content.count(one) for one in device) for device in devices}
         assert len(named) <= 1, f"{name} tells some devices from others"
 
 
 def written(public_key: bytes) -> list[bytes]:
-    """The ways to write a device: its key, as a certificate's line has it and as the wire has it."""
+    """The ways to write a device: its key, as a certificate's line has it and as the wire has
+    it.
+    """
     return [public_key, b64encode(public_key)[:40]]

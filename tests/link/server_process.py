@@ -1,4 +1,6 @@
-"""A server as a process of its own, for tests that kill it: asks whoever is there, and prints who answered, again and again."""
+"""A server as a process of its own, for tests that kill it: asks whoever is there, and prints who
+answered, again and again.
+"""
 
 import sys
 import time

@@ -1,4 +1,6 @@
-"""A device that has nothing of Taciturn's (device.mjs, by docs/protocol.md) in rounds with others that have."""
+"""A device that has nothing of Taciturn's (device.mjs, by docs/protocol.md) in rounds with others
+that have.
+"""
 
 import json
 import re
@@ -128,7 +130,9 @@ def given_to(values):
 
 
 class MixedFleet:
-    """Four devices of Taciturn's in threads, two others; all over TLS. `values` are the reports, in the order of their numbers."""
+    """Four devices of Taciturn's in threads, two others; all over TLS. `values` are the reports, in
+    the order of their numbers.
+    """
 
     def __init__(self, fleet, bits, spoil):
         self.fleet, self.bits, self.spoil = fleet, bits, spoil
@@ -234,8 +238,9 @@ def test_with_one_byte_changed_it_is_found_out(fleet, spoil, in_the_sum, why):
 
 
 class Asked:
-    """A server that lies, three honest devices in this process, and the one in another language. It asks until a stage, and tells that
-    device something else in it."""
+    """A server that lies, three honest devices in this process, and the one in another language. It
+    asks until a stage, and tells that device something else in it.
+    """
 
     def __init__(self, link, node):
         self.link, self.node, self.row = link, node, fields.first_round()
@@ -269,7 +274,9 @@ class Asked:
         )
 
     def round(self, lies):
-        """What it answered to each stage. A lie of a stage gets the honest message, and this, and says what it is told instead."""
+        """What it answered to each stage. A lie of a stage gets the honest message, and this, and
+        says what it is told instead.
+        """
         said = {fields.ADVERTISE: self.advertise()}
         agreed = terms()._replace(
             round=self.name, message=self.about, dismissed=TRUST.dismissed.digest()

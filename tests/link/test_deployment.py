@@ -1,4 +1,6 @@
-"""What lies in deploy/ is what runs: its commands, its nginx, its Redis, on this machine in place of containers."""
+"""What lies in deploy/ is what runs: its commands, its nginx, its Redis, on this machine in place
+of containers.
+"""
 
 import shutil
 import socket
@@ -50,7 +52,9 @@ def test_a_unit_calls_a_command_that_there_is_with_options_that_it_has(unit):
 
 
 def test_front_ends_are_given_what_they_need_and_nothing_of_the_curators():
-    """In a folder: a file that is mounted by itself stays the old one when it is replaced, and whoever was dismissed comes in."""
+    """In a folder: a file that is mounted by itself stays the old one when it is replaced, and
+    whoever was dismissed comes in.
+    """
     units = [
         dict(line.partition("=")[::2] for line in unit.read_text().splitlines())
         for unit in sorted(DEPLOY.glob("*.service"))

@@ -1,4 +1,6 @@
-"""A training through the commands with a Redis and two front ends, each of which is killed on the way."""
+"""A training through the commands with a Redis and two front ends, each of which is killed on the
+way.
+"""
 
 import tempfile
 

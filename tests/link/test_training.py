@@ -1,4 +1,6 @@
-"""A whole training through the commands that people run, over the real wire, while everything is killed again and again."""
+"""A whole training through the commands that people run, over the real wire, while everything is
+killed again and again.
+"""
 
 import json
 import random
@@ -16,13 +18,15 @@ from taciturn.fleets.wire.authority import device_request, make_authority
 from taciturn.privacy.ledger import Ledger
 from taciturn.release.model_file import load_model, params_digest
 
+# so many devices that those who rest, and those who uploaded in vain, are not missed; rounds for
+# all kills
 DEVICES, ROUNDS = (
     10,
     26,
-)  # so many devices that those who rest, and those who uploaded in vain, are not missed; rounds for all kills
+)
 SAVE_EVERY = 2  # rounds
-# After what, and how often. “Door”: the server listens. “Sum”: all reports are in, and become a sum,
-# a record and a charge.
+# After what, and how often. “Door”: the server listens. “Sum”: all reports are in, and become a
+# sum, a record and a charge.
 KILLS = {
     "server": {"start": 4, "door": 5, "report": 4, "sum": 3, "charge": 2, "save": 2},
     "device": {"door": 3, "report": 3},
@@ -166,7 +170,8 @@ def test_a_training_in_which_everything_is_killed_comes_to_its_end_and_paid_for_
             when = "door"
         run.wait(when, chance.uniform(0, PAUSE.get(when, 0)))
         print(
-            f"{time.monotonic() - began:5.0f} s, {len(run.charges()):2} charges: {whom} after “{when}”",
+            f"{time.monotonic() - began:5.0f} s, {len(run.charges()):2} charges: {whom} after"
+            f" “{when}”",
             flush=True,
         )
         if whom == "device":
@@ -181,7 +186,9 @@ def test_a_training_in_which_everything_is_killed_comes_to_its_end_and_paid_for_
 
 
 def check_end(run):
-    """That it is whole, its bill complete, nobody took part too often, and nobody can tell who did."""
+    """That it is whole, its bill complete, nobody took part too often, and nobody can tell who
+    did.
+    """
     fleet, recipe = run.fleet, fleet_recipe(run.fleet.fleet)
     assert {path.name for path in run.folder.iterdir() if path.suffix != ".partial"} == FILES
     ledger = Ledger(run.ledger)  # which verifies each row

@@ -1,4 +1,6 @@
-"""The real wire on this machine with devices in processes of their own: what takes long, or much."""
+"""The real wire on this machine with devices in processes of their own: what takes long, or
+much.
+"""
 
 import os
 import threading

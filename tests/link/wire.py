@@ -1,4 +1,6 @@
-"""A fleet on this machine for a test: its authority, its server's certificate, and devices in processes of their own."""
+"""A fleet on this machine for a test: its authority, its server's certificate, and devices in
+processes of their own.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""The fast local step is the plain one: kernels against their definition, the step against automatic differentiation."""
+"""The fast local step is the plain one: kernels against their definition, the step against
+automatic differentiation.
+"""
 
 import functools
 
@@ -119,8 +121,8 @@ interpreted = functools.partial(softmax_step.fused, interpret=True)
 @pytest.mark.parametrize("unit_norm", [True, False])
 @pytest.mark.parametrize(
     ("tokens", "vocabulary", "width"),
-    # The second has tiles of two sizes, words in every split and several blocks, one of them cut; the third, tokens in several groups, and
-    # splits with no words.
+    # The second has tiles of two sizes, words in every split and several blocks, one of them cut;
+    # the third, tokens in several groups, and splits with no words.
     [one if one in SHAPES[1:3] else pytest.param(*one, marks=pytest.mark.slow) for one in SHAPES],
 )
 def test_the_kernels_do_what_their_definition_says(tokens, vocabulary, width, unit_norm):
@@ -179,7 +181,9 @@ def test_scores_beyond_what_exponentials_hold_do_no_harm():
     ids=["scores of hundreds", "scores of minus thousands"],
 )
 def test_scores_far_from_zero_are_compared_with_each_other(louder, lower):
-    """Over several blocks of a split: the largest so far is kept, and words that do not exist are below all that do."""
+    """Over several blocks of a split: the largest so far is kept, and words that do not exist are
+    below all that do.
+    """
     contexts, matrix, bias, targets, weights = output_layer(20, 700, 32)
     given = (louder * contexts, matrix, bias - lower, targets, weights)
     plain, fused = (

@@ -1,4 +1,6 @@
-"""The models have the papers' sizes, their hand-written gradients are right, and they see the past only."""
+"""The models have the papers' sizes, their hand-written gradients are right, and they see the past
+only.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,6 @@
-"""N-gram models agree with slow ones that are written straight from the papers, and every context's probabilities sum to 1."""
+"""N-gram models agree with slow ones that are written straight from the papers, and every context's
+probabilities sum to 1.
+"""
 
 import math
 from collections import Counter, defaultdict
@@ -25,7 +27,9 @@ ESTIMATORS = {"katz": katz, "kneser-ney": kneser_ney}
 
 
 def long_text(seed: int = 0, words: int = 4000) -> list[np.ndarray]:
-    """Enough for Good–Turing and for three discounts: words that depend on the one before, rare ones among them."""
+    """Enough for Good–Turing and for three discounts: words that depend on the one before, rare
+    ones among them.
+    """
     generator = np.random.default_rng(seed)
     steps = np.minimum(generator.geometric(0.35, words), 12)
     text = 4 + np.cumsum(steps) % 40
@@ -328,7 +332,9 @@ def test_a_model_pruned_to_everything_is_the_model():
 
 
 def test_what_is_pruned_first_is_missed_least():
-    """Against the relative entropy between the two models, summed over all words of all contexts of a bigram model."""
+    """Against the relative entropy between the two models, summed over all words of all contexts of
+    a bigram model.
+    """
     model = katz(long_text(words=800), LARGE, 2)
     unigrams, bigrams = model.levels
     often = np.exp(unigrams.probability, dtype=np.float64)

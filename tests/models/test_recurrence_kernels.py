@@ -1,4 +1,6 @@
-"""The kernels of a recurrent layer against their definition, interpreted: on a GPU they are compiled."""
+"""The kernels of a recurrent layer against their definition, interpreted: on a GPU they are
+compiled.
+"""
 
 from functools import partial
 
@@ -11,7 +13,8 @@ from taciturn.models import recurrence_kernels
 from taciturn.models.cells import cifg_cell, gru_cell, lstm_cell
 from taciturn.models.recurrence import scan_backwards, scan_forwards
 
-# cell, gates, whether it is projected, units, width of what is fed back, length, batch; units that fill no tile, batches that fill no rows
+# cell, gates, whether it is projected, units, width of what is fed back, length, batch; units that
+# fill no tile, batches that fill no rows
 LAYERS = [
     (cifg_cell, 3, True, 70, 48, 4, 4),
     (lstm_cell, 4, False, 48, 48, 3, 8),
@@ -92,7 +95,9 @@ class Unordered(AssertionError):
 
 
 class Memory:
-    """An array of one user's, as a kernel without an interpreter sees it, which notes what is read and written between two barriers."""
+    """An array of one user's, as a kernel without an interpreter sees it, which notes what is read
+    and written between two barriers.
+    """
 
     def __init__(self, machine: "Machine", values: np.ndarray, written: bool) -> None:
         self.machine, self.values, self.written = machine, values, np.full(values.shape, written)
@@ -114,7 +119,9 @@ class Memory:
 
 
 class Machine:
-    """Runs a kernel step by step: every thread does what it wants between two barriers, in any order."""
+    """Runs a kernel step by step: every thread does what it wants between two barriers, in any
+    order.
+    """
 
     def __init__(self, monkeypatch) -> None:
         self.barriers = 0

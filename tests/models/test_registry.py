@@ -1,4 +1,6 @@
-"""A kind of model that is not in the package: trained from a recipe, saved, resumed, exported and audited like those that are."""
+"""A kind of model that is not in the package: trained from a recipe, saved, resumed, exported and
+audited like those that are.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,6 @@
-"""Word by word a model says what it says over a whole text, and its samples follow its probabilities."""
+"""Word by word a model says what it says over a whole text, and its samples follow its
+probabilities.
+"""
 
 import functools
 
@@ -105,7 +107,8 @@ def test_samples_have_the_model_s_probabilities(name):
     assert sum(map(len, texts)) >= 20_000
     firsts = np.bincount([text[0] for text in texts[:256]], minlength=WORDS)
     assert firsts[[PADDING, BEGIN]].sum() == 0
-    # How likely what was said is, on average, is the model's entropy; of words drawn alike it would be far less.
+    # How likely what was said is, on average, is the model's entropy; of words drawn alike it would
+    # be far less.
     said = np.stack(texts[:8])
     rows = [(scores_along(stepping, text), text) for text in said]
     likely = np.mean([scores[np.arange(len(text)), text].mean() for scores, text in rows])

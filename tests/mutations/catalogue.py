@@ -1,4 +1,6 @@
-"""All mutations: what is broken, what that would cost people, and which test notices. They are data, in the files beside this one."""
+"""All mutations: what is broken, what that would cost people, and which test notices. They are
+data, in the files beside this one.
+"""
 
 import tomllib
 from pathlib import Path
@@ -14,7 +16,9 @@ SUBJECTS = (  # in the order of docs/mutations.md
 
 
 class DoesNotFit(Exception):
-    """The source is not any more what an edit was written for, or a file of mutations not what can be read as such."""
+    """The source is not any more what an edit was written for, or a file of mutations not what can
+    be read as such.
+    """
 
 
 class Edit(NamedTuple):
@@ -23,7 +27,9 @@ class Edit(NamedTuple):
     new: str
 
     def rewritten(self, text: str) -> str:
-        """The file after the edit. `old` has to be there, and once, or something else would be broken."""
+        """The file after the edit. `old` has to be there, and once, or something else would be
+        broken.
+        """
         places = text.count(self.old)
         if places != 1:
             raise DoesNotFit(f"{self.file} has {places} places, not one, that read: {self.old!r}")

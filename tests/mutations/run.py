@@ -1,12 +1,14 @@
 #!/usr/bin/env python
-"""Tests of the tests: breaks the mechanism on purpose, one promise at a time, and shows which test notices, and how fast.
+"""Tests of the tests: breaks the mechanism on purpose, one promise at a time, and shows which test
+notices, and how fast.
 
     python tests/mutations/run.py                       # all of them; exit status 1 if one survives
     python tests/mutations/run.py "no clip"             # only those named
     python tests/mutations/run.py --markdown docs/mutations.md
 
-Each mutation (of the *.toml files here) is an edit of a copy of the source in a temporary folder, which tests import in its place.
-They are run on an unbroken copy first: tests that fail there as well would notice nothing.
+Each mutation (of the *.toml files here) is an edit of a copy of the source in a temporary folder,
+which tests import in its place. They are run on an unbroken copy first: tests that fail there as
+well would notice nothing.
 """
 
 import argparse
@@ -26,10 +28,16 @@ from typing import NamedTuple
 from catalogue import MUTATIONS, DoesNotFit, Edit, Mutation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SECONDS = 120  # after which a mutation counts as not noticed, and ten times that for all tests on the unbroken source
+# after which a mutation counts as not noticed, and ten times that for all tests on the unbroken
+# source
+SECONDS = 120
 # In the process that runs the tests, so that what is printed is what they test.
-PYTEST = "import sys, pytest, taciturn; print(taciturn.__file__, flush=True); sys.exit(pytest.main(sys.argv[1:]))"
-# A test that fails by one of these says only that the edit is no program: whoever used it would notice without a test.
+PYTEST = (
+    "import sys, pytest, taciturn; print(taciturn.__file__, flush=True);"
+    " sys.exit(pytest.main(sys.argv[1:]))"
+)
+# A test that fails by one of these says only that the edit is no program: whoever used it would
+# notice without a test.
 MISTAKES = (
     *("AttributeError", "ImportError", "IndexError", "KeyError", "ModuleNotFoundError"),
     *("NameError", "SyntaxError", "TypeError", "UnboundLocalError"),
@@ -115,7 +123,8 @@ def chosen(names: Sequence[str]) -> list[Mutation]:
     unknown = set(names) - {one.name for one in MUTATIONS}
     if unknown:
         raise SystemExit(
-            f"there is no mutation {', '.join(sorted(unknown))}; the files beside run.py have them all"
+            f"there is no mutation {', '.join(sorted(unknown))}; the files beside run.py have"
+            " them all"
         )
     return [one for one in MUTATIONS if not names or one.name in names]
 
@@ -125,7 +134,8 @@ def check_unbroken(mutations: Sequence[Mutation]) -> None:
     whole = outcome((), tests, limit=10 * SECONDS)
     if whole.test or whole.why != SURVIVES:
         raise SystemExit(
-            f"the tests fail on the unbroken source, so they would notice nothing: {whole.test} {whole.why}"
+            f"the tests fail on the unbroken source, so they would notice nothing: {whole.test}"
+            f" {whole.why}"
         )
     print(f"{len(tests)} tests pass on the unbroken source, in {whole.seconds:.0f} s\n", flush=True)
 

@@ -1,4 +1,6 @@
-"""The catalogue of mutations fits the source, the tests and its page; nothing is broken or run here (`make mutations` does that)."""
+"""The catalogue of mutations fits the source, the tests and its page; nothing is broken or run here
+(`make mutations` does that).
+"""
 
 import ast
 import re

@@ -1,4 +1,6 @@
-"""What is published: a wheel with all that the program reads, versions that agree, and an installation that works by itself."""
+"""What is published: a wheel with all that the program reads, versions that agree, and an
+installation that works by itself.
+"""
 
 import json
 import os
@@ -48,7 +50,10 @@ GONE = {
 
 def built(folder, *kinds):
     """By the build backend itself, so that nothing is fetched."""
-    program = f"from hatchling import build; [getattr(build, 'build_' + kind)({str(folder)!r}) for kind in {kinds!r}]"
+    program = (
+        f"from hatchling import build; [getattr(build, 'build_' + kind)({str(folder)!r}) for kind"
+        f" in {kinds!r}]"
+    )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True)
     return sorted(folder.iterdir())
 

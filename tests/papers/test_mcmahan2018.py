@@ -1,4 +1,6 @@
-"""Every privacy figure that McMahan et al. print (ICLR 2018 and the version of 2017), from our accountants."""
+"""Every privacy figure that McMahan et al. print (ICLR 2018 and the version of 2017), from our
+accountants.
+"""
 
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent

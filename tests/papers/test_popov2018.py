@@ -1,4 +1,6 @@
-"""The figures of Popov et al. 2018 that follow from others: Tables 5 and 6, and average perplexities (Table 1)."""
+"""The figures of Popov et al. 2018 that follow from others: Tables 5 and 6, and average
+perplexities (Table 1).
+"""
 
 import math
 

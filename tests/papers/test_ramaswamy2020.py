@@ -1,4 +1,6 @@
-"""The privacy figures of Ramaswamy et al. 2020: Table 5 as printed, what it should have been, and the group of 16 users."""
+"""The privacy figures of Ramaswamy et al. 2020: Table 5 as printed, what it should have been, and
+the group of 16 users.
+"""
 
 import math
 
@@ -34,7 +36,9 @@ def test_the_ledger_charges_fixed_size_rounds_for_2s(users):
 
 
 def test_a_group_of_16_users_has_the_guarantee_that_the_paper_states():
-    """(16, 0.53), from (1, 10⁻⁸) for one: k·e^((k−1)ε)·δ. The sum that it bounds is ten times smaller."""
+    """(16, 0.53), from (1, 10⁻⁸) for one: k·e^((k−1)ε)·δ. The sum that it bounds is ten times
+    smaller.
+    """
     printed = 16 * math.exp(15) * 1e-8
     assert math.ceil(printed * 100) / 100 == 0.53
     assert 1e-8 / chained_share(1.0, 16) == pytest.approx(0.0517, abs=1e-4)

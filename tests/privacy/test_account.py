@@ -1,4 +1,6 @@
-"""A run's account charges in order and permanently, and every process that opens it draws fresh bytes."""
+"""A run's account charges in order and permanently, and every process that opens it draws fresh
+bytes.
+"""
 
 import fcntl
 

@@ -1,4 +1,6 @@
-"""ε is an upper bound to the last digit, far out in the tail and for noise that is not quite normal; the smallest of several bounds."""
+"""ε is an upper bound to the last digit, far out in the tail and for noise that is not quite
+normal; the smallest of several bounds.
+"""
 
 import functools
 import json
@@ -54,7 +56,9 @@ def composed_by_library(q: float, noise: float, rounds: int, grid: float = FINE)
 
 
 def before(event: SelfComposedDpEvent, delta: float) -> float:
-    """Compute ε as it was done earlier: by the library's loss distribution where it gives anything, else by RDP."""
+    """Compute ε as it was done earlier: by the library's loss distribution where it gives anything,
+    else by RDP.
+    """
     q, noise = event.event.sampling_probability, event.event.event.noise_multiplier
     bound = composed_by_library(q, noise, event.count).get_epsilon_for_delta(delta)
     return bound if math.isfinite(bound) else epsilon(event, delta, "rdp")
@@ -66,7 +70,9 @@ def delta_of_gaussian(mu, at):
 
 @functools.cache
 def composed_by_hand(q: float, noise: float, rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (losses, probabilities), by sums of products, none of them negative, so that every entry is accurate to a part in 10¹²."""
+    """Return (losses, probabilities), by sums of products, none of them negative, so that every
+    entry is accurate to a part in 10¹².
+    """
     one = from_gaussian_mechanism(
         noise, sampling_prob=q, value_discretization_interval=COARSE
     )._pmf_remove.to_dense_pmf()
@@ -362,7 +368,9 @@ def test_one_release_without_privacy_makes_a_composition_cost_infinity():
 
 @pytest.mark.parametrize("claim", [MinSeparation(10, 3, 2, 20), CyclicPoisson(0.5, 4, 20)])
 def test_all_rounds_of_correlated_noise_are_charged_with_the_first(claim):
-    """When to stop may depend on what was seen. The twin: only the rounds so far would cost less."""
+    """When to stop may depend on what was seen. The twin: only the rounds so far would cost
+    less.
+    """
     strategy = banded(3.0, Bands(28, [1.0, 0.5])).strategy
     event = claim.event(3.0, strategy)
     assert repeated(event, 1) == repeated(event, 20)

@@ -1,4 +1,6 @@
-"""Adaptive clipping: what one user can do, how much noise each part gets, and when the clip norm changes."""
+"""Adaptive clipping: what one user can do, how much noise each part gets, and when the clip norm
+changes.
+"""
 
 import dataclasses
 import functools
@@ -61,7 +63,9 @@ def test_a_count_that_would_cost_more_than_the_round_is_refused(count_stddev):
 
 
 def effect(update, bit, clip=CLIP):
-    """Return how far a report moves the noised sums of updates and bits together, in standard deviations of their noise."""
+    """Return how far a report moves the noised sums of updates and bits together, in standard
+    deviations of their noise.
+    """
     return float(
         np.hypot(update / (clip.update_multiplier(MULTIPLIER) * 1.0), bit / clip.count_stddev)
     )
@@ -99,7 +103,9 @@ def test_bits_tell_whether_an_update_is_within_the_estimate_and_are_0_without_a_
 
 
 def test_the_papers_closed_form_is_one_gamma_short():
-    """Algorithm 1 as printed, C⁰ · exp(−η (Σ b̃ − tγ)): it moves even if exactly a share γ is within the estimate, and ours does not."""
+    """Algorithm 1 as printed, C⁰ · exp(−η (Σ b̃ − tγ)): it moves even if exactly a share γ is
+    within the estimate, and ours does not.
+    """
     adaptive, gamma, start = AdaptiveClip(1.0, 5.0, target_quantile=0.5), 0.5, 1.0
     norms, shares = adaptive.init(), [0.5, 0.8, 0.3]
     assert float(adaptive.followed(norms, jnp.float32(gamma)).estimate) == start
@@ -150,7 +156,9 @@ def test_the_estimate_finds_the_quantile_from_below_and_from_above():
 
 
 def test_each_round_is_noised_for_the_clip_norm_its_reports_were_made_under():
-    """The pitfall: noise calibrated to a clip norm that has just been changed. Rows are compared with noise in known units."""
+    """The pitfall: noise calibrated to a clip norm that has just been changed. Rows are compared
+    with noise in known units.
+    """
     noise, mechanism = tree(MULTIPLIER, 4, 4, 8), private()
     multiplier = CLIP.update_multiplier(MULTIPLIER)
     bits, spread = _grid(noise, multiplier * REACH, REACH, REACH * 200, SIZE)

@@ -1,4 +1,6 @@
-"""An anchor outside the folder notices what no file inside can; while it cannot be reached, nothing is released."""
+"""An anchor outside the folder notices what no file inside can; while it cannot be reached, nothing
+is released.
+"""
 
 import json
 import shlex

@@ -1,4 +1,6 @@
-"""Every update leaves with norm at most S: the guarantee of privacy/clipping.py, for every float32."""
+"""Every update leaves with norm at most S: the guarantee of privacy/clipping.py, for every
+float32.
+"""
 
 import functools
 from pathlib import Path
@@ -83,7 +85,9 @@ def test_any_update_and_any_weight_leave_with_a_bounded_norm(kind, layers, clip_
 
 
 def test_a_million_adversarial_values_leave_with_a_bounded_norm():
-    """Use values that a plain float32 sum of squares loses: one large, then a million just too small to count."""
+    """Use values that a plain float32 sum of squares loses: one large, then a million just too
+    small to count.
+    """
     update = {"a": jnp.concatenate([jnp.ones(1), jnp.full(3_000_000, 2.4e-4)])}
     report = encoded(flat_clip(0.1), flat_clip(0.1).public(ROUND), update, jnp.float32(1), KEY)
     assert (
@@ -101,7 +105,9 @@ def test_an_update_inside_the_ball_is_unchanged():
 
 
 def test_a_sum_of_the_largest_number_of_reports_is_exact():
-    """Add 65,535 of the largest reports: nothing overflows, and one more user moves their sum by exactly its report."""
+    """Add 65,535 of the largest reports: nothing overflows, and one more user moves their sum by
+    exactly its report.
+    """
     bound = flat_clip(1.0)
     one = encoded(bound, bound.public(ROUND), {"a": jnp.array([1.0, 0.0])}, jnp.float32(1), KEY)
     many = jax.tree.map(lambda leaf: leaf.astype(jnp.int32) * MOST_REPORTS, one)
@@ -233,8 +239,9 @@ def test_a_weight_out_of_range_moves_sums_by_no_more_than_the_clip_norm(weight):
 
 
 def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_clip_norm(tmp_path):
-    # 2,047 users report 1, one more lifts the sum to 2,048, where floats lie twice as far apart, and 2,000 users
-    # report a little more than half that distance: after the one, each of them counts for more than it is.
+    # 2,047 users report 1, one more lifts the sum to 2,048, where floats lie twice as far apart,
+    # and 2,000 users report a little more than half that distance: after the one, each of them
+    # counts for more than it is.
     many, few = 2048, 2000
     stream = (
         CPU_CHUNK * jax.local_device_count()

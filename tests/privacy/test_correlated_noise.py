@@ -1,4 +1,6 @@
-"""The noise of every mechanism has the covariance over rounds that its cost assumes; a wrong one is noticed."""
+"""The noise of every mechanism has the covariance over rounds that its cost assumes; a wrong one is
+noticed.
+"""
 
 import functools
 
@@ -43,7 +45,9 @@ QUICK = mostly_slow(MECHANISMS, *(set(MECHANISMS) - {"tree, restarted"}))  # Hon
 
 @functools.cache
 def given_out(name):
-    """Draw, once for all tests, what a run would add to its estimates: [rounds, coordinates], in standard deviations of white noise."""
+    """Draw, once for all tests, what a run would add to its estimates: [rounds, coordinates], in
+    standard deviations of white noise.
+    """
     noise, size, spread = MECHANISMS[name](), COORDINATES, sampler.spread(2.0**40)
 
     @jax.jit
@@ -73,7 +77,9 @@ COLUMNS = {
 
 
 def expected_covariance(name):
-    """Compute the covariance of the rows C⁻¹ z from the definition of each mechanism, without its code."""
+    """Compute the covariance of the rows C⁻¹ z from the definition of each mechanism, without its
+    code.
+    """
     blocks = []
     if name in COLUMNS:
         for column, size in COLUMNS[name]:
@@ -92,8 +98,10 @@ def expected_covariance(name):
 
 
 def prefix_covariance(rounds, honaker, completed):
-    """Compute the covariance of the noise on the sums of the first 1, 2, … rounds: each is a combination of nodes, written as vectors. In
-    a tree that is completed, the last sum is the root's; there are no nodes over only empty rows."""
+    """Compute the covariance of the noise on the sums of the first 1, 2, … rounds: each is a
+    combination of nodes, written as vectors. In a tree that is completed, the last sum is the
+    root's; there are no nodes over only empty rows.
+    """
     whole = 2 ** (rounds - 1).bit_length()
     nodes, size = {}, 1
     while size <= whole:
@@ -150,7 +158,9 @@ def test_noise_has_the_covariance_that_its_cost_assumes(name):
 
 
 def test_every_segment_of_a_tree_is_the_tree_of_its_own_length():
-    """Those of a power of two rows and the last are one program; one that has to be completed lies between them."""
+    """Those of a power of two rows and the last are one program; one that has to be completed lies
+    between them.
+    """
 
     def stepping(noise):
         def draw(row, stream):
@@ -205,7 +215,9 @@ def test_coordinates_are_independent(name):
 
 
 def test_residual_noise_and_momentum_are_the_cumulative_form_of_the_paper():
-    """Xu's Alg. 1 steps from θ⁰ by a momentum over noised *sums*; residuals through optax's momentum give the same."""
+    """Xu's Alg. 1 steps from θ⁰ by a momentum over noised *sums*; residuals through optax's
+    momentum give the same.
+    """
     rate, momentum = 0.5, 0.9
     residuals = given_out("honaker")[:, :50]
     updates = np.random.default_rng(0).normal(size=(ROUNDS, 50))

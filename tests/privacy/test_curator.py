@@ -1,4 +1,6 @@
-"""The curator uses one noise key for one total and charges it before it leaves, despite crashes and repeated calls."""
+"""The curator uses one noise key for one total and charges it before it leaves, despite crashes and
+repeated calls.
+"""
 
 import os
 import shutil
@@ -62,7 +64,9 @@ def test_a_second_call_with_other_params_gets_the_charged_release_again(fleet, t
 
 
 def test_rounds_whose_totals_differ_have_different_noise(fleet, tmp_path):
-    """If the same noise were added to two totals, their difference would show it: it is the same in all coordinates."""
+    """If the same noise were added to two totals, their difference would show it: it is the same in
+    all coordinates.
+    """
     door = opened(averaging(), fleet, tmp_path / FILE_NAME)
     first, state = door.private_mean(ZERO, averaging().mechanism.init(ZERO), 0)
     second, state = door.private_mean(OTHER, state, 1)
@@ -295,7 +299,9 @@ def test_one_root_gives_different_noise_under_other_recipes_or_noise_multipliers
 
 
 def test_noise_and_cohorts_do_not_follow_from_what_is_public(tmp_path, monkeypatch):
-    """Compare two runs that look the same from outside, down to the checksums in their ledgers; only their roots differ."""
+    """Compare two runs that look the same from outside, down to the checksums in their ledgers;
+    only their roots differ.
+    """
     monkeypatch.setattr(Records, "_checksum", lambda *_: "a checksum")
 
     def seen(name: str, root: bytes, q: float) -> tuple[list[list[int]], np.ndarray]:
@@ -401,7 +407,9 @@ def test_sampling_is_not_claimed_where_devices_may_drop_out(tmp_path):
 
 @pytest.mark.parametrize("schedule", [0.3, [(0, 0.8), (2, 0.37), (5, 0.1)]])
 def test_devices_get_the_clip_norm_of_their_round_to_the_bit(schedule):
-    """Compare the compiled program that the curator uses with the definition. The twin is compiled for the first round only."""
+    """Compare the compiled program that the curator uses with the definition. The twin is compiled
+    for the first round only.
+    """
     clipped = mechanism(flat_clip(schedule), fixed_denominator(1.0), gaussian(1.0))
     sent, state = jax.jit(clipped.public), clipped.init(ZERO)
     rounds = [state._replace(round=jnp.int32(round)) for round in range(8)]

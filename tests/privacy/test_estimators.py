@@ -80,7 +80,9 @@ def test_lemma_1_bounds_are_the_papers():
 
 
 def test_bounding_only_the_weighted_update_is_not_enough():
-    """100 users with w = .01 and ‖wΔ‖ = S = 1, qW_min = 1: one more user of weight 1 moves f̃_c by 50 S, not by 2 S."""
+    """100 users with w = .01 and ‖wΔ‖ = S = 1, qW_min = 1: one more user of weight 1 moves f̃_c by
+    50 S, not by 2 S.
+    """
     crowd, estimator = [(0.01, 100.0)] * 100, clipped_denominator(1.0)
     moved = abs(value(estimator, [*crowd, (1.0, 0.0)]) - value(estimator, crowd))
     assert moved == pytest.approx(50, rel=1e-4)
@@ -104,7 +106,9 @@ def test_the_plain_mean_has_no_bounded_sensitivity_and_an_empty_cohort_gives_zer
 
 
 def test_the_fixed_denominator_does_not_depend_on_the_cohort():
-    """Dividing by the actual cohort is the classic mistake; ten users or a hundred, the denominator stays."""
+    """Dividing by the actual cohort is the classic mistake; ten users or a hundred, the denominator
+    stays.
+    """
     estimator = fixed_denominator(10.0)
     assert value(estimator, [(1.0, 1.0)] * 100) == pytest.approx(10.0)
     assert [steps(estimator, [(1.0, 1.0)] * count) for count in (10, 100)] == [

@@ -1,6 +1,8 @@
-"""Attacks on the last bits of a release. Against noise made of floats they always succeed; against integers they only guess.
+"""Attacks on the last bits of a release. Against noise made of floats they always succeed; against
+integers they only guess.
 
-Each is run on the mechanism as it is and on a *twin* in which float32 noise is put back, as it was drawn before.
+Each is run on the mechanism as it is and on a *twin* in which float32 noise is put back, as it was
+drawn before.
 """
 
 import math
@@ -129,7 +131,9 @@ def digits_are_uniform(rows: list[np.ndarray]) -> bool:
 
 
 def float_white(spread, key, stream, size):
-    """The twin: normals of float32, as they were drawn before, on the grid. A float has 24 bits, so the last 31 are zero nearly always."""
+    """The twin: normals of float32, as they were drawn before, on the grid. A float has 24 bits, so
+    the last 31 are zero nearly always.
+    """
     name = jax.random.fold_in(jax.random.key(key[-1]), stream)
     draws = [jax.random.normal(one, (size,)) for one in jax.random.split(name, 4)]
     drawn = jnp.float32(spread.deviation * 2.0**-31) * (sum(draws[1:], draws[0]) / 2)
@@ -147,14 +151,17 @@ def test_the_last_digits_of_every_release_reveal_nothing(kind, monkeypatch):
     "kind", ["independent", "independent + clipped denominator", "independent + residues"]
 )
 def test_the_last_digits_of_float_noise_are_noticed(kind, monkeypatch):
-    """The twin. Float noise reaches only multiples of about 2²⁰, and the total's own digits show."""
+    """The twin. Float noise reaches only multiples of about 2²⁰, and the total's own digits
+    show.
+    """
     monkeypatch.setattr(sampler, "white", float_white)
     assert not digits_are_uniform(last_words(made(kind), monkeypatch))
 
 
 def reachable(released: np.ndarray, average: np.ndarray, stddev: np.float32) -> np.ndarray:
-    """Which of the released floats float32 noise can make of this average: whether one of the neighbouring multiples of `stddev`, added
-    and rounded as a compiler may, comes out."""
+    """Which of the released floats float32 noise can make of this average: whether one of the
+    neighbouring multiples of `stddev`, added and rounded as a compiler may, comes out.
+    """
     guess = ((released.astype(np.float64) - average) / np.float64(stddev)).astype(np.float32)
     candidates, up, down = [guess], guess, guess
     for _ in range(2):
@@ -179,7 +186,9 @@ def float_release(average: np.ndarray, stddev: np.float32, number: int) -> np.nd
 
 
 def told_apart(release, averages, stddev, trials: int) -> tuple[int, int]:
-    """Count correct guesses of the world from one release, in either world; the threshold is fixed on other releases."""
+    """Count correct guesses of the world from one release, in either world; the threshold is fixed
+    on other releases.
+    """
 
     def share(world: int, number: int) -> float:
         return float(reachable(release(world, number), averages[0], stddev).mean())
@@ -228,7 +237,9 @@ def test_two_worlds_that_differ_by_one_user_are_not_distinguished(kind):
 
 
 def test_two_published_models_do_not_reveal_which_words_were_typed():
-    """Embedding rows of words that no user typed get only noise: θ₁ = θ₀ + noise. With float noise, any other row was typed."""
+    """Embedding rows of words that no user typed get only noise: θ₁ = θ₀ + noise. With float noise,
+    any other row was typed.
+    """
     words, width, typed = 1500, 4, np.arange(1500) % 3 == 0
     generator = np.random.default_rng(0)
     start = {"embedding": jnp.asarray(generator.normal(size=(words, width)), jnp.float32)}
@@ -246,7 +257,9 @@ def test_two_published_models_do_not_reveal_which_words_were_typed():
     twin = Release({"embedding": float_release((clipped / 40.0).astype(np.float32), stddev, 5)})
 
     def named(release: Release) -> np.ndarray:
-        """Words whose rows are not reachable by float noise on what they were before: those that the attack says were typed."""
+        """Words whose rows are not reachable by float noise on what they were before: those that
+        the attack says were typed.
+        """
         before, estimate = np.asarray(start["embedding"]), np.asarray(release.estimate["embedding"])
         return ~reachable((before + estimate).astype(np.float32), before, stddev).all(axis=1)
 
@@ -261,7 +274,9 @@ def test_two_published_models_do_not_reveal_which_words_were_typed():
 
 
 def test_a_noised_sum_over_a_secret_weight_lies_on_a_lattice_that_reveals_it():
-    """A clipped denominator that divides after noising leaks, even in integers: the result shows which of two Σ w_k it was."""
+    """A clipped denominator that divides after noising leaks, even in integers: the result shows
+    which of two Σ w_k it was.
+    """
     private = mechanism(flat_clip(CLIP_NORM), clipped_denominator(20.0), gaussian(20.0), 300)
     state = private.init(LIKE)
     units = set()

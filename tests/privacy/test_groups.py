@@ -1,4 +1,6 @@
-"""Promises to several users at once are compared with brute force and with bounds that are too small."""
+"""Promises to several users at once are compared with brute force and with bounds that are too
+small.
+"""
 
 import functools
 import json
@@ -29,7 +31,9 @@ RELEASE = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.5))
 
 
 def delta_by_brute_force(q: float, noise: float, users: int, releases: int, at: float) -> float:
-    """Integrate max(0, P − e^ε Q) over one or two outputs, with all `users` present and pointing the same way, or all absent; both ways."""
+    """Integrate max(0, P − e^ε Q) over one or two outputs, with all `users` present and pointing
+    the same way, or all absent; both ways.
+    """
     outputs = np.linspace(-14 * noise, 14 * noise + users, 4001)
     width = outputs[1] - outputs[0]
     there = sum(binom.pmf(j, users, q) * norm.pdf(outputs, j, noise) for j in range(users + 1))
@@ -106,7 +110,9 @@ def test_without_sampling_a_group_is_one_user_of_multiplied_sensitivity():
 
 
 def test_turns_that_overlap_are_not_taken_for_a_mixture():
-    """Two users whose turns are a row apart move the same correlated noise twice; a mixture by turns would miss that."""
+    """Two users whose turns are a row apart move the same correlated noise twice; a mixture by
+    turns would miss that.
+    """
     strategy = toeplitz("banded", np.array([1.0, 0.8, 0.6, *np.zeros(9)]))
     event = CyclicPoisson(0.3, 3, 12).event(2.0, strategy)
     turns = repeated(event, 12)

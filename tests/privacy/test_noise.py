@@ -91,7 +91,9 @@ def test_no_noise_is_charged_as_no_privacy():
 
 
 def test_tails_reach_further_than_those_of_a_float32_normal():
-    """A float32 normal is made of 23 random bits and stops near 5.4 standard deviations; a table reaches 16."""
+    """A float32 normal is made of 23 random bits and stops near 5.4 standard deviations; a table
+    reaches 16.
+    """
     edge = float(jax.scipy.special.erfinv(jnp.float32(1 - 2**-23)) * np.sqrt(2))
     assert edge < 5.5
     table = tuple(map(jnp.asarray, sampler.cumulative()))
@@ -112,7 +114,9 @@ def test_an_invalid_noise_multiplier_is_refused(multiplier):
     ("expected_weight", "multiplier"), [(8e37, 0.9), (1e37, 1e-2), (1.0, 1e-40)]
 )
 def test_a_float_too_coarse_for_noise_is_too_coarse_for_the_total(expected_weight, multiplier):
-    """Noise is added before anything is a float: a float loses the same digits of both, never only of the noise."""
+    """Noise is added before anything is a float: a float loses the same digits of both, never only
+    of the noise.
+    """
     try:
         private = mechanism(
             flat_clip(1.0), fixed_denominator(expected_weight), gaussian(multiplier)
@@ -138,7 +142,8 @@ def test_every_value_of_every_layer_is_noised(noise):
     )
 
 
-# ── exactly: with one deviation in place of noise; last, because what was compiled is forgotten when noise is replaced ──────────
+# ── exactly: with one deviation in place of noise; last, because what was compiled is forgotten
+# when noise is replaced ──────────
 
 
 @pytest.mark.usefixtures("one_deviation")

@@ -1,4 +1,6 @@
-"""Attempts of a second reader to break `Curator.for_simulation`: users in memory, a ledger, your own loop."""
+"""Attempts of a second reader to break `Curator.for_simulation`: users in memory, a ledger, your
+own loop.
+"""
 
 import gc
 import itertools

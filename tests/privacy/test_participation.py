@@ -100,7 +100,8 @@ def test_a_turn_costs_a_sampled_gaussian_of_one_column_of_the_strategy():
     assert cost.count == 29
     assert cost.event.sampling_probability == 0.25
     assert cost.event.event.noise_multiplier == pytest.approx(turn.noise_multiplier, rel=1e-8)
-    # Less than without sampling, more than if each turn were a round of Poisson sampling among all users.
+    # Less than without sampling, more than if each turn were a round of Poisson sampling among all
+    # users.
     everyone = SelfComposedDpEvent(turn, 29)
     lucky = SelfComposedDpEvent(PoissonSampledDpEvent(0.025, turn), 29)
     assert epsilon(lucky, 1e-5) < epsilon(cost, 1e-5) < epsilon(everyone, 1e-5)
@@ -133,7 +134,9 @@ def test_noise_that_correlates_a_users_turns_is_refused(noise):
 
 
 def test_turns_that_share_rows_of_noise_cost_more():
-    """This is why it is refused: with more bands than rounds between two turns, a user who takes both moves some rows twice."""
+    """This is why it is refused: with more bands than rounds between two turns, a user who takes
+    both moves some rows twice.
+    """
     strategy = banded(1.0, Bands(40, [1.0, 0.5, 0.375, 0.3125])).strategy
     separate = 2 * strategy.sensitivity_squared(40, 0, 1)
     assert strategy.sensitivity_squared(40, 3, 2) == pytest.approx(

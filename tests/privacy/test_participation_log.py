@@ -76,7 +76,9 @@ def test_no_user_takes_part_too_soon_or_too_often(tmp_path):
     np.int16(1), 1, [({0}, False), ({1}, False), ({0}, False)]
 )  # of a type in which «never» is a row long ago
 def test_who_may_take_part_next_is_what_the_claim_says(tmp_path_factory, separation, most, rounds):
-    """By definition: in no row within the separation, and in fewer rows than the most, whatever failed between."""
+    """By definition: in no row within the separation, and in fewer rows than the most, whatever
+    failed between.
+    """
     folder, cohorts = tmp_path_factory.mktemp("log"), []
     book = log(folder, separation, most)
 
@@ -269,7 +271,9 @@ def test_a_lost_round_is_released_again_byte_for_byte(people, tmp_path):
 
 
 def noise_rows(estimates):
-    """Return the noise, which is what differs between coordinates, in units of its white standard deviation."""
+    """Return the noise, which is what differs between coordinates, in units of its white standard
+    deviation.
+    """
     return np.array([3.0 * (np.asarray(one, np.float64) - np.mean(one)) for one in estimates])
 
 
@@ -286,8 +290,11 @@ def expected_covariance(rows):
 def test_rounds_whose_totals_would_differ_come_from_records_and_noise_continues(
     people, tmp_path, lost
 ):
-    """Some rounds are charged and released; after a crash their totals would differ (other hardware, other text). Found by a
-    second reader: going back more than one round made a second branch of noise, which the charge did not cover."""
+    """Some rounds are charged and released; after a crash their totals would differ (other
+    hardware, other text). Found by a
+    second reader: going back more than one round made a second branch of noise, which the charge
+    did not cover.
+    """
     first, _ = rounds(opened(people, tmp_path), lost)
     door = opened(people, tmp_path, reopen=True)
     again, state = rounds(door, lost + 4, {"x": jnp.full(10_000, 0.01)})
@@ -401,7 +408,9 @@ def test_rounds_cannot_start_from_another_state_than_the_last_one_left(people, t
 
 
 def test_two_processes_on_one_run_do_not_release_more_than_is_charged(people, tmp_path):
-    """One process resumes a run while another works on it: the other is refused, and ledger and log stay one chain."""
+    """One process resumes a run while another works on it: the other is refused, and ledger and log
+    stay one chain.
+    """
     two, one = opened(people, tmp_path), opened(people, tmp_path, reopen=True)
     start = algorithm().mechanism.init(ZERO)
     one.private_mean(ZERO, start, 0)
@@ -536,7 +545,9 @@ def cyclic(cycle=1, probability=0.5):
 
 
 def test_no_two_rows_are_drawn_with_the_same_coins_after_any_crash(people, tmp_path, monkeypatch):
-    """Row 1 is drawn, and a crash comes before its charge: its cohort stays, so row 2 must not use the same coins."""
+    """Row 1 is drawn, and a crash comes before its charge: its cohort stays, so row 2 must not use
+    the same coins.
+    """
     of = cyclic()
     book = log(tmp_path, *of.participation.limits)
     door = opened(people, tmp_path, of, book)
@@ -562,7 +573,9 @@ def test_no_two_rows_are_drawn_with_the_same_coins_after_any_crash(people, tmp_p
 
 @pytest.mark.parametrize("place", range(0, 60, 7))
 def test_a_log_that_lost_the_entries_of_a_charged_row_stops_the_run(people, tmp_path, place):
-    """[asked, failed, asked again] and [asked] are both one row; the charge records which it was."""
+    """[asked, failed, asked again] and [asked] are both one row; the charge records which it
+    was.
+    """
     door = unreliable(people, tmp_path)
     door._fleet.failing = 1
     start = algorithm().mechanism.init(ZERO)

@@ -1,4 +1,6 @@
-"""A budget for all runs on the same people is only ever lowered and never passed, whichever runs are chosen, interrupted or closed."""
+"""A budget for all runs on the same people is only ever lowered and never passed, whichever runs
+are chosen, interrupted or closed.
+"""
 
 import json
 import math
@@ -193,7 +195,9 @@ def test_the_samplers_distances_count_and_may_not_use_up_delta(path):
 
 
 def test_a_budget_holds_for_any_choice_of_runs_and_a_filter_without_shares_does_not():
-    """The twin is a filter without shares: it meets its budget at δ only at the best order, which choices of order could pass."""
+    """The twin is a filter without shares: it meets its budget at δ only at the best order, which
+    choices of order could pass.
+    """
     budget, cost = PopulationBudget(1.001 * ONE_RUN, DELTA), SelfComposedDpEvent(ROUND, MOST)
     assert budget.allows([cost], 0.0)
     assert epsilon_of_all([cost], DELTA) < 0.95 * budget.epsilon
@@ -201,7 +205,7 @@ def test_a_budget_holds_for_any_choice_of_runs_and_a_filter_without_shares_does_
     assert not PopulationBudget(without_shares, DELTA).allows([cost], 0.0)
 
 
-# --- one total ---------------------------------------------------------------------------------------------------
+# --- one total ------------------------------------------------------------------------------------
 
 
 def test_all_runs_have_one_total_under_zero_out_whatever_adjacency_they_state(path):
@@ -240,7 +244,9 @@ def test_nothing_released_costs_nothing(path):
 
 
 def test_zero_out_of_a_poisson_user_is_the_same_pair_of_sums_as_absence():
-    """This is why charges add up unchanged: a user who is drawn and reports zero gives the same sum as an absent one."""
+    """This is why charges add up unchanged: a user who is drawn and reports zero gives the same sum
+    as an absent one.
+    """
     generator, reports = np.random.default_rng(0), np.arange(1.0, 9.0)
     drawn = generator.random((1000, 9)) < 0.3
     absent = drawn[:, :8] @ reports
@@ -248,7 +254,7 @@ def test_zero_out_of_a_poisson_user_is_the_same_pair_of_sums_as_absence():
     assert np.array_equal(absent, zeroed)
 
 
-# --- distances ---------------------------------------------------------------------------------------------------
+# --- distances ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("distance", [1e-18, 1e-10, 1e-8])
@@ -279,7 +285,7 @@ def test_distances_of_runs_add_up_and_those_of_a_warm_start_count(path):
     assert after.guarantee().epsilon > ledger.guarantee("one").epsilon
 
 
-# --- noise of floats ---------------------------------------------------------------------------------------------
+# --- noise of floats ------------------------------------------------------------------------------
 
 
 def as_of_floats(path, run) -> None:

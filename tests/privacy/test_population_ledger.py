@@ -1,5 +1,6 @@
-"""A ledger that was deleted, truncated, replaced by an older one or copied is refused, with what to do. The twin: one that a crash
-left at any moment is not."""
+"""A ledger that was deleted, truncated, replaced by an older one or copied is refused, with what to
+do. The twin: one that a crash left at any moment is not.
+"""
 
 import json
 import os
@@ -228,7 +229,7 @@ def test_a_full_disk_releases_nothing_and_the_ledger_continues_when_there_is_roo
     )  # what could not be synced may be there, so it counts
 
 
-# --- copies ------------------------------------------------------------------------------------------------------
+# --- copies ---------------------------------------------------------------------------------------
 
 
 def test_a_copied_population_is_refused_until_one_copy_is_adopted(people, tmp_path):
@@ -317,7 +318,7 @@ def test_without_the_inode_two_copies_could_both_spend(people, tmp_path):
     assert "third" not in open_ledger(Population(people)).runs()
 
 
-# --- fresh bytes -------------------------------------------------------------------------------------------------
+# --- fresh bytes ----------------------------------------------------------------------------------
 
 
 def test_a_manifest_and_a_private_folder_of_two_ledgers_are_refused(people):

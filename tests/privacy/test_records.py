@@ -1,4 +1,6 @@
-"""A release is on disk before it is charged; what leaves is the charged record, and nothing else."""
+"""A release is on disk before it is charged; what leaves is the charged record, and nothing
+else.
+"""
 
 import functools
 import os
@@ -36,7 +38,9 @@ PARAMS = {"w": jnp.zeros(SIZE)}
 
 
 class Loop:
-    """A fleet whose sums never repeat: users' fixed updates, and something that differs each time."""
+    """A fleet whose sums never repeat: users' fixed updates, and something that differs each
+    time.
+    """
 
     everyone_reports = True
 
@@ -133,7 +137,9 @@ def test_two_threads_that_ask_for_a_round_get_one_release(tmp_path):
 
 
 def test_a_release_that_was_not_charged_never_leaves(tmp_path, monkeypatch):
-    """Interrupt between record and charge: the record has not left, and what leaves later has other noise and another total."""
+    """Interrupt between record and charge: the record has not left, and what leaves later has other
+    noise and another total.
+    """
     first, made = door(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Account, "charge", lambda *arguments: (_ for _ in ()).throw(Cut()))
@@ -200,7 +206,9 @@ def test_a_record_that_is_not_the_one_that_was_charged_stops_the_run(tmp_path, w
 
 
 def test_the_ledgers_checksum_of_a_release_confirms_no_guess(tmp_path):
-    """A plain hash would confirm a correct guess at a release; under two secrets, one release has two checksums."""
+    """A plain hash would confirm a correct guess at a release; under two secrets, one release has
+    two checksums.
+    """
     release = Release({"w": jnp.arange(4.0)})
     checksums = {Records(None, key).write(0, release, "-0") for key in (ROOT, bytes(32))}
     assert len(checksums) == 2
@@ -218,7 +226,9 @@ def test_only_the_owner_can_read_records_and_saving_the_state_deletes_them(tmp_p
 
 
 def test_the_folder_of_the_first_record_is_synced_with_it(tmp_path, monkeypatch):
-    """After a power cut, a file synced in an unsynced folder may be lost while its charge remains."""
+    """After a power cut, a file synced in an unsynced folder may be lost while its charge
+    remains.
+    """
     synced, fsync = set(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino) or fsync(file))
     Records(tmp_path / "releases", ROOT).write(0, Release(PARAMS), "-0")
@@ -280,7 +290,9 @@ def test_every_piece_of_a_record_is_checked_and_their_order_and_number(tmp_path,
 
 @pytest.mark.parametrize("kept_on_disk", [True, False])
 def test_a_record_keeps_every_bit_of_a_release(tmp_path, kept_on_disk):
-    """Try numbers that arithmetic would change: NaNs with a payload, the smallest numbers, a negative zero."""
+    """Try numbers that arithmetic would change: NaNs with a payload, the smallest numbers, a
+    negative zero.
+    """
     bits = np.array([0x7FC12345, 0xFF800001, 1, 0x80000001, 0x80000000, 0x7F800000], np.uint32)
     kept_in = Records(tmp_path if kept_on_disk else None, ROOT)
     release = Release({"w": jnp.asarray(bits.view(np.float32))})
@@ -293,18 +305,19 @@ def test_a_record_keeps_every_bit_of_a_release(tmp_path, kept_on_disk):
 
 
 def test_a_release_on_several_devices_is_kept_like_one_on_one_device():
-    """A fleet or your own state may leave it replicated, sharded, or with layers on different devices."""
+    """A fleet or your own state may leave it replicated, sharded, or with layers on different
+    devices.
+    """
     program = (
-        "import jax, jax.numpy as jnp, numpy as np\n"
-        "from jax.sharding import NamedSharding, PartitionSpec\n"
-        "from taciturn.core import Release\n"
-        "from taciturn.privacy.records import Records\n"
-        "first, second = jax.devices()\n"
-        "mesh, values = jax.make_mesh((2,), ('x',)), np.arange(8, dtype=np.float32)\n"
-        "everywhere, parted = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ('x',)))\n"
-        "for at in ((first, first), (second, second), (first, second), (everywhere, everywhere), (parted, everywhere)):\n"
-        "    print(Records(None, bytes(32)).write(0, Release([jax.device_put(values, one) for one in at]), '-0'))\n"
-        "print(Records(None, bytes(32)).write(0, Release([values, jax.device_put(values, second)]), '-0'))\n"
+        "import jax, jax.numpy as jnp, numpy as np\nfrom jax.sharding import NamedSharding,"
+        " PartitionSpec\nfrom taciturn.core import Release\nfrom taciturn.privacy.records import"
+        " Records\nfirst, second = jax.devices()\nmesh, values = jax.make_mesh((2,), ('x',)),"
+        " np.arange(8, dtype=np.float32)\neverywhere, parted = (NamedSharding(mesh,"
+        " PartitionSpec(*axes)) for axes in ((), ('x',)))\nfor at in ((first, first), (second,"
+        " second), (first, second), (everywhere, everywhere), (parted, everywhere)):\n   "
+        " print(Records(None, bytes(32)).write(0, Release([jax.device_put(values, one) for one in"
+        " at]), '-0'))\nprint(Records(None, bytes(32)).write(0, Release([values,"
+        " jax.device_put(values, second)]), '-0'))\n"
     )
     two = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
@@ -358,11 +371,10 @@ def test_not_waiting_for_hashes_is_noticed(tmp_path, monkeypatch):
 def noise_under(**flags: str) -> str:
     """Hash the noise that another process draws, by both implementations."""
     program = (
-        "import hashlib, jax.numpy as jnp, numpy as np\n"
-        "from taciturn.privacy import sampler, wide\n"
-        "given = sampler.spread(2.0**46), np.arange(8, dtype=np.uint32)\n"
-        "for drawn in (sampler.white(*given, 3, 1001), sampler.in_one_kernel(*given, jnp.uint32(3), 1001, interpret=True)):\n"
-        "    print(hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest())"
+        "import hashlib, jax.numpy as jnp, numpy as np\nfrom taciturn.privacy import sampler,"
+        " wide\ngiven = sampler.spread(2.0**46), np.arange(8, dtype=np.uint32)\nfor drawn in"
+        " (sampler.white(*given, 3, 1001), sampler.in_one_kernel(*given, jnp.uint32(3), 1001,"
+        " interpret=True)):\n    print(hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -381,7 +393,9 @@ def test_noise_has_the_same_bits_whatever_jax_is_set_to(flags):
 
 
 def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
-    """Copy a run's folder before its first save and resume both: each is charged for fresh draws, so each must draw afresh."""
+    """Copy a run's folder before its first save and resume both: each is charged for fresh draws,
+    so each must draw afresh.
+    """
     doors = []
     for name in ("one", "other"):
         (tmp_path / name).mkdir()

@@ -83,7 +83,9 @@ def test_recomputed_epsilon_is_no_more_than_stated(ledger, name):
 
 
 def test_leaving_out_a_release_shows(ledger):
-    """The twin that must fail: the events of a ledger that counts one release less cost less than was stated."""
+    """The twin that must fail: the events of a ledger that counts one release less cost less than
+    was stated.
+    """
     row = next(row for row in events_for_others(ledger) if row["run"] == "poisson")
     row["event"]["count"] -= 1
     assert recomputed(row) < 0.99 * row["epsilon"]

@@ -1,4 +1,6 @@
-"""Reports in residues stay within their limit whatever is rounded, and noise is made for the longest."""
+"""Reports in residues stay within their limit whatever is rounded, and noise is made for the
+longest.
+"""
 
 import math
 
@@ -28,7 +30,9 @@ GARBAGE = {
 
 @pytest.mark.parametrize("bits", [None, 10])
 def test_rounding_stays_within_the_limit_even_without_a_clip_before_it(bits):
-    """Call only `pack`, one by one and side by side: the check on integers does not rely on the clip."""
+    """Call only `pack`, one by one and side by side: the check on integers does not rely on the
+    clip.
+    """
     size, reports = 600, 20
     encoded = encoding(size, reports, bits)
     bound = modular(flat_clip(1.0), {"a": jnp.zeros(size)}, encoded)

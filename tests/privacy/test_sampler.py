@@ -1,4 +1,6 @@
-"""White noise in integers: its bits are ChaCha20's, its tables are correct, its distance from the rounded normal is charged."""
+"""White noise in integers: its bits are ChaCha20's, its tables are correct, its distance from the
+rounded normal is charged.
+"""
 
 import bisect
 import hashlib
@@ -40,12 +42,14 @@ def keystream(key, counters, nonce) -> bytes:
 
 def test_blocks_are_those_of_the_rfc():
     """RFC 8439, §2.3.2 and Appendix A.1, vectors 1 and 2."""
-    assert keystream(KEY, [1], NONCE).hex() == (
-        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4ed2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
+    assert (
+        keystream(KEY, [1], NONCE).hex()
+        == "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4ed2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
     )
     zero = np.zeros(8, np.uint32), np.zeros(3, np.uint32)
-    assert keystream(zero[0], [0, 1], zero[1]).hex() == (
-        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+    assert (
+        keystream(zero[0], [0, 1], zero[1]).hex()
+        == "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
         "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
     )
 
@@ -89,7 +93,9 @@ def test_without_chacha20_in_openssl_nothing_is_drawn_and_the_error_says_why(mon
 
 
 def binomial(times: int, below: int) -> dict[int, Fraction]:
-    """Return the distribution of how many coins fall, each with a probability of below · 2⁻⁶⁴, by definition."""
+    """Return the distribution of how many coins fall, each with a probability of below · 2⁻⁶⁴, by
+    definition.
+    """
     chance = Fraction(below, 2**64)
     return {
         number: math.comb(times, number) * chance**number * (1 - chance) ** (times - number)
@@ -327,8 +333,9 @@ def test_look_ups_compare_all_127_bits(is_guided):
 
 
 def test_a_guided_search_finds_every_number():
-    """Try the first words of all entries and their neighbours, which are at the edges of what is counted, and those at the edges of
-    stretches."""
+    """Try the first words of all entries and their neighbours, which are at the edges of what is
+    counted, and those at the edges of stretches.
+    """
     first, largest = sampler.cumulative()[0].astype(np.int64), 2**31 - 1
     edges = [
         largest - (np.arange(256, 513) << shift) + beside
@@ -361,7 +368,9 @@ def test_noise_is_never_narrower_than_asked_and_every_addition_is_smooth(deviati
 
 
 def test_two_additions_of_the_smallest_kind_are_a_discrete_gaussian_exactly_as_claimed():
-    """Compute X₀ + c X₁ by brute force, with a base as narrow as the condition allows: the largest relative error is the bound's."""
+    """Compute X₀ + c X₁ by brute force, with a base as narrow as the condition allows: the largest
+    relative error is the bound's.
+    """
     base, factor = 8.0, 3  # 1/64 + 9/64 ≤ 1/4
     reach = np.arange(-400, 401)
     single = np.exp(-(reach.astype(float) ** 2) / (2 * base**2))
@@ -415,7 +424,9 @@ def by_definition(
     stream: int,
     thinned=lambda is_first, words: words,
 ) -> list[int]:
-    """Draw with OpenSSL's blocks, a search that compares integers, and sums that cannot overflow."""
+    """Draw with OpenSSL's blocks, a search that compares integers, and sums that cannot
+    overflow.
+    """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     blocks, key = -(-size // 16), np.arange(8, dtype="<u4").tobytes()
@@ -467,8 +478,10 @@ def test_a_draw_and_the_kernel_equal_their_definition_in_python_integers(deviati
 
 @pytest.mark.parametrize(("size", "held"), [(17, 4096), (16 * 300 + 5, 128)])
 def test_whichever_draws_are_undecided_each_is_decided_by_bits_of_its_own(monkeypatch, size, held):
-    """With a table in which four entries share every first word, and words of few values, hardly any draw is decided by its first: in all
-    lanes, terms, chunks and programs, and by each of the other three words. (Of real ones, one in 190,000 is undecided.)"""
+    """With a table in which four entries share every first word, and words of few values, hardly
+    any draw is decided by its first: in all lanes, terms, chunks and programs, and by each of the
+    other three words. (Of real ones, one in 190,000 is undecided.)
+    """
     place, last = (
         np.arange(2**15, dtype=object),
         np.random.default_rng(0).integers(1, 2**32 - 1, 2**15).astype(object),
@@ -480,7 +493,9 @@ def test_whichever_draws_are_undecided_each_is_decided_by_bits_of_its_own(monkey
     assert table == sorted(table)
 
     def thinned(is_first, words):
-        """Leave a sign and 13 of 31 bits of first words, and of the others one bit, one bit, and all."""
+        """Leave a sign and 13 of 31 bits of first words, and of the others one bit, one bit, and
+        all.
+        """
         return (
             [word & np.uint32(0xFFF80001) for word in words]
             if is_first
@@ -540,7 +555,9 @@ def test_two_spreads_never_share_a_compiled_program():
 
 
 def test_the_bits_have_the_hash_that_devices_are_checked_against(monkeypatch):
-    """For a few of the draws one word of the number does not decide: the twin that stops there is noticed."""
+    """For a few of the draws one word of the number does not decide: the twin that stops there is
+    noticed.
+    """
     assert (
         hashlib.sha256(by(sampler.plain, 2.0**57, 10**6, 5).tobytes()).hexdigest() == sampler.KNOWN
     )
@@ -566,7 +583,9 @@ def test_a_device_whose_noise_has_other_bits_is_refused_before_anything_is_relea
 
 
 def test_noise_is_checked_on_the_device_that_draws_it(tmp_path, monkeypatch):
-    """It need not be JAX's default, nor known when a curator is made. It is checked before a charge, and when a state follows a record."""
+    """It need not be JAX's default, nor known when a curator is made. It is checked before a
+    charge, and when a state follows a record.
+    """
     algorithm, params, device = curators.averaging(), {"x": jnp.zeros(3)}, jax.local_devices()[0]
     curator, state = (
         curators.opened(algorithm, curators.Loop(), tmp_path / "ledger.jsonl"),

@@ -1,4 +1,6 @@
-"""Residues for a secure sum are bounded for every update and every coin, and exact in sums; each part of the encoding is needed."""
+"""Residues for a secure sum are bounded for every update and every coin, and exact in sums; each
+part of the encoding is needed.
+"""
 
 import functools
 import math
@@ -106,7 +108,7 @@ def square(whole) -> int:
     return sum(int(one) ** 2 for one in np.asarray(whole).ravel())
 
 
-# ── what every report keeps ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what every report keeps ───────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -142,7 +144,9 @@ def test_an_update_with_all_its_length_in_few_places_is_bounded_like_any_other(c
 
 
 def test_an_update_that_rotates_into_one_coordinate_is_clipped_there():
-    """The worst case for C_∞: signs are public, so anyone can make such an update. It loses length, and stays bounded."""
+    """The worst case for C_∞: signs are public, so anyone can make such an update. It loses length,
+    and stays bounded.
+    """
     encoded = encoding(2**16, 100, 15)
     bound = modular(flat_clip(1.0), {"a": jnp.zeros(2**16)}, encoded)
     aimed = np.zeros(2**16, np.int32)
@@ -188,11 +192,13 @@ def test_a_user_of_weight_zero_reports_zero_and_no_report_states_its_weight():
         assert bool(jnp.any(report.update != 0)) == (weight > 0)
 
 
-# ── rounding ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── rounding ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def worst(encoded):
-    """Return the longest update with every fraction at one half, which random rounding makes longest."""
+    """Return the longest update with every fraction at one half, which random rounding makes
+    longest.
+    """
     values = np.full(encoded.padded, math.ceil(encoded.radius / math.sqrt(encoded.padded)) + 0.5)
     while np.sum(values**2) > encoded.radius**2:
         values[np.argmax(values)] -= 1
@@ -210,7 +216,9 @@ def test_rounding_is_repeated_until_it_fits():
 
 
 def test_rounding_without_a_second_try_breaks_the_bound():
-    """The twin that must fail: an eighth of all roundings of the same update are too long for the noise."""
+    """The twin that must fail: an eighth of all roundings of the same update are too long for the
+    noise.
+    """
     encoded = encoding(600, 100, 13)
     anything = encoded._replace(limit=2**60)
     roundings = jax.vmap(lambda key: conditionally_rounded(anything, worst(encoded), key))(
@@ -258,7 +266,9 @@ def test_integers_are_rounded_to_themselves_and_halves_to_either_side():
 
 
 def test_reports_are_right_on_average():
-    """The mean of many roundings, in standard errors of it; the twin rounds towards zero and is far off."""
+    """The mean of many roundings, in standard errors of it; the twin rounds towards zero and is far
+    off.
+    """
     encoded, bound = made("few bits")
     update = {
         "a": jnp.asarray(
@@ -282,7 +292,7 @@ def test_reports_are_right_on_average():
     assert np.mean(off**2) > 100
 
 
-# ── sums ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── sums ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -332,7 +342,9 @@ def test_a_total_is_the_same_in_integers_of_any_type(dtype):
 
 
 def test_the_papers_unshift_gives_a_wrong_mean_for_three_reports():
-    """Algorithm 2 as printed: reports are shifted by C_∞ each, and their sum back by one C_∞. It is right for one report only."""
+    """Algorithm 2 as printed: reports are shifted by C_∞ each, and their sum back by one C_∞. It is
+    right for one report only.
+    """
     encoded = encoding(64, 10)
     generator = np.random.default_rng(0)
     for count in (1, 3):
@@ -346,7 +358,9 @@ def test_the_papers_unshift_gives_a_wrong_mean_for_three_reports():
 
 
 def test_a_total_is_turned_back_without_rounding_on_the_way():
-    """One user's report moves a total of many by what it stands for, to the step; in floats it would not."""
+    """One user's report moves a total of many by what it stands for, to the step; in floats it
+    would not.
+    """
     encoded = encoding(2**16, MOST_REPORTS)
     bound = modular(flat_clip(1.0), {"a": jnp.zeros(2**16)}, encoded)
     most = encoded.largest * encoded.most_reports
@@ -380,7 +394,7 @@ def transformed(values):
     return values
 
 
-# ── rotation ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── rotation ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("size", [1, 2, 64, 2**12])
@@ -431,7 +445,7 @@ def test_two_users_with_the_same_update_draw_different_coins():
     assert 10 < np.count_nonzero(first != second) < 590
 
 
-# ── parameters ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── parameters ────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_inflation_of_the_papers_settings_is_the_papers():
@@ -503,7 +517,7 @@ def test_the_longest_reports_are_compared_exactly_as_floats_cannot(shape):
     assert float(jnp.sum(jnp.square(whole.astype(jnp.float32)))) != exact
 
 
-# ── with a mechanism ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── with a mechanism ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_falling_clip_norm_changes_the_scale_and_not_the_modulus():
@@ -528,7 +542,9 @@ def test_estimators_that_ask_for_weights_are_refused():
 
 
 def test_light_reports_would_break_the_clipped_denominator():
-    """This is why they are refused: rounding makes a report of weight w longer than w × the sensitivity."""
+    """This is why they are refused: rounding makes a report of weight w longer than w × the
+    sensitivity.
+    """
     encoded, _ = made("few bits")
     whole = reporting("few bits")(np.ones(600, np.float32), jnp.float32(0.01), jnp.int32(0), KEY)
     assert math.sqrt(square(whole)) > 3 * 0.01 * math.sqrt(encoded.limit)
@@ -576,7 +592,7 @@ def test_layers_of_any_shape_come_back_in_place(clip, clip_norm):
         np.testing.assert_allclose(left, right, atol=clip_norm * 1e-3)
 
 
-# ── on fleets, in runs ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── on fleets, in runs ────────────────────────────────────────────────────────────────────────────
 
 FTRL = {
     "algorithm": "dp-ftrl",
@@ -595,8 +611,9 @@ def with_privacy(sections, **privacy):
 
 
 def trained(population, sections, fleet, rounds):
-    """By hand, so that cohorts and noise are the same whatever the encoding; in a run they follow from the recipe. At a noise multiplier
-    of 0.001 there is hardly any."""
+    """By hand, so that cohorts and noise are the same whatever the encoding; in a run they follow
+    from the recipe. At a noise multiplier of 0.001 there is hardly any.
+    """
     recipe = tiny_recipe(population, **sections)
     algorithm = build.algorithm(recipe, len(population.vocabulary))
     params = build.language_model(recipe.model, len(population.vocabulary)).init(jax.random.key(1))
@@ -670,7 +687,9 @@ def test_a_run_counts_the_bytes_of_packed_residues(population, tmp_path):
 
 
 def test_an_interrupted_run_with_residues_resumes_to_the_same_model(population, tmp_path):
-    """Coins of rounding follow from the row and the user, so that a repeated round gives the same total."""
+    """Coins of rounding follow from the row and the user, so that a repeated round gives the same
+    total.
+    """
     fleet = {"kind": "check-in", "dropout_rate": 0.25, "over_selection": 1.4, "timer_hours": 5.0}
     recipe = tiny_recipe(
         population,
@@ -731,7 +750,7 @@ def test_residues_go_to_hosts_as_plain_arrays(population):
     assert isinstance(report, Report)
 
 
-# ── on the wire ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── on the wire ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_report_of_gboards_model_is_encoded_quickly_and_is_as_small_as_stated():
@@ -751,7 +770,7 @@ def test_a_report_of_gboards_model_is_encoded_quickly_and_is_as_small_as_stated(
     np.testing.assert_array_equal(unpacked, report)
 
 
-# ── how much noise: last, because what was compiled is forgotten when noise is replaced ────────────────────────────────────────────────
+# ── how much noise: last, because what was compiled is forgotten when noise is replaced ───────────
 
 
 def deviation(of, size, multiplier, most_reports, denominator=1.0):

@@ -1,4 +1,6 @@
-"""Sensitivities of correlated noise agree with brute force, with jax-privacy, and with what a user can actually do."""
+"""Sensitivities of correlated noise agree with brute force, with jax-privacy, and with what a user
+can actually do.
+"""
 
 import numpy as np
 import pytest
@@ -109,7 +111,9 @@ def test_jax_privacy_agrees():
 
 
 def test_separation_counts_the_rounds_between():
-    """Two participations with MinS rounds between them are MinS + 1 apart; off by one would charge too little."""
+    """Two participations with MinS rounds between them are MinS + 1 apart; off by one would charge
+    too little.
+    """
     coefficients = blt_coefficients(DECAY, SCALE, 50)
     ours = toeplitz("BLT", coefficients).sensitivity_squared(50, 9, 5)
     assert ours == pytest.approx(largest_at(coefficients, 10), rel=1e-6)
@@ -256,7 +260,8 @@ def test_with_restarts_the_worst_pattern_over_all_segments_is_charged(lengths):
             assert toeplitz("BLT", *columns).sensitivity_squared(
                 rows, min_separation, most
             ) == pytest.approx(worst)
-            # The twin that must fail: each segment separately, as if no user came back after a restart.
+            # The twin that must fail: each segment separately, as if no user came back after a
+            # restart.
             alone = [largest(one, min_separation, most) for one in blocks]
             assert most < rows or min_separation or max(alone) < 0.999 * worst
 
@@ -276,7 +281,8 @@ def test_restarts_of_the_paper():
     assert strategy.sensitivity_squared(2000, 299, 6) == 82
     error = np.sqrt(82 * np.mean(strategy.prefix_variance(2000)))
     assert error == pytest.approx(16.87, abs=0.01)
-    # One round later, and not completed, a tree leaves the noise of two nodes in the sum for good, as some implementations do.
+    # One round later, and not completed, a tree leaves the noise of two nodes in the sum for good,
+    # as some implementations do.
     left_over = np.concatenate([np.zeros(129), np.full(1024, 1.0), np.full(847, 1.0)])
     parts = [
         tree_strategy(length, honaker=True).prefix_variance(length) for length in (129, 1024, 847)

@@ -1,4 +1,6 @@
-"""docs/recipe.md: every setting of a recipe, what goes with what, and what is there only to reproduce papers."""
+"""docs/recipe.md: every setting of a recipe, what goes with what, and what is there only to
+reproduce papers.
+"""
 
 import json
 import re
@@ -35,10 +37,16 @@ def reference() -> str:
     )
     return "\n".join(
         [
-            "# Every setting of a recipe\n\nMade by `tests/recipe/reference.py`; a test keeps it in step.\n",
+            (
+                "# Every setting of a recipe\n\nMade by `tests/recipe/reference.py`; a test keeps"
+                " it in step.\n"
+            ),
             *sections,
             f"## What goes with what\n\nWhat is possible with each algorithm:\n\n{_matrix()}",
-            f"The choices that exclude each other:\n\n{_table(('choice', 'goes with', 'because'), _pairs())}",
+            (
+                "The choices that exclude each"
+                f" other:\n\n{_table(('choice', 'goes with', 'because'), _pairs())}"
+            ),
             f"What else is refused, where … is what the recipe says:\n\n{rules}\n",
             f"## For reproducing papers\n\nNothing else needs these.\n\n{_table(SETTINGS, papers)}",
         ]
@@ -62,7 +70,9 @@ def choices(annotation: Any) -> list[str]:
 
 
 def _for_papers(section: str, field: FieldInfo) -> Any:
-    """True, or those values of a setting, with their meaning, that are there to reproduce papers."""
+    """True, or those values of a setting, with their meaning, that are there to reproduce
+    papers.
+    """
     extras = (one.json_schema_extra for one in (Recipe.model_fields.get(section), field) if one)
     return next(
         (one["for_papers"] for one in extras if isinstance(one, dict) and one["for_papers"]), {}
@@ -85,7 +95,9 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _matrix() -> str:
-    """All that COMPATIBLE leaves. What one row excludes may exclude something else, so this says more than the rows do."""
+    """All that COMPATIBLE leaves. What one row excludes may exclude something else, so this says
+    more than the rows do.
+    """
     known = {
         f"{section}.{name}".strip("."): choices(field.annotation)
         for section, name, field in settings()

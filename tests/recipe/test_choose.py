@@ -126,7 +126,10 @@ def test_what_a_round_takes_besides_is_counted():
 def test_a_machine_that_is_too_slow_is_told_how_long_it_would_take():
     with pytest.raises(
         RecipeError,
-        match=r"25 rounds of 10, takes 41.7 minutes on this machine without compiling and measuring. Allow more",
+        match=(
+            r"25 rounds of 10, takes 41.7 minutes on this machine without compiling and measuring."
+            r" Allow more"
+        ),
     ):
         best_plan(task(seconds=60.0, users_per_second=0.1))
 

@@ -1,4 +1,6 @@
-"""A fingerprint names what shapes a run. It must not change when a setting is added, and must change with everything that matters."""
+"""A fingerprint names what shapes a run. It must not change when a setting is added, and must
+change with everything that matters.
+"""
 
 import jax
 import pytest
@@ -68,7 +70,8 @@ OLD = {
     "audit": {"users": 100},
     "run": {"rounds": 200, "evaluate_every": 10, "save_every": 5, "seed": 3},
 }
-# Every default there is. A new setting is added here; a default that changes needs another SCHEMA, or unfinished runs would go on with it.
+# Every default there is. A new setting is added here; a default that changes needs another SCHEMA,
+# or unfinished runs would go on with it.
 DEFAULTS = {
     "": {"algorithm": "dp-fedavg"},
     "data": {
@@ -175,7 +178,9 @@ def fingerprint(**sections):
 
 
 def test_old_recipes_have_the_fingerprints_they_had():
-    """Unfinished runs, ledgers and fleets know them by these. If one has to change, so has SCHEMA."""
+    """Unfinished runs, ledgers and fleets know them by these. If one has to change, so has
+    SCHEMA.
+    """
     assert SCHEMA == 1
     assert parse_recipe(GOOD).fingerprint == "3755a4d6c790969a"
     assert parse_recipe(OLD).fingerprint == "f3c9e26eb240c251"

@@ -1,4 +1,6 @@
-"""Every row of the tables of rules refuses a recipe that nothing else refuses, and what they allow together is just what is accepted."""
+"""Every row of the tables of rules refuses a recipe that nothing else refuses, and what they allow
+together is just what is accepted.
+"""
 
 import itertools
 import re

@@ -224,7 +224,9 @@ def test_parameters_with_one_leaf_more_do_not_leave(copied_runs, tmp_path):
 
 
 def test_what_was_loaded_cannot_be_changed_before_it_leaves(finished_runs):
-    """Changed in place, used, and put back, other parameters would leave with the run's guarantee."""
+    """Changed in place, used, and put back, other parameters would leave with the run's
+    guarantee.
+    """
     run = FinishedRun(finished_runs / "private")
     leaf = run.params["word_bias"]
     with pytest.raises(ValueError, match="read-only"):

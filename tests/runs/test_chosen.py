@@ -62,7 +62,9 @@ def start(public) -> str:
 
 @pytest.fixture
 def timed(monkeypatch):
-    """A machine of one speed: two seconds to compile, 20 users a second, a second to measure the sample."""
+    """A machine of one speed: two seconds to compile, 20 users a second, a second to measure the
+    sample.
+    """
     monkeypatch.setattr(chosen, "_timed", lambda *_: (2.0, 20.0, 0.0, 1.0))
     monkeypatch.setattr(chosen, "exactly", lambda task, plan: plan)  # takes a second
 

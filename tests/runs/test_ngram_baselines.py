@@ -1,4 +1,6 @@
-"""N-grams counted on users' text have no privacy: they are charged as that, and do not leave as anything else."""
+"""N-grams counted on users' text have no privacy: they are charged as that, and do not leave as
+anything else.
+"""
 
 import json
 

@@ -49,7 +49,9 @@ def same(left, right) -> bool:
 
 
 def cut_at(patch, place: str, occurrence: int):
-    """Cut off at the n-th call of a function of pretrain, before or after it; or of what it tells its progress to."""
+    """Cut off at the n-th call of a function of pretrain, before or after it; or of what it tells
+    its progress to.
+    """
     count = 0
 
     def cut_here(*_):
@@ -159,7 +161,9 @@ def test_blocks_of_steps_are_plain_steps_of_adam(corpus):
 
 
 def overfitting(vocabulary) -> PublicCorpus:
-    """Ten words in random order. Which ten can be learned from little text; what else is learned from it is wrong elsewhere."""
+    """Ten words in random order. Which ten can be learned from little text; what else is learned
+    from it is wrong elsewhere.
+    """
     generator = np.random.default_rng(0)
     return corpus_of(generator.integers(10, 20, (12, 80)), vocabulary)
 
@@ -203,7 +207,9 @@ RARE = 37
 def test_a_word_of_held_out_documents_alone_is_never_learned_from(
     vocabulary, tmp_path, is_held_out
 ):
-    """With the twin in which a document that is trained on has the word, and its embedding moves."""
+    """With the twin in which a document that is trained on has the word, and its embedding
+    moves.
+    """
     usual = corpus_of([[5, 6, 7, 8, 9] * 8] * 10, vocabulary)
     numbered = corpus_of([[position] for position in range(10)], vocabulary)
     trained_on, held_out = (
@@ -316,7 +322,10 @@ def test_mixed_precision_changes_little_and_leaves_a_model_in_float32(
 
 
 def run_cli(corpus: Path, out: Path, *options: str):
-    small = "--epochs 2 --batch-size 4 --unroll 5 --learning-rate 0.01 --seed 3 --set width=8 --set units=12"
+    small = (
+        "--epochs 2 --batch-size 4 --unroll 5 --learning-rate 0.01 --seed 3 --set width=8 --set"
+        " units=12"
+    )
     command = ["pretrain", str(corpus), "--out", str(out), *small.split(), *options]
     return CliRunner().invoke(app, command, catch_exceptions=False)
 

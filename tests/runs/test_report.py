@@ -1,4 +1,6 @@
-"""A run's page: its figures are the run's, nothing on it can do anything, and it can be read everywhere."""
+"""A run's page: its figures are the run's, nothing on it can do anything, and it can be read
+everywhere.
+"""
 
 import json
 import re
@@ -40,7 +42,9 @@ NASTY = '<script>alert("x")</script>'
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, vocabulary):
-    """People enough for groups, a start, a run from it, one without noise, and n-grams beside them."""
+    """People enough for groups, a start, a run from it, one without noise, and n-grams beside
+    them.
+    """
     folder = tmp_path_factory.mktemp("report")
     people = write_population(
         folder / "people", made_up_users(50), made_up_users(40, seed=1), vocabulary, {}
@@ -200,7 +204,9 @@ def test_a_page_that_cannot_be_written_does_not_undo_the_run(
 def test_what_a_finished_run_promises_is_never_left_out_for_its_page(
     population, tmp_path, monkeypatch
 ):
-    """The twin: where the statement itself cannot be written, the run is not finished, and keeps what it resumes from."""
+    """The twin: where the statement itself cannot be written, the run is not finished, and keeps
+    what it resumes from.
+    """
 
     def failing(*_, **__):
         raise PackageNotFoundError("taciturn")
@@ -389,7 +395,8 @@ def test_it_is_read_in_a_browser_at_any_width_by_day_and_by_night(
     page.goto(address)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(
-        "[...document.querySelectorAll('main *')].every((one) => one.getBoundingClientRect().right <= innerWidth + 1)"
+        "[...document.querySelectorAll('main *')].every((one) => one.getBoundingClientRect().right"
+        " <= innerWidth + 1)"
     )
     ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground))) < 200) == (scheme == "dark")

@@ -1,4 +1,6 @@
-"""What is in a run's folder and its population's: roots, secrets and ledgers that are lost, copied or cut off."""
+"""What is in a run's folder and its population's: roots, secrets and ledgers that are lost, copied
+or cut off.
+"""
 
 import contextlib
 import shutil
@@ -52,7 +54,9 @@ def test_a_lost_ledger_is_not_made_anew(finished_runs, copied_runs, tmp_path, do
 
 
 def test_a_refused_run_cannot_be_resumed_from_a_non_private_model(copied_runs, tmp_path):
-    """The same name, other parameters to start from: refused as a new run, and then also with --resume."""
+    """The same name, other parameters to start from: refused as a new run, and then also with
+    --resume.
+    """
     people = Population(copied_runs / "people")
     from_plain = short_recipe(people, model={"warm_start": str(copied_runs / "plain")})
     with pytest.raises(LedgerError, match="already has a run"):
@@ -108,7 +112,9 @@ def test_a_run_is_not_resumed_with_a_truncated_ledger(population, tmp_path):
 
 
 def test_two_runs_with_one_root_never_share_noise(population, tmp_path):
-    """A folder copied before its first save, with another noise multiplier in it, is another run with the same root."""
+    """A folder copied before its first save, with another noise multiplier in it, is another run
+    with the same root.
+    """
 
     def plain(noise_multiplier: float):
         return tiny_recipe(

@@ -45,7 +45,9 @@ TWO_ROUNDS = {"rounds": 2, "save_every": 1, "evaluate_every": 2, "seed": None}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, vocabulary) -> Path:
-    """A population with a seeded run, `seeded`, and a run that started from it with secret noise, `after`."""
+    """A population with a seeded run, `seeded`, and a run that started from it with secret noise,
+    `after`.
+    """
     folder = tmp_path_factory.mktemp("made")
     people = small_population(folder / "people", vocabulary)
     loop.train_run(tiny_recipe(people, run={**TWO_ROUNDS, "seed": 1}), folder / "seeded", quietly)

@@ -14,8 +14,10 @@ PARAMETERS = 2_412_000
 
 
 def measurements() -> list[tuple[float, float, float]]:
-    """How far the model could go, how far noise took it, and the points of AccuracyTop1 that it gained: of all rounds that were measured
-    in private runs that differ in nothing but what the rule is about."""
+    """How far the model could go, how far noise took it, and the points of AccuracyTop1 that it
+    gained: of all rounds that were measured in private runs that differ in nothing but what the
+    rule is about.
+    """
     found = []
     with open(Path(__file__).with_name("runs.csv")) as file:
         for row in csv.DictReader(file):
@@ -57,10 +59,12 @@ def main() -> None:
     fitted = least_squares(differs, [0.4, 0.5, 0.2], bounds=(0.001, 10.0))
     a, b, c = fitted.x
     print(
-        f"{len(gain)} measurements: gain = {a:.3f} · ln(1 + way / {b:.3f}) − {c:.3f} · (noise / 50)^1.5"
+        f"{len(gain)} measurements: gain = {a:.3f} · ln(1 + way / {b:.3f}) − {c:.3f} · (noise /"
+        " 50)^1.5"
     )
     print(
-        f"root mean square {np.sqrt(np.mean(fitted.fun**2)):.3f} points, worst {np.max(np.abs(fitted.fun)):.2f}"
+        f"root mean square {np.sqrt(np.mean(fitted.fun**2)):.3f} points, worst"
+        f" {np.max(np.abs(fitted.fun)):.2f}"
     )
     print(f"best noise where rounds are free: {50 * (a / 1.5 / c) ** (2 / 3):.0f}")
 

@@ -1,4 +1,6 @@
-"""DP-FedAvg and DP-FedSGD (McMahan et al. 2018, Algorithm 1), DP-FTRL (Xu et al. 2023) and FedAvg without privacy."""
+"""DP-FedAvg and DP-FedSGD (McMahan et al. 2018, Algorithm 1), DP-FTRL (Xu et al. 2023) and FedAvg
+without privacy.
+"""
 
 import optax
 
@@ -24,7 +26,9 @@ def dp_fedavg(
     server: Server,
     most_reports: int = MOST_REPORTS,
 ) -> Algorithm:
-    """Train each user, for E epochs or, as DP-FedSGD, by one gradient (local_training.py); average the clipped updates with noise."""
+    """Train each user, for E epochs or, as DP-FedSGD, by one gradient (local_training.py); average
+    the clipped updates with noise.
+    """
     return federated(
         user_update, mechanism(bound, estimator, noise, most_reports), participation, server
     )
@@ -39,9 +43,11 @@ def dp_ftrl(
     server: Server,
     most_reports: int,
 ) -> Algorithm:
-    """DP-FTRL (Xu et al. 2023, Algorithm 1): Δ̃ᵗ = (1/m) PrivateSum(T_θ, Σ Δ_i), where m is the report goal, however many reports came. It
-    differs from DP-FedAvg in two words: noise that is correlated over rounds, and participation that claims no sampling. The noise comes in
-    residual form, so every server optimiser works unchanged."""
+    """DP-FTRL (Xu et al. 2023, Algorithm 1): Δ̃ᵗ = (1/m) PrivateSum(T_θ, Σ Δ_i), where m is the
+    report goal, however many reports came. It differs from DP-FedAvg in two words: noise that is
+    correlated over rounds, and participation that claims no sampling. The noise comes in residual
+    form, so every server optimiser works unchanged.
+    """
     if isinstance(bound, AdaptiveClip):
         private = adaptive_mechanism(bound, report_goal, noise, most_reports)
     else:
@@ -52,7 +58,9 @@ def dp_ftrl(
 def fedavg(
     user_update: UserUpdate, bound: Bound, participation: Participation, server: Server
 ) -> Algorithm:
-    """Take the true average: no noise, no privacy, and charged so (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
+    """Take the true average: no noise, no privacy, and charged so (ε = ∞). A bound alone shows what
+    clipping does (Figure 2).
+    """
     return federated(user_update, mechanism(bound, mean(), no_noise()), participation, server)
 
 
@@ -68,7 +76,8 @@ def private_averaging(
     """Build DP-FedAvg around your own `user_update`.
 
     Args:
-        user_update: (message, user, key) → an update of `message.params`, in JAX; it may be anything, and is clipped.
+        user_update: (message, user, key) → an update of `message.params`, in JAX; it may be
+            anything, and is clipped.
         clip_norm: S, the most that one user can move the sum.
         noise_multiplier: z, noise on the sum in units of S.
         users: how many there are, as publicly stated.
@@ -98,7 +107,8 @@ def federated(
     """Build what all of them share: a server that steps along the estimate."""
 
     def server_update(state: ServerState, estimate: Estimate) -> ServerState:
-        # optax descends a gradient; the estimate points where users went. θᵗ⁺¹ ← θᵗ + Δᵗ⁺¹ for plain SGD at rate 1.
+        # optax descends a gradient; the estimate points where users went. θᵗ⁺¹ ← θᵗ + Δᵗ⁺¹ for
+        # plain SGD at rate 1.
         step, optimizer = server.update(trees.scale(estimate, -1.0), state.optimizer, state.params)
         return ServerState(trees.add(state.params, step), optimizer)
 

@@ -1,7 +1,8 @@
-"""Fine-tuning on devices (Popov et al. 2018): learning users' language without forgetting the general one (§2.1 and §2.2), and from
-predictions in place of updates (§2.3).
+"""Fine-tuning on devices (Popov et al. 2018): learning users' language without forgetting the
+general one (§2.1 and §2.2), and from predictions in place of updates (§2.3).
 
-λ, the `user_share`, is the part of a device's training text that is its user's own. At 1 both are plain re-training, which forgets.
+λ, the `user_share`, is the part of a device's training text that is its user's own. At 1 both are
+plain re-training, which forgets.
 """
 
 from collections.abc import Callable
@@ -44,8 +45,10 @@ Text = Callable[
 
 
 def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
-    """Rehearse at random: add rows of general text to each batch of the user's, until a share λ of all rows is the user's. `general` is
-    public text, [rows, length + 1], which goes to every device; each draws its own rows of it."""
+    """Rehearse at random: add rows of general text to each batch of the user's, until a share λ of
+    all rows is the user's. `general` is public text, [rows, length + 1], which goes to every
+    device; each draws its own rows of it.
+    """
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
         assert key is not None  # LocalTraining.keyed says that there is one
@@ -63,7 +66,9 @@ def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
 def unforgetting_update(
     model: LanguageModel, local: LocalTraining, user_share: float, project: Project | None = None
 ) -> UserUpdate:
-    """Learn without forgetting: the general model θ_g, as it was sent, gives the probability of what else could have been written."""
+    """Learn without forgetting: the general model θ_g, as it was sent, gives the probability of
+    what else could have been written.
+    """
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:
         loss = partial(soft_label_loss, model, message.params, user_share)
@@ -80,7 +85,9 @@ def soft_label_loss(
     tokens: jax.Array,
     key: Key | None,
 ) -> jax.Array:
-    """Return the loss (1) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formula (2)."""
+    """Return the loss (1) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formula
+    (2).
+    """
     expected = jax.lax.stop_gradient(jax.nn.softmax(losses.logits(model, general, tokens[:, :-1])))
     labels = own * jax.nn.one_hot(tokens[:, 1:], expected.shape[-1]) + (1 - own) * expected
     return cross_entropy_with(labels, model, params, tokens, key)
@@ -93,7 +100,9 @@ def cross_entropy_with(
     tokens: jax.Array,
     key: Key | None = None,
 ) -> jax.Array:
-    """Return −Σ_w y*_w log p(w | θ), formula (1), for labels y* [..., vocabulary]; a mean over words."""
+    """Return −Σ_w y*_w log p(w | θ), formula (1), for labels y* [..., vocabulary]; a mean over
+    words.
+    """
     scores = jax.nn.log_softmax(losses.logits(model, params, tokens[:, :-1], key))
     present = tokens[:, 1:] != PADDING
     each = -jnp.sum(labels * scores, axis=-1)
@@ -109,12 +118,16 @@ def transfer_learning(
     epochs: int,
     batch_size: int,
 ) -> Algorithm:
-    """Learning from the average prediction (Popov et al. 2018, §2.3; Shin et al. 2016): devices say what they would have written next in a
-    text that everybody has, and the server learns that. The text is public, or sampled from the model that is sent, so that a device can
-    sample it again. Predictions are summed like updates: a fleet still only adds. A round is one cycle: y*_i = 1/N Σ_k p(w_i | θ_u^k),
-    formula (4); then E epochs of SGD on the cross-entropy (1) between y* and what the model says.
+    """Learning from the average prediction (Popov et al. 2018, §2.3; Shin et al. 2016): devices say
+    what they would have written next in a text that everybody has, and the server learns that. The
+    text is public, or sampled from the model that is sent, so that a device can sample it again.
+    Predictions are summed like updates: a fleet still only adds. A round is one cycle: y*_i = 1/N
+    Σ_k p(w_i | θ_u^k), formula (4); then E epochs of SGD on the cross-entropy (1) between y* and
+    what the model says.
 
-    Departs from Popov et al.: in each cycle devices train the model they were just sent, so nobody keeps a model of theirs between two."""
+    Departs from Popov et al.: in each cycle devices train the model they were just sent, so nobody
+    keeps a model of theirs between two.
+    """
 
     def predictions(message: Message, user: UserData, key: Key) -> Update:
         trained = trees.add(message.params, user_update(message, user, key))

@@ -1,7 +1,8 @@
-"""What a device computes: UserUpdateFedAvg and UserUpdateFedSGD of McMahan et al. 2018, Algorithm 1.
+"""What a device computes: UserUpdateFedAvg and UserUpdateFedSGD of McMahan et al. 2018, Algorithm
+1.
 
-Pure functions of (message, one user's text, key); they run unchanged on any fleet. Nothing here is trusted with privacy: the
-mechanism clips whatever comes out.
+Pure functions of (message, one user's text, key); they run unchanged on any fleet. Nothing here is
+trusted with privacy: the mechanism clips whatever comes out.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,9 @@ def gradient_step(loss: Loss) -> Step:
 
 
 def with_short_steps(take_step: Step, gradient_norm: float) -> Step:
-    """Limit each step to that of a gradient of this norm (Zaremba et al. 2014 clip at 5, of a sum over the words of a row)."""
+    """Limit each step to that of a gradient of this norm (Zaremba et al. 2014 clip at 5, of a sum
+    over the words of a row).
+    """
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
         change = trees.subtract(take_step(params, batch, key, rate), params)
@@ -57,8 +60,8 @@ def fedavg_update(
 ) -> UserUpdate:
     """Run E epochs of SGD over the user's batches, Δ = θ − θ⁰.
 
-    With `project`, clipping is *greedy*: after every local step the update is projected back into the ball. Without, the mechanism
-    clips once at the end (Ramaswamy et al. 2020).
+    With `project`, clipping is *greedy*: after every local step the update is projected back into
+    the ball. Without, the mechanism clips once at the end (Ramaswamy et al. 2020).
     """
     if local.gradient_norm is not None:
         take_step = with_short_steps(take_step, local.gradient_norm)
@@ -68,7 +71,8 @@ def fedavg_update(
 
         def step(epoch: jax.Array | int, index: jax.Array, params: Params) -> Params:
             batch = user.batches[index]
-            # By position, not in sequence: how many batches of padding lie between two epochs depends on other users.
+            # By position, not in sequence: how many batches of padding lie between two epochs
+            # depends on other users.
             dropout_key = (
                 jax.random.fold_in(jax.random.fold_in(key, epoch), index) if local.keyed else None
             )
@@ -85,9 +89,10 @@ def fedavg_update(
                     start, project(message.public, trees.subtract(params, start))
                 )  # θ⁰ + ClipFn(θ − θ⁰)
             if pull or project is not None:
-                # A batch of padding is not a step. A zero gradient ensures that by itself for every update that is reported
-                # (privacy/clipping.py leaves out those so large that it might not); these two do not, and how much padding a user has
-                # depends on who is trained beside them.
+                # A batch of padding is not a step. A zero gradient ensures that by itself for every
+                # update that is reported (privacy/clipping.py leaves out those so large that it
+                # might not); these two do not, and how much padding a user has depends on who is
+                # trained beside them.
                 is_text = jnp.any(batch != PADDING)
                 params = jax.tree.map(lambda after, p: jnp.where(is_text, after, p), params, before)
             return params

@@ -1,7 +1,9 @@
-"""A warm start: ordinary training on public text (McMahan et al. 2018, Appendix B, "likely the best approach for practical applications").
+"""A warm start: ordinary training on public text (McMahan et al. 2018, Appendix B, "likely the best
+approach for practical applications").
 
-It takes a `PublicCorpus` and nothing else, so no user's text can enter here. An epoch depends only on its number and on where the
-one before it ended, so an interrupted training resumes between two of them as if nothing had happened.
+It takes a `PublicCorpus` and nothing else, so no user's text can enter here. An epoch depends only
+on its number and on where the one before it ended, so an interrupted training resumes between two
+of them as if nothing had happened.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +32,8 @@ FAST, SLOW = (
 SMALLEST, LARGEST = 32, 1024  # batches; at the last an H200 reads 3.8M tokens a second
 STEPS, ENOUGH = 2500, 60_000_000  # steps of an epoch and tokens of a training, about
 BLOCK = 20  # steps in one go: the device never waits for Python, and a progress bar still moves
-# A GPU adds gradients in any order unless told otherwise; this costs a seventh of its speed (46M parameters on an H200).
+# A GPU adds gradients in any order unless told otherwise; this costs a seventh of its speed (46M
+# parameters on an H200).
 REPEATABLE = {"xla_gpu_deterministic_ops": True}
 
 
@@ -49,8 +52,9 @@ class Schedule:
 
 
 def fitted(schedule: Schedule, tokens: int, unit_norm: bool) -> Schedule:
-    """Fill in batch size, rate and epochs for this many tokens, where none are given: larger batches for more text, so that a GPU is busy
-    and there are still some thousand steps; at least 60M tokens read in all, in at most ten epochs.
+    """Fill in batch size, rate and epochs for this many tokens, where none are given: larger
+    batches for more text, so that a GPU is busy and there are still some thousand steps; at least
+    60M tokens read in all, in at most ten epochs.
 
     >>> fitted(Schedule(), 55_000_000, unit_norm=False)
     Schedule(epochs=3, batch_size=1024, unroll=20, learning_rate=0.0071, precision='float32', held_out=0.02, patience=2, seed=0)
@@ -86,7 +90,9 @@ class Pretraining(NamedTuple):
 
 
 def split(corpus: PublicCorpus, share: float, seed: int) -> tuple[PublicCorpus, PublicCorpus]:
-    """Split off documents to measure with: at least one. Where there is only one, its end is held out."""
+    """Split off documents to measure with: at least one. Where there is only one, its end is held
+    out.
+    """
     documents, words = corpus.documents, len(corpus.vocabulary)
     if len(documents) == 1:
         end = len(documents[0]) - max(1, ceil(share * len(documents[0])))
@@ -105,7 +111,9 @@ def split(corpus: PublicCorpus, share: float, seed: int) -> tuple[PublicCorpus, 
 
 
 def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraining:
-    """Train with Adam, at a rate that rises for a twentieth of the time and then falls like a cosine. The schedule is a fitted one."""
+    """Train with Adam, at a rate that rises for a twentieth of the time and then falls like a
+    cosine. The schedule is a fitted one.
+    """
     size, peak_rate = schedule.batch_size, schedule.learning_rate
     pieces = np.concatenate(
         [Unrolls(schedule.unroll).pieces(document) for document in text.documents]
@@ -113,7 +121,8 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraini
     steps = len(pieces) // size
     if steps == 0:
         raise ValueError(
-            f"the text is too short: {len(pieces)} pieces of {schedule.unroll} tokens do not fill a batch of {size}"
+            f"the text is too short: {len(pieces)} pieces of {schedule.unroll} tokens do not fill a"
+            f" batch of {size}"
         )
     rows, lengths = jnp.asarray(pieces), np.count_nonzero(pieces[:, 1:] != PADDING, axis=1)
     whole = max(2, schedule.epochs * steps)  # a single step leaves a cosine no room
@@ -126,7 +135,9 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraini
     def block(
         training: Training, rows: jax.Array, order: jax.Array, key: Key, first: int, last: int
     ) -> tuple[Training, jax.Array]:
-        """Take steps `first` to `last` of an epoch. One program for all of them runs faster than one for each, on a CPU too."""
+        """Take steps `first` to `last` of an epoch. One program for all of them runs faster than
+        one for each, on a CPU too.
+        """
 
         def step(
             number: jax.Array, carry: tuple[Training, jax.Array]

@@ -1,10 +1,12 @@
-"""Synthetic users that audit a training: each sends a random direction (Andrew et al. 2023, "One-shot empirical privacy estimation
-for federated learning"; a single training tests all of them, as in Steinke, Nasr and Jagielski 2023).
+"""Synthetic users that audit a training: each sends a random direction (Andrew et al. 2023,
+"One-shot empirical privacy estimation for federated learning"; a single training tests all of them,
+as in Steinke, Nasr and Jagielski 2023).
 
-docs/audit.md describes the method. A run records how far each released estimate went in the direction of each user, whether it took part
-or not, and in some directions that no user sends (`FILE_NAME`), and who took part (`COINS`). Directions are Walsh functions of the shuffled
-parameters, times random signs that all users share: orthogonal (exactly, where one clip norm covers all layers), and an estimate's products
-with 10,000 of them are one fast transform.
+docs/audit.md describes the method. A run records how far each released estimate went in the
+direction of each user, whether it took part or not, and in some directions that no user sends
+(`FILE_NAME`), and who took part (`COINS`). Directions are Walsh functions of the shuffled
+parameters, times random signs that all users share: orthogonal (exactly, where one clip norm covers
+all layers), and an estimate's products with 10,000 of them are one fast transform.
 """
 
 import io
@@ -30,20 +32,28 @@ from taciturn.recipe.sections import AUDITED_AT_ONCE
 from taciturn.train import TrainState
 
 FILE_NAME, COINS = "audit_users.npy", "audit_users.json"
-LENGTH = 5e5  # of a direction before it is bounded: longer than clip norms, shorter than what counts as diverged
-BYSTANDERS = 0.25  # directions that no user sends, for each that a user may send: they show what people do to all directions
+# of a direction before it is bounded: longer than clip norms, shorter than what counts as diverged
+LENGTH = 5e5
+# directions that no user sends, for each that a user may send: they show what people do to all
+# directions
+BYSTANDERS = 0.25
 MOST_BESIDE = (
-    0.1  # of a cohort, where its people are counted: by an adaptive clip norm, or in a denominator
+    # of a cohort, where its people are counted: by an adaptive clip norm, or in a denominator
+    0.1
 )
 
 
 class AuditUsers:
-    """A fleet of audit users for one run, and a `RunObserver`: the run calls `begin` and `observe` in every round."""
+    """A fleet of audit users for one run, and a `RunObserver`: the run calls `begin` and `observe`
+    in every round.
+    """
 
     everyone_reports = True
 
     def __init__(self, recipe: Recipe, algorithm: Algorithm, params: Params, root: bytes) -> None:
-        """Make those of a recipe whose noise is worked out. `params` may be any of the model's shape."""
+        """Make those of a recipe whose noise is worked out. `params` may be any of the model's
+        shape.
+        """
         self.count, self._rounds = recipe.audit.users, recipe.run.rounds
         self.most_at_once = min(self.count, AUDITED_AT_ONCE)
         self.source = f"random directions of {self.count} synthetic users, who audit the run"
@@ -60,7 +70,8 @@ class AuditUsers:
         self._pattern_of = {
             round: number for number, pattern in enumerate(self.patterns) for round in pattern
         }
-        self._round, self._seen = 0, dict[int, np.ndarray]()  # not written yet
+        # not written yet
+        self._round, self._seen = 0, dict[int, np.ndarray]()
 
     def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
         return WithSyntheticUsers(fleet, self, self.chosen, most_reports, key_slot=2)
@@ -69,7 +80,9 @@ class AuditUsers:
         self._round = round
 
     def chosen(self, coins: Key) -> UserIds:
-        """Return who takes part now: those whose turn it is and whose coin says so, however often the round is summed."""
+        """Return who takes part now: those whose turn it is and whose coin says so, however often
+        the round is summed.
+        """
         del coins
         everyone = np.arange(self.count)
         turn = everyone % len(self.patterns) == self._pattern_of.get(self._round, -1)
@@ -102,17 +115,20 @@ class AuditUsers:
         )
 
     def observe(self, before: TrainState, after: TrainState) -> None:
-        """Record how far a round's estimate went in each direction, in units of a report of full length."""
+        """Record how far a round's estimate went in each direction, in units of a report of full
+        length.
+        """
         public = self._mechanism.public(before.mechanism)
         clip_norm = float(getattr(public, "clip_norm", public))
         products = self._directions.products(after.estimate)
-        row = (
-            int(after.mechanism.round) - 1
-        )  # of the noise: after a crash it may differ from the round
+        # of the noise: after a crash it may differ from the round
+        row = int(after.mechanism.round) - 1
         self._seen[before.round] = np.append(row, products / (self._unit * clip_norm))
 
     def save(self, folder: Path, mode: int) -> None:
-        """Save. `mode` is that of the model's file: readings are as private. A round repeated after a crash overwrites its row."""
+        """Save. `mode` is that of the model's file: readings are as private. A round repeated after
+        a crash overwrites its row.
+        """
         path = folder / FILE_NAME
         if not path.exists():
             coins = {"included": self.included.astype(int).tolist(), "rounds": self.patterns}
@@ -130,16 +146,14 @@ class AuditUsers:
 class Vectors(NamedTuple):
     """What directions are made of, for each parameter."""
 
-    signed: (
-        jax.Array
-    )  # the random sign that all users share, times the size that every direction has there
-    places: jax.Array  # uint32: its argument of the Walsh functions
-    order: (
-        jax.Array
-    )  # int32: the parameters that are used, shuffled, so that places are 0, 1, 2, …, 0, 1, …
-    own: (
-        jax.Array
-    )  # a sign for each direction; without it, those of a round would add up in a few parameters
+    # the random sign that all users share, times the size that every direction has there
+    signed: jax.Array
+    # uint32: its argument of the Walsh functions
+    places: jax.Array
+    # int32: the parameters that are used, shuffled, so that places are 0, 1, 2, …, 0, 1, …
+    order: jax.Array
+    # a sign for each direction; without it, those of a round would add up in a few parameters
+    own: jax.Array
 
 
 class Directions:
@@ -152,7 +166,9 @@ class Directions:
         count: int,
         generator: np.random.Generator,
     ) -> None:
-        """Draw `count` directions. `lengths` has the length in each layer of one of length 1; without, all parameters count alike."""
+        """Draw `count` directions. `lengths` has the length in each layer of one of length 1;
+        without, all parameters count alike.
+        """
         sizes, self._shaped = (
             [leaf.size for leaf in jax.tree.leaves(params)],
             ravel_pytree(params)[1],
@@ -162,10 +178,12 @@ class Directions:
         if self.block > size:
             most = int((1 << (size.bit_length() - 1)) / (1 + BYSTANDERS))
             raise ValueError(
-                f"[audit] a model of {size} parameters can tell at most {most} users apart: lower audit.users"
+                f"[audit] a model of {size} parameters can tell at most {most} users apart: lower"
+                " audit.users"
             )
         self._fold = jax.jit(self._folded)
-        # Shuffled, so that each place has parameters of every layer; those left over would leave directions not quite orthogonal.
+        # Shuffled, so that each place has parameters of every layer; those left over would leave
+        # directions not quite orthogonal.
         order = generator.permutation(size)[: size - size % self.block]
         signs, places = np.zeros(size), np.zeros(size)
         signs[order] = 1.0 - 2.0 * generator.integers(0, 2, len(order))
@@ -186,7 +204,9 @@ class Directions:
         self.vectors = Vectors(*(jnp.asarray(values, kind) for values, kind in typed))
 
     def update(self, vectors: Vectors, user: jax.Array) -> Params:
-        """Return what a user sends, before it is bounded. (`vectors` are these directions' own, as arguments of a compiled program.)"""
+        """Return what a user sends, before it is bounded. (`vectors` are these directions' own, as
+        arguments of a compiled program.)
+        """
         odd = (jax.lax.population_count(vectors.places & user) & 1).astype(jnp.float32)
         return self._shaped(vectors.signed * (LENGTH * vectors.own[user] * (1 - 2 * odd)))
 
@@ -215,15 +235,19 @@ def walsh(values: np.ndarray) -> np.ndarray:
 
 
 def patterns(recipe: Recipe) -> list[list[int]]:
-    """Return users' turns: each round belongs to at most one pattern, and user i has pattern i modulo their number. As many turns as
-    the claim allows, or, without such a claim, as make μ about 1; fewer, where too many users would join a round."""
+    """Return users' turns: each round belongs to at most one pattern, and user i has pattern i
+    modulo their number. As many turns as the claim allows, or, without such a claim, as make μ
+    about 1; fewer, where too many users would join a round.
+    """
     rounds, limits, multiplier = (
         recipe.run.rounds,
         build.participation(recipe).limits,
         recipe.privacy.noise_multiplier,
     )
-    assert multiplier  # the recipe is refused otherwise
-    at_once = AUDITED_AT_ONCE  # for whom a total has room
+    # the recipe is refused otherwise
+    assert multiplier
+    # for whom a total has room
+    at_once = AUDITED_AT_ONCE
     if _people_are_counted(recipe):
         at_once = min(at_once, max(1, int(MOST_BESIDE * recipe.participation.cohort)))
     most = limits[1] if limits else math.ceil(multiplier**2)
@@ -232,14 +256,20 @@ def patterns(recipe: Recipe) -> list[list[int]]:
         found = _patterns(rounds, apart, turns)
         if recipe.audit.users <= at_once * len(found):
             return found
-    beside = f"{rounds} rounds of {recipe.participation.cohort:g} people, who are counted, and audit users with them"
+    beside = (
+        f"{rounds} rounds of {recipe.participation.cohort:g} people, who are counted, and audit"
+        " users with them"
+    )
     raise ValueError(
-        f"[audit] {recipe.audit.users} users are too many for {beside}: take at most {at_once * rounds}"
+        f"[audit] {recipe.audit.users} users are too many for {beside}: take at most"
+        f" {at_once * rounds}"
     )
 
 
 def _people_are_counted(recipe: Recipe) -> bool:
-    """Return whether people are counted, not only added: where updates are long, or in a denominator. Audit users are counted with them."""
+    """Return whether people are counted, not only added: where updates are long, or in a
+    denominator. Audit users are counted with them.
+    """
     return recipe.privacy.clipping == "adaptive" or recipe.privacy.least_weight is not None
 
 
@@ -251,7 +281,9 @@ def _patterns(rounds: int, apart: int, turns: int) -> list[list[int]]:
 
 
 def _lengths(recipe: Recipe, params: Params) -> list[float] | None:
-    """Return the length in each layer where layers are clipped separately, so that the clip does not change a direction."""
+    """Return the length in each layer where layers are clipped separately, so that the clip does
+    not change a direction.
+    """
     if recipe.privacy.clipping != "per-layer":
         return None
     given = recipe.privacy.layer_clip_norms

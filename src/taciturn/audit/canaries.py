@@ -1,9 +1,12 @@
-"""Canaries: invented secrets, and synthetic users who share them (Ramaswamy et al. 2020, §IV-A; the idea is Carlini et al.'s, 2019).
+"""Canaries: invented secrets, and synthetic users who share them (Ramaswamy et al. 2020, §IV-A; the
+idea is Carlini et al.'s, 2019).
 
-A canary is five words drawn at random. n_u synthetic users share it, with n_e copies each among their 200 sentences; the others are
-public. A run trains on them like on anyone else, and audit/secret_sharer.py then asks the model what it remembers.
+A canary is five words drawn at random. n_u synthetic users share it, with n_e copies each among
+their 200 sentences; the others are public. A run trains on them like on anyone else, and
+audit/secret_sharer.py then asks the model what it remembers.
 
-Departs from the paper: a canary is drawn from words alone. Punctuation that ends a sentence would make two of it.
+Departs from the paper: a canary is drawn from words alone. Punctuation that ends a sentence would
+make two of it.
 """
 
 import json
@@ -30,14 +33,19 @@ from taciturn.recipe.sections import CanarySection
 from taciturn.train import TrainState
 
 FILE_NAME = "canaries.json"
-LENGTH, PREFIX = 5, 2  # words of a canary, and how many of them an attacker knows
-DRAWING_CANARIES, DRAWING_TEXTS = 0, 1  # what a seed is used for: random numbers are never reused
+# words of a canary, and how many of them an attacker knows
+LENGTH, PREFIX = 5, 2
+# what a seed is used for: random numbers are never reused
+DRAWING_CANARIES, DRAWING_TEXTS = 0, 1
 
 
 class Canary(NamedTuple):
-    words: tuple[int, ...]  # ids
-    users: int  # n_u, who share it
-    copies: int  # n_e, for each of them
+    # ids
+    words: tuple[int, ...]
+    # n_u, who share it
+    users: int
+    # n_e, for each of them
+    copies: int
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -45,16 +53,20 @@ class Canary(NamedTuple):
 
     @property
     def continuation(self) -> tuple[int, ...]:
-        return self.words[PREFIX:]  # the secret
+        # the secret
+        return self.words[PREFIX:]
 
 
 class SyntheticUser(NamedTuple):
     canary: Canary
-    tokens: np.ndarray  # messages closed by END, like those of a population's users
+    # messages closed by END, like those of a population's users
+    tokens: np.ndarray
 
 
 def canary_words(vocabulary: Vocabulary) -> np.ndarray:
-    """Return the ids that canaries and their references are made of: no special tokens, no punctuation."""
+    """Return the ids that canaries and their references are made of: no special tokens, no
+    punctuation.
+    """
     words = np.array(
         [place for place, word in enumerate(vocabulary.words) if is_word(word)], np.int32
     )
@@ -77,7 +89,9 @@ def make_canaries(
 def synthetic_users(
     canaries: Sequence[Canary], corpus: PublicCorpus, seed: int, sentences: int = 200
 ) -> list[SyntheticUser]:
-    """Make the users who share the canaries. Every sentence is a message of its own, and a user's are in random order."""
+    """Make the users who share the canaries. Every sentence is a message of its own, and a user's
+    are in random order.
+    """
     if any(canary.copies > sentences for canary in canaries):
         raise ValueError(
             f"a canary cannot have more copies than a user has sentences ({sentences})"
@@ -127,8 +141,10 @@ def _public_sentences(
 def expected_sightings(
     users: Iterable[SyntheticUser], rate: float, rounds: int, layout: Layout | None = None
 ) -> dict[Canary, float]:
-    """Return how often a training sees each canary if a user joins a share `rate` of the rounds (Table 3): rate × rounds × n_u × n_e where
-    texts are read whole. A device reads what its `layout` has room for; only copies in that part count."""
+    """Return how often a training sees each canary if a user joins a share `rate` of the rounds
+    (Table 3): rate × rounds × n_u × n_e where texts are read whole. A device reads what its
+    `layout` has room for; only copies in that part count.
+    """
     copies: Counter[Canary] = Counter()
     for user in users:
         copies[user.canary] += copies_read(user, layout)
@@ -148,7 +164,9 @@ def copies_read(user: SyntheticUser, layout: Layout | None = None) -> int:
 
 
 def save_canaries(path: Path, seen: Mapping[Canary, float], vocabulary: Vocabulary) -> None:
-    """Save canaries with their words spelled out, for people and other vocabularies, and how often each is seen (`expected_sightings`)."""
+    """Save canaries with their words spelled out, for people and other vocabularies, and how often
+    each is seen (`expected_sightings`).
+    """
     rows = [
         one._asdict() | {"words": [vocabulary.words[word] for word in one.words], "seen": often}
         for one, often in seen.items()
@@ -175,11 +193,14 @@ def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
 
 
 class PlantedCanaries:
-    """The canaries of a recipe, beside a run's fleet and outside its claim; a `RunObserver`. RUN/canaries.json says what was planted."""
+    """The canaries of a recipe, beside a run's fleet and outside its claim; a `RunObserver`.
+    RUN/canaries.json says what was planted.
+    """
 
     def __init__(self, recipe: Recipe, vocabulary: Vocabulary, root: bytes) -> None:
         section, self._vocabulary = recipe.canaries, vocabulary
-        assert section.text  # or the recipe plants nothing
+        # or the recipe plants nothing
+        assert section.text
         corpus = PublicCorpus.load(Path(section.text))
         corpus.check_words(vocabulary, "[canaries] text")
         seed = int.from_bytes(randomness.derive(root, "canaries", 0)[:8], "big")
@@ -192,7 +213,10 @@ class PlantedCanaries:
             build.layout(recipe, vocabulary),
             recipe.participation.weight_cap,
         )
-        self.source = f"the text of {len(self._users)} synthetic users, who took part beside the people ({corpus.source})"
+        self.source = (
+            f"the text of {len(self._users)} synthetic users, who took part beside the people"
+            f" ({corpus.source})"
+        )
 
     def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
         theirs = SimulatedFleet(

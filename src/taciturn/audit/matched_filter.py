@@ -1,11 +1,15 @@
-"""Guess best who was in, from all rows of a run: for noise that is correlated over rounds as the recipe says.
+"""Guess best who was in, from all rows of a run: for noise that is correlated over rounds as the
+recipe says.
 
-Row t of a run is x_t + n_t, and the noise n has the covariance Σ over rows. For a user with the turns p (1 in their rounds, else 0) the
-best statistic is ⟨Σ⁻¹ p, rows⟩. It separates the two cases by μ = √(pᵀ Σ⁻¹ p) / z, all that the rows together reveal about these turns. Σ
-is worked out here from the definitions in the papers and not from the code that draws the noise, so that the two can be compared.
+Row t of a run is x_t + n_t, and the noise n has the covariance Σ over rows. For a user with the
+turns p (1 in their rounds, else 0) the best statistic is ⟨Σ⁻¹ p, rows⟩. It separates the two cases
+by μ = √(pᵀ Σ⁻¹ p) / z, all that the rows together reveal about these turns. Σ is worked out here
+from the definitions in the papers and not from the code that draws the noise, so that the two can
+be compared.
 
-People pull much the same way in all rounds. What they do in directions that no user sends shows which sequences of rows to trust less;
-these directions are orthogonal to the users', so that a filter chosen by them is fair.
+People pull much the same way in all rounds. What they do in directions that no user sends shows
+which sequences of rows to trust less; these directions are orthogonal to the users', so that a
+filter chosen by them is fair.
 """
 
 import itertools
@@ -25,8 +29,10 @@ from taciturn.privacy.sensitivity import (
 def noise_rows(
     kind: str, lengths: Sequence[int], strategy: Mapping[str, list[float]] | None
 ) -> np.ndarray:
-    """Return [rows, draws]: the share of each draw of standard white noise in each row. `lengths` are those of the segments between
-    restarts; `strategy` has the coefficients of all of them, where the kind has any."""
+    """Return [rows, draws]: the share of each draw of standard white noise in each row. `lengths`
+    are those of the segments between restarts; `strategy` has the coefficients of all of them,
+    where the kind has any.
+    """
     if kind == "independent":
         return np.eye(sum(lengths))
     if kind in ("tree", "honaker"):
@@ -58,11 +64,14 @@ def noise_rows(
 
 
 def _tree(rows: int, honaker: bool, completed: bool) -> np.ndarray:
-    """Build the rows of a tree: the sum of t rows has the noise of the nodes that cover them; a node's is its own, or with Honaker's
-    reduction the best guess from its own and those of all nodes below. In the last row of a completed tree the root stands for all."""
+    """Build the rows of a tree: the sum of t rows has the noise of the nodes that cover them; a
+    node's is its own, or with Honaker's reduction the best guess from its own and those of all
+    nodes below. In the last row of a completed tree the root stands for all.
+    """
     levels = rows.bit_length()
     weights = tree_weights(levels + 1) if honaker else np.ones(levels + 1)
-    nodes = [np.eye(rows)]  # by level: the share of each draw in each node
+    # by level: the share of each draw in each node
+    nodes = [np.eye(rows)]
     draws = rows
     for level in range(1, levels):
         below, count = nodes[-1], rows >> level
@@ -96,13 +105,16 @@ def _with_root(
 def filters(
     noise: np.ndarray, turns: np.ndarray, multiplier: float, bystanders: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each column of `turns` [rows, users] and the `noise` [rows, draws] of these rows, weights with which the sum of the rows
-    has noise of standard deviation 1, and the μ by which it is larger where a user was in. `bystanders` [rows, directions] are the
-    rows in directions that no user sends."""
+    """Return, for each column of `turns` [rows, users] and the `noise` [rows, draws] of these rows,
+    weights with which the sum of the rows has noise of standard deviation 1, and the μ by which it
+    is larger where a user was in. `bystanders` [rows, directions] are the rows in directions that
+    no user sends.
+    """
     root = multiplier * np.linalg.cholesky(noise @ noise.T)
     white, seen = np.linalg.solve(root, turns), np.linalg.solve(root, bystanders)
     rows, count = seen.shape
-    # A covariance estimated from few directions is uncertain: the fewer, the more of it is the noise that is claimed.
+    # A covariance estimated from few directions is uncertain: the fewer, the more of it is the
+    # noise that is claimed.
     known = count / (count + rows)
     found = known * (seen @ seen.T) / max(count, 1) + (1 - known) * np.eye(rows)
     best = np.linalg.solve(found, white)

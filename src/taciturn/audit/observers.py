@@ -1,4 +1,6 @@
-"""What observes a run, to show afterwards what it revealed: its canaries and its audit users, if the recipe has any."""
+"""What observes a run, to show afterwards what it revealed: its canaries and its audit users, if
+the recipe has any.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,26 +17,38 @@ from taciturn.train import TrainState
 class RunObserver(Protocol):
     """Synthetic users beside a run's own and outside its claim, and the record of them."""
 
-    source: str  # what they bring into the model, for its card
-    most_at_once: int  # that report in a round
+    # what they bring into the model, for its card
+    source: str
+    # that report in a round
+    most_at_once: int
 
     def beside(
-        self, fleet: Fleet, most_reports: int
-    ) -> Fleet: ...  # with them added; a total holds at most so many reports
+        self,
+        fleet: Fleet,
+        most_reports: int,
+        # with them added; a total holds at most so many reports
+    ) -> Fleet: ...
 
-    def begin(self, round: int) -> None: ...  # before the round is summed, perhaps again
+    # before the round is summed, perhaps again
+    def begin(self, round: int) -> None: ...
 
-    def observe(self, before: TrainState, after: TrainState) -> None: ...  # after a round
+    # after a round
+    def observe(self, before: TrainState, after: TrainState) -> None: ...
 
     def save(
-        self, folder: Path, mode: int
-    ) -> None: ...  # before the state: these rounds are not seen again
+        self,
+        folder: Path,
+        mode: int,
+        # before the state: these rounds are not seen again
+    ) -> None: ...
 
 
 def run_observers(
     recipe: Recipe, vocabulary: Vocabulary, algorithm: Algorithm, params: Params, root: bytes
 ) -> list[RunObserver]:
-    """Return the observers of a recipe whose noise is worked out. `params` may be any of the model's shape."""
+    """Return the observers of a recipe whose noise is worked out. `params` may be any of the
+    model's shape.
+    """
     found: list[RunObserver] = []
     if recipe.canaries.text is not None:
         found.append(PlantedCanaries(recipe, vocabulary, root))

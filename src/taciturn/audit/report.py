@@ -1,4 +1,6 @@
-"""What a finished run reveals: how well audit users can be told apart, beside the claim, and what its model knows of planted secrets."""
+"""What a finished run reveals: how well audit users can be told apart, beside the claim, and what
+its model knows of planted secrets.
+"""
 
 import math
 from itertools import groupby
@@ -28,9 +30,8 @@ class CanaryResults(NamedTuple):
     """What the model memorised of each planted canary."""
 
     findings: list[Finding]
-    seen: dict[
-        Canary, float
-    ]  # how often the training saw each, in expectation; local epochs not counted
+    # how often the training saw each, in expectation; local epochs not counted
+    seen: dict[Canary, float]
 
     def kinds(self) -> list[tuple[int, int, list[Finding]]]:
         """Group by (n_u, n_e), as in Ramaswamy et al. 2020, Table 4; the best remembered first."""
@@ -48,18 +49,25 @@ class MembershipResults(NamedTuple):
 
     audit: Audit
     delta: float
-    turns: int  # of one user, at most
-    whole: float | None  # the μ of the run's claim about every person, where it is one of μ-GDP
-    mu: np.ndarray  # claimed, of each user
+    # of one user, at most
+    turns: int
+    # the μ of the run's claim about every person, where it is one of μ-GDP
+    whole: float | None
+    # claimed, of each user
+    mu: np.ndarray
     included: np.ndarray
 
     def epsilon(self, times: float = 1.0) -> float:
-        """Return ε of the user with the most turns, were the noise `times` times smaller than claimed."""
+        """Return ε of the user with the most turns, were the noise `times` times smaller than
+        claimed.
+        """
         return gaussian_epsilon(times * self.audit.mu, self.delta) if times > 0 else 0.0
 
 
 def rows_of_noise(recipe: Recipe) -> np.ndarray:
-    """Work out the rows by definition (audit/matched_filter.py), not by the code that draws the noise."""
+    """Work out the rows by definition (audit/matched_filter.py), not by the code that draws the
+    noise.
+    """
     return noise_rows(
         recipe.noise, segments(build.rows(recipe), recipe.restart_rounds), recipe.privacy.strategy
     )
@@ -86,7 +94,8 @@ def membership_results(folder: Path, recipe: Recipe) -> MembershipResults | None
     if not (folder / audit_users.FILE_NAME).exists():
         return None
     seen, multiplier = AuditScores(folder), recipe.privacy.noise_multiplier
-    assert multiplier  # worked out before the run began
+    # worked out before the run began
+    assert multiplier
     turns = np.stack([np.isin(seen.rounds, pattern) for pattern in seen.patterns], axis=1).astype(
         float
     )
@@ -95,7 +104,8 @@ def membership_results(folder: Path, recipe: Recipe) -> MembershipResults | None
     )
     pattern = np.arange(len(seen.included)) % len(seen.patterns)
     scores = np.einsum("ri,ri->i", by_pattern[:, pattern], seen.products)
-    came = apart[pattern] > 0  # a run that ended early never reached the turns of the others
+    # a run that ended early never reached the turns of the others
+    came = apart[pattern] > 0
     mu, included = apart[pattern][came], seen.included[came]
     try:
         found = audited(scores[came], mu, included)
@@ -114,7 +124,8 @@ class AuditReport(NamedTuple):
     """All that can be said about a run from outside."""
 
     guarantee: Guarantee
-    scores: Scores  # on held-out users: a model that learned nothing remembers nothing
+    # on held-out users: a model that learned nothing remembers nothing
+    scores: Scores
     canaries: CanaryResults | None
     membership: MembershipResults | None
 

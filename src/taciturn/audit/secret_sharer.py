@@ -1,10 +1,13 @@
-"""Test whether a model memorised a secret: the Secret Sharer framework (Carlini et al. 2019) as Ramaswamy et al. 2020, §IV-A use it.
+"""Test whether a model memorised a secret: the Secret Sharer framework (Carlini et al. 2019) as
+Ramaswamy et al. 2020, §IV-A use it.
 
-The attacker knows the first two words of a canary (audit/canaries.py), and has the model. Random sampling: among continuations drawn at
-random, how many does the model find at least as likely as the secret one? Beam search: is the secret one among the best five that it
-generates itself? What these attacks do not find, another may.
+The attacker knows the first two words of a canary (audit/canaries.py), and has the model. Random
+sampling: among continuations drawn at random, how many does the model find at least as likely as
+the secret one? Beam search: is the secret one among the best five that it generates itself? What
+these attacks do not find, another may.
 
-Only the last word of each of two million references takes a softmax over all words: states after the first are computed once per prefix.
+Only the last word of each of two million references takes a softmax over all words: states after
+the first are computed once per prefix.
 """
 
 import math
@@ -23,28 +26,36 @@ from taciturn.models.recurrence import Cell
 from taciturn.models.stepping import Recurrent, State, StepWeights, Windowed, step, zero_state
 from taciturn.progress import Progress, unwatched
 
-REFERENCES = 2_000_000  # |R|
-WIDTH = 5  # of the beam
-CONTINUATION = LENGTH - PREFIX  # words
-DRAWING_REFERENCES = 2  # what a seed is used for; audit/canaries.py has the others
-CPU_MEMORY, ACCELERATOR_MEMORY = 2**26, 2**31  # bytes for one block; more is no faster
+# |R|
+REFERENCES = 2_000_000
+# of the beam
+WIDTH = 5
+# words
+CONTINUATION = LENGTH - PREFIX
+# what a seed is used for; audit/canaries.py has the others
+DRAWING_REFERENCES = 2
+# bytes for one block; more is no faster
+CPU_MEMORY, ACCELERATOR_MEMORY = 2**26, 2**31
 
-Scorer = Callable[
-    [Sequence[int]], np.ndarray
-]  # a prefix → float32, the log-probability of each continuation after it
+# a prefix → float32, the log-probability of each continuation after it
+Scorer = Callable[[Sequence[int]], np.ndarray]
 
 
 class Finding(NamedTuple):
     """What a model memorised of a canary."""
 
     canary: Canary
-    rank: int  # by random sampling: 1 where no reference is as likely as the canary
+    # by random sampling: 1 where no reference is as likely as the canary
+    rank: int
     references: int
-    place: int | None  # among the continuations that beam search found, from 1; None if absent
+    # among the continuations that beam search found, from 1; None if absent
+    place: int | None
 
     @property
     def exposure(self) -> float:
-        """Return log2 |R| − log2 rank, in bits (Carlini et al. 2019). R holds the references and the canary."""
+        """Return log2 |R| − log2 rank, in bits (Carlini et al. 2019). R holds the references and
+        the canary.
+        """
         return math.log2(self.references + 1) - math.log2(self.rank)
 
 
@@ -85,8 +96,10 @@ def random_sampling(
     references: np.ndarray,
     progress: Progress = unwatched,
 ) -> list[int]:
-    """Rank each canary's continuation among the references by log-perplexity after its prefix. An equally likely reference comes before
-    it, an identical one is not counted. A broken model (NaN) knows nothing, and the rank is the last."""
+    """Rank each canary's continuation among the references by log-perplexity after its prefix. An
+    equally likely reference comes before it, an identical one is not counted. A broken model (NaN)
+    knows nothing, and the rank is the last.
+    """
     secrets = np.array([canary.continuation for canary in canaries], np.int32).reshape(
         -1, CONTINUATION
     )
@@ -124,9 +137,8 @@ def beam_search(
 def scorer(model: WordModel, continuations: np.ndarray, memory: int | None = None) -> Scorer:
     """Return the fastest scorer for this model and these continuations, int [count, 3]."""
     memory = memory or (CPU_MEMORY if jax.default_backend() == "cpu" else ACCELERATOR_MEMORY)
-    order = np.lexsort(
-        continuations.T[::-1]
-    )  # those with the same beginning are adjacent, and read together
+    # those with the same beginning are adjacent, and read together
+    order = np.lexsort(continuations.T[::-1])
     if isinstance(model, Recurrent):
         score_sorted = _recurrent_scorer(model, continuations[order], memory)
     else:
@@ -141,11 +153,12 @@ def scorer(model: WordModel, continuations: np.ndarray, memory: int | None = Non
 
 
 def _recurrent_scorer(model: Recurrent, continuations: np.ndarray, memory: int) -> Scorer:
-    """Score a prefix in one program, block by block, without waiting for Python; needs room for all states besides `memory`."""
+    """Score a prefix in one program, block by block, without waiting for Python; needs room for all
+    states besides `memory`.
+    """
     weights: StepWeights = jax.device_put(model.weights)
-    size = max(
-        1, memory // (8 * model.vocabulary + 16 * len(weights.gate_bias))
-    )  # rows that fit, of float32
+    # rows that fit, of float32
+    size = max(1, memory // (8 * model.vocabulary + 16 * len(weights.gate_bias)))
     rows = min(size, len(continuations))
     padded = np.pad(continuations, ((0, -len(continuations) % rows), (0, 0)))
     blocks = jax.device_put(padded.reshape(-1, rows, CONTINUATION))
@@ -162,7 +175,9 @@ def _recurrent_scorer(model: Recurrent, continuations: np.ndarray, memory: int) 
 def _after(
     cell: Cell, size: int, weights: StepWeights, beginning: jax.Array, blocks: jax.Array
 ) -> jax.Array:
-    """Return log P(w₁ w₂ w₃ | beginning) for every row of the blocks, [blocks, rows, 3]. The states after w₁ are made `size` at a time."""
+    """Return log P(w₁ w₂ w₃ | beginning) for every row of the blocks, [blocks, rows, 3]. The states
+    after w₁ are made `size` at a time.
+    """
     # A GPU would otherwise round the factors of products to ten bits, and close ranks would swap.
     with jax.default_matmul_precision("highest"):
         state, first = zero_state(weights), jnp.zeros_like(weights.word_bias)
@@ -171,7 +186,8 @@ def _after(
 
         def read_first(words: jax.Array) -> tuple[State, jax.Array]:
             alike = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), state)
-            after, _ = step(cell, weights, alike, words)  # unused scores are not computed
+            # unused scores are not computed
+            after, _ = step(cell, weights, alike, words)
             return after, _normaliser(weights, after)
 
         every = jnp.arange(math.ceil(len(first) / size) * size).reshape(-1, size) % len(first)
@@ -231,13 +247,14 @@ def _general_scorer(model: WordModel, continuations: np.ndarray, memory: int) ->
 def _scores_after(
     model: WordModel, prefix: Sequence[int], size: int
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return [count, words read after the prefix] → the log-probabilities of what follows, [count, vocabulary]; at most `size` of them."""
+    """Return [count, words read after the prefix] → the log-probabilities of what follows, [count,
+    vocabulary]; at most `size` of them.
+    """
     if isinstance(model, Windowed):
 
         def side_by_side(texts: np.ndarray) -> np.ndarray:
-            rows = np.full(
-                (size, 1 + len(prefix) + texts.shape[1]), PADDING, np.int32
-            )  # one size, compiled once
+            # one size, compiled once
+            rows = np.full((size, 1 + len(prefix) + texts.shape[1]), PADDING, np.int32)
             rows[: len(texts), : 1 + len(prefix)] = BEGIN, *prefix
             rows[: len(texts), 1 + len(prefix) :] = texts
             return np.asarray(model.scores_at(rows, rows.shape[1] - 1))[: len(texts)]

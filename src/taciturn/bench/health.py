@@ -1,4 +1,6 @@
-"""Check whether this machine can train, and what is missing for which command: for `taciturn doctor`."""
+"""Check whether this machine can train, and what is missing for which command: for `taciturn
+doctor`.
+"""
 
 import os
 import platform
@@ -16,8 +18,10 @@ from packaging.requirements import Requirement
 from taciturn.errors import TaciturnError
 from taciturn.progress import Progress, unwatched
 
-LEAST = 2.0  # GiB of memory and of disk: a run of the usual size takes about as much
-FOR = {  # what an extra of the package is for
+# GiB of memory and of disk: a run of the usual size takes about as much
+LEAST = 2.0
+# what an extra of the package is for
+FOR = {
     "onnx": "taciturn export --to onnx",
     "fleet": "taciturn fleet, over a network",
     "fleet-redis": "taciturn fleet serve --store",
@@ -26,7 +30,9 @@ FOR = {  # what an extra of the package is for
 
 
 class Finding(NamedTuple):
-    """One thing that was examined. What is broken prevents training; what is missing, some other command."""
+    """One thing that was examined. What is broken prevents training; what is missing, some other
+    command.
+    """
 
     name: str
     state: Literal["ok", "missing", "broken"]
@@ -69,7 +75,9 @@ def _finding(
 
 
 def _packages() -> Iterator[Finding]:
-    """Check what must be there, with the versions that pyproject.toml asks for; then every extra as a whole."""
+    """Check what must be there, with the versions that pyproject.toml asks for; then every extra as
+    a whole.
+    """
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield _finding(
         "Python",
@@ -169,7 +177,9 @@ def _devices() -> Iterator[Finding]:
 
 
 def _additivity() -> Iterator[Finding]:
-    """Run a round of a small model, which tests first, as every run does, whether a user's report has the same bits beside any others."""
+    """Run a round of a small model, which tests first, as every run does, whether a user's report
+    has the same bits beside any others.
+    """
     import jax
 
     from taciturn.bench.round_speed import WORDS, paper_recipe, random_users

@@ -1,8 +1,10 @@
 """How fast this machine trains: two papers' rounds, measured through the same code that trains.
 
-The paper round (McMahan et al. 2018): LSTM of 1.35M parameters, users of 1,600 tokens, 20 local steps of 8 × 10 tokens, clip once, sum,
-noise, charge. Users are random words, so that nothing depends on anyone's text. Every figure is the best of a few rounds after one that
-compiles. benchmarks/ceilings.py measures what the machine could do at most, and noise, accounting and evaluation apart.
+The paper round (McMahan et al. 2018): LSTM of 1.35M parameters, users of 1,600 tokens, 20 local
+steps of 8 × 10 tokens, clip once, sum, noise, charge. Users are random words, so that nothing
+depends on anyone's text. Every figure is the best of a few rounds after one that compiles.
+benchmarks/ceilings.py measures what the machine could do at most, and noise, accounting and
+evaluation apart.
 """
 
 import resource
@@ -24,10 +26,11 @@ from taciturn.runs.speed import best_time, round_seconds
 
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8
-Turns = dict[str, list[float]]  # users/s of the paper round in each turn, by name
-Round = dict[
-    str, float
-]  # of a round: users, tokens and GiB; `privacy_share` is what clipping, integers, noise, record and charge cost
+# users/s of the paper round in each turn, by name
+Turns = dict[str, list[float]]
+# of a round: users, tokens and GiB; `privacy_share` is what clipping, integers, noise, record and
+# charge cost
+Round = dict[str, float]
 
 
 def measure(
@@ -37,7 +40,9 @@ def measure(
     progress: Callable[[str], None],
     compare: Callable[[Callable[[], float]], Turns] | None = None,
 ) -> dict[str, Any]:
-    """Measure both rounds. `compare` gets a function that measures our paper round in users/s, to take turns with others'."""
+    """Measure both rounds. `compare` gets a function that measures our paper round in users/s, to
+    take turns with others'.
+    """
     with tempfile.TemporaryDirectory() as folder:
         progress(f"{users} users of {TOKENS} random words")
         population = random_users(Path(folder) / "users", users)

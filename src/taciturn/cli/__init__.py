@@ -30,13 +30,15 @@ from taciturn.cli.output import Commands, console
 from taciturn.errors import TaciturnError, in_words
 
 core.HAS_RICH = (
-    False  # or help in plain text has its brackets escaped, for a renderer that it does not use
+    # or help in plain text has its brackets escaped, for a renderer that it does not use
+    False
 )
 
+# or errors speak of a «valid integer range»
 click.IntRange.name, click.FloatRange.name = (
     "integer",
     "number",
-)  # or errors speak of a «valid integer range»
+)
 
 plain: dict[str, Any] = {
     "rich_markup_mode": None,
@@ -81,7 +83,8 @@ def about(
         bool, Option("--version", help="print the version", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Train language models that learn from everyone and repeat no one, with user-level differential privacy.
+    """Train language models that learn from everyone and repeat no one, with user-level
+    differential privacy.
 
     Example: taciturn demo
     """
@@ -89,7 +92,8 @@ def about(
 
 def main() -> None:
     """Errors that a person can act on are a sentence, not a traceback."""
-    # Every core a device of JAX, which reads this when it is loaded; loading it here would make help wait.
+    # Every core a device of JAX, which reads this when it is loaded; loading it here would make
+    # help wait.
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0))))
     try:
         app()

@@ -1,4 +1,6 @@
-"""`taciturn audit`: what a run reveals, seen from outside, and whether that is more than it claims."""
+"""`taciturn audit`: what a run reveals, seen from outside, and whether that is more than it
+claims.
+"""
 
 import math
 from collections.abc import Callable
@@ -32,16 +34,20 @@ def audit(
         int, Option(min=100, help="random continuations to compare each canary with")
     ] = 2_000_000,
 ) -> "tuple[dict[str, Any], int]":
-    """Audit a run from outside. Is it as private as claimed, and did it memorise planted secrets? Writes RUN/audit.json.
+    """Audit a run from outside. Is it as private as claimed, and did it memorise planted secrets?
+    Writes RUN/audit.json.
 
-    Audit users (train --audit N) each sent a random direction, or not, by a fair coin. How well the releases show which of them did
-    bounds how much smaller the noise is than claimed. If it must be smaller, the exit status is 1; a correct mechanism is accused once
-    in a thousand audits. docs/audit.md says what an audit cannot see.
+    Audit users (train --audit N) each sent a random direction, or not, by a fair coin. How well the
+    releases show which of them did bounds how much smaller the noise is than claimed. If it must be
+    smaller, the exit status is 1; a correct mechanism is accused once in a thousand audits.
+    docs/audit.md says what an audit cannot see.
 
-    A canary is five random words that synthetic users shared (Ramaswamy et al. 2020, Table 4). Rank: how many random continuations of its
-    first two words the model finds as likely as the real one, or likelier. Beam search: how many canaries are among its five best.
+    A canary is five random words that synthetic users shared (Ramaswamy et al. 2020, Table 4).
+    Rank: how many random continuations of its first two words the model finds as likely as the real
+    one, or likelier. Beam search: how many canaries are among its five best.
 
-    Example: taciturn train recipe.toml --audit 1000 --set canaries.text=speeches --run runs/watched; taciturn audit run runs/watched
+    Example: taciturn train recipe.toml --audit 1000 --set canaries.text=speeches --run
+    runs/watched; taciturn audit run runs/watched
     """
     from taciturn.files import write_atomically
 
@@ -56,7 +62,8 @@ def audit(
         found.scores["accuracy_top1"],
     )
     console.print(
-        f"{run}: claimed for every person {claimed}. AccuracyTop1 {top1:.2%}: a model that learned nothing reveals nothing.\n"
+        f"{run}: claimed for every person {claimed}. AccuracyTop1 {top1:.2%}: a model that learned"
+        " nothing reveals nothing.\n"
     )
     if found.membership:
         _print_membership(found.membership)
@@ -68,7 +75,10 @@ def audit(
 def _print_membership(membership: "MembershipResults") -> None:
     audit = membership.audit
     turns = "one turn" if membership.turns == 1 else f"up to {membership.turns} turns"
-    title = f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(membership.delta)}"
+    title = (
+        f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ ="
+        f" {delta_text(membership.delta)}"
+    )
     least = "found, at least (99.9 % confidence)"
     figures = (
         ("claimed", 1.0, math.ceil),
@@ -85,7 +95,10 @@ def _print_membership(membership: "MembershipResults") -> None:
     )
     print_table(("of these turns", "μ", "ε"), rows, title, left=("of these turns",))
     if audit.refuted:
-        less = f"{_two_digits(audit.times_at_least, math.floor)} times less noise than is claimed, or reports are as much longer"
+        less = (
+            f"{_two_digits(audit.times_at_least, math.floor)} times less noise than is claimed, or"
+            " reports are as much longer"
+        )
         found = f"noise {audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed"
         console.print(
             f"BROKEN: there is at least {less}. Found: {found}. Trust no model of this run.",
@@ -117,7 +130,10 @@ def _power(membership: "MembershipResults") -> str:
     if membership.whole is None:
         return words
     share = math.floor(100 * min(1.0, membership.audit.mu / membership.whole))
-    return f"{words} These turns test {share} % of the μ that is claimed for a person's whole part in the run."
+    return (
+        f"{words} These turns test {share} % of the μ that is claimed for a person's whole part in"
+        " the run."
+    )
 
 
 def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
@@ -143,7 +159,8 @@ def _print_canaries(canaries: "CanaryResults") -> None:
     )
     print_table(columns, rows, "Canaries: what the model knows of shared secrets")
     console.print(
-        "Synthetic users come more often than people do, and are not covered by the claim. Times seen is an expected value."
+        "Synthetic users come more often than people do, and are not covered by the claim. Times"
+        " seen is an expected value."
     )
 
 

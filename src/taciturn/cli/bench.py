@@ -1,4 +1,6 @@
-"""`taciturn bench` and `doctor`: how fast this machine trains, whether it can, and what is missing for what."""
+"""`taciturn bench` and `doctor`: how fast this machine trains, whether it can, and what is missing
+for what.
+"""
 
 import runpy
 from datetime import date
@@ -13,11 +15,13 @@ from taciturn.cli.output import bar, begin, console, print_table, say, stages
 from taciturn.errors import TaciturnError
 from taciturn.names import Precision
 
+# users a round, who take them one after another
 PEERS, MOST_OF_OTHERS = (
     ("torch", "pfl", "fedjax"),
     128,
-)  # users a round, who take them one after another
-SHOWN = {  # of a round, in the order of the table's columns
+)
+# of a round, in the order of the table's columns
+SHOWN = {
     "users_per_s": "{:,.1f}",
     "tokens_per_s": "{:,.0f}",
     "round_s": "{:.2f} s",
@@ -46,7 +50,8 @@ def bench(
         bool, Option("--write", help="put the comparison into benchmarks/README.md")
     ] = False,
 ) -> dict[str, Any]:
-    """Measure how fast this machine trains. It times the papers' rounds: LSTM 1.35M and CIFG 2.4M, 1,600 tokens a user.
+    """Measure how fast this machine trains. It times the papers' rounds: LSTM 1.35M and CIFG 2.4M,
+    1,600 tokens a user.
 
     Users are made of random words; nothing of yours is touched.
 
@@ -65,13 +70,15 @@ def bench(
         )
     if write and not others:
         raise TaciturnError(
-            "--write needs a comparison to write: name a framework, for example --against torch,pfl,fedjax"
+            "--write needs a comparison to write: name a framework, for example --against"
+            " torch,pfl,fedjax"
         )
     # What runs other frameworks in turns with ours is part of the repository, not of the package.
     path = Path(__file__).parents[3] / "benchmarks" / "in_turns.py"
     if others and not path.exists():
         raise TaciturnError(
-            "the other frameworks' programs are in benchmarks/ of the repository: run taciturn from a clone of it"
+            "the other frameworks' programs are in benchmarks/ of the repository: run taciturn from"
+            " a clone of it"
         )
     program = runpy.run_path(str(path)) if others else {}
     usual_users, usual_precision = (
@@ -92,7 +99,10 @@ def bench(
         speeds = measure(asked, rounds, used, progress, compare)
         show(parts, parts, "")
     if write:
-        title = f"{device}, {date.today()}, {asked:,} users a round ({used}); the best of {rounds} in each turn"
+        title = (
+            f"{device}, {date.today()}, {asked:,} users a round ({used}); the best of {rounds} in"
+            " each turn"
+        )
         program["write_table"](speeds["in_turns"], title, "cpu" if usual_users == 20 else device)
     measured = ("LSTM 1.35M", speeds["paper_round"]), ("CIFG 2.4M", speeds["gboard_round"])
     rows = [
@@ -119,10 +129,12 @@ def bench(
 
 
 def doctor() -> tuple[list[dict[str, Any]], int]:
-    """Check whether this machine can train. It says what is missing for which command, takes seconds, and changes nothing.
+    """Check whether this machine can train. It says what is missing for which command, takes
+    seconds, and changes nothing.
 
-    Versions, packages, memory, disk and devices; and the test that every run makes before its first sum: whether what a user reports has
-    the same bits beside any others. If something that training needs is broken, the exit status is 1.
+    Versions, packages, memory, disk and devices; and the test that every run makes before its first
+    sum: whether what a user reports has the same bits beside any others. If something that training
+    needs is broken, the exit status is 1.
 
     Example: taciturn doctor --json
     """
@@ -142,9 +154,11 @@ def doctor() -> tuple[list[dict[str, Any]], int]:
             say(f"  {'':<12} {one.to_do}", markup=False)
     broken = [one.name for one in found if one.state == "broken"]
     say(
-        f"\nBroken: {', '.join(broken)}. Training needs it."
-        if broken
-        else "\nThis machine can train.",
+        (
+            f"\nBroken: {', '.join(broken)}. Training needs it."
+            if broken
+            else "\nThis machine can train."
+        ),
         style="bold",
     )
     return [one._asdict() for one in found], int(bool(broken))

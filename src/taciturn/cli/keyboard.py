@@ -1,4 +1,6 @@
-"""`taciturn keyboard`: type with a model, simulate people typing, and count n-grams as keyboards use today."""
+"""`taciturn keyboard`: type with a model, simulate people typing, and count n-grams as keyboards
+use today.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -44,7 +46,8 @@ def open_keyboard(
 ) -> None:
     """Type with a model: a keyboard as a page on this machine.
 
-    The model runs in the browser, and what is typed does not leave the page. The page connects to this machine only.
+    The model runs in the browser, and what is typed does not leave the page. The page connects to
+    this machine only.
 
     Example: taciturn keyboard open runs/first --beside baselines/kneser-ney
     """
@@ -60,7 +63,8 @@ def open_keyboard(
             [run] if beside is None else [run, beside], blocked, port, partial(show, "preparing")
         )
     say(f"{server.url}  (Ctrl-C ends it)")
-    if server.secret:  # other users of this machine can see a program's arguments
+    # other users of this machine can see a program's arguments
+    if server.secret:
         console.print("This is a personal model: open the address yourself, and keep it secret.")
     elif browser:
         webbrowser.open(server.url)
@@ -77,7 +81,9 @@ def evaluate(
     model: Annotated[
         Path,
         Argument(
-            help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file"
+            help=(
+                "a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file"
+            )
         ),
     ],
     text: Annotated[
@@ -104,10 +110,12 @@ def evaluate(
         str | None, Option(help="column with the text (default: text, body, message …)")
     ] = None,
 ) -> dict[str, Any]:
-    """Simulate people typing. It shows keystroke savings, accepted suggestions, corrections and words per minute.
+    """Simulate people typing. It shows keystroke savings, accepted suggestions, corrections and
+    words per minute.
 
-    The typing is simulated, the text is real. People on whom the model was trained are left out. Intervals are 95 % jackknife intervals
-    over people. With two models, it shows the change from the first to the second, paired.
+    The typing is simulated, the text is real. People on whom the model was trained are left out.
+    Intervals are 95 % jackknife intervals over people. With two models, it shows the change from
+    the first to the second, paired.
 
     Example: taciturn keyboard evaluate runs/first baselines/kneser-ney --text blogs.parquet
     """
@@ -120,11 +128,15 @@ def evaluate(
     paths = [model] if other is None else [model, other]
     with stages() as show:
         tried = simulate_typing(paths, source, history, people, words, show)
-    others = "people on whom an ARPA file or a personal model was trained cannot be known, so they may be among them"
+    others = (
+        "people on whom an ARPA file or a personal model was trained cannot be known, so they may"
+        " be among them"
+    )
     if tried.trained_on is not None:
         others = f"left out: {tried.trained_on:,} on whom a model was trained, or who opted out"
     console.print(
-        f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and punctuation marks; {others}"
+        f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and punctuation"
+        f" marks; {others}"
     )
     for number, path in enumerate(paths):
         letter = f"{'AB'[number]}: " if len(paths) > 1 else ""
@@ -134,9 +146,10 @@ def evaluate(
         say(f"{letter}{path}{with_history}")
     print_metrics(NAMES, tried.typings)
     console.print(
-        f"Keystrokes: of non-space characters, strip of three, every offered word is picked. Picked rate: per candidate shown, if two "
-        f"letters are saved. Smart compose: share of words with a continuation, where {PICKED_RATE:.0%} of those shown are taken. "
-        "Modified, and a minute: noisy taps, re-scored by the model.",
+        "Keystrokes: of non-space characters, strip of three, every offered word is picked. Picked"
+        " rate: per candidate shown, if two letters are saved. Smart compose: share of words with"
+        f" a continuation, where {PICKED_RATE:.0%} of those shown are taken. Modified, and a"
+        " minute: noisy taps, re-scored by the model.",
         style="dim",
     )
     found = zip(paths, tried.typings, strict=True)
@@ -173,7 +186,8 @@ def ngram(
 ) -> dict[str, Any]:
     """Count n-grams: the baseline that keyboards use today.
 
-    N-grams of a population have no guarantee. For n-grams with one, export a private model: taciturn export RUN --to arpa --out DIR
+    N-grams of a population have no guarantee. For n-grams with one, export a private model:
+    taciturn export RUN --to arpa --out DIR
 
     Example: taciturn keyboard ngram wiki --out baselines/kneser-ney
     """

@@ -31,9 +31,12 @@ ledger_app = group(
 
 
 def _made_from_python(place: Path) -> Path | None:
-    """Return the file of a ledger that has no population's folder around it. Its head is beside it, unlike with a run's copy of rows."""
+    """Return the file of a ledger that has no population's folder around it. Its head is beside it,
+    unlike with a run's copy of rows.
+    """
     file = (place / "ledger.jsonl" if place.is_dir() else place).resolve()
-    # Either names the ledger of these people, which one that is opened by itself is not held against.
+    # Either names the ledger of these people, which one that is opened by itself is not held
+    # against.
     is_of_people = any(
         (file.parent / name).exists() for name in ("manifest.json", "private/ledger.json")
     )
@@ -56,7 +59,8 @@ def show(
         float | None, Option(help="δ of the totals (default: the runs' smallest)")
     ] = None,
 ) -> dict[str, Any]:
-    """Show what was ever released about a population's users. It lists runs, releases, ε, ρ, and the total of all runs.
+    """Show what was ever released about a population's users. It lists runs, releases, ε, ρ, and
+    the total of all runs.
 
     Example: taciturn ledger show people --delta 1e-10
     """
@@ -103,9 +107,13 @@ def show(
     # Explain the totals, and what there is beside them: a budget, an anchor.
     torn = sum(row["kind"] == "torn" for row in book.rows)
     lines = [
-        "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
-        "chosen after seeing earlier ones; under the adjacency of the last row all runs add up, whatever they state themselves.",
-        f"The ledger has {len(book.rows)} rows, each of which fits the one before it; the last is {book.head[:16]}…"
+        (
+            "ρ does not count the sampling of users, ε does. Several runs are added up in RDP,"
+            " which stays valid when later runs are chosen after seeing earlier ones; under the"
+            " adjacency of the last row all runs add up, whatever they state themselves."
+        ),
+        f"The ledger has {len(book.rows)} rows, each of which fits the one before it; the last is"
+        f" {book.head[:16]}…"
         + (
             f" {torn} were left incomplete by a crash, before anything was released."
             if torn
@@ -120,7 +128,8 @@ def show(
             else ""
         )
         lines.append(
-            f"Budget for all runs together: {pair_text(book.budget.epsilon, book.budget.delta)}.{still}"
+            "Budget for all runs together:"
+            f" {pair_text(book.budget.epsilon, book.budget.delta)}.{still}"
         )
     if book.anchor:
         lines.append(f"Anchored in {book.anchor}.")
@@ -128,7 +137,8 @@ def show(
     found["made_from_python"] = _made_from_python(population) is not None
     if found["made_from_python"]:
         console.print(
-            "Made from Python: whether its runs are about the same people, and whether other ledgers know of them, is unknown."
+            "Made from Python: whether its runs are about the same people, and whether other"
+            " ledgers know of them, is unknown."
         )
     return found
 
@@ -160,9 +170,9 @@ def budget(
 ) -> dict[str, float]:
     """Set a budget for all runs on these people together. It can only be lowered later.
 
-    Set it before the first run. Each run then reserves the most that it may cost (all its rounds and some more, correlated noise in full),
-    and does not start if all runs together could exceed the budget; when it ends, it returns what it did not spend. Runs without privacy
-    do not start.
+    Set it before the first run. Each run then reserves the most that it may cost (all its rounds
+    and some more, correlated noise in full), and does not start if all runs together could exceed
+    the budget; when it ends, it returns what it did not spend. Runs without privacy do not start.
 
     Example: taciturn ledger budget people --epsilon 4 --delta 1e-10
     """
@@ -184,7 +194,8 @@ def budget(
 
 @ledger_app.command()
 def close(population: Folder, run: RunName) -> dict[str, str]:
-    """Close an interrupted run for good. What it reserved of the budget and did not spend is given back.
+    """Close an interrupted run for good. What it reserved of the budget and did not spend is given
+    back.
 
     Example: taciturn ledger close people first
     """
@@ -203,7 +214,8 @@ def adopt(
 ) -> dict[str, Any]:
     """Adopt a folder that was copied, restored or moved. It is then the one to use.
 
-    Its ledger must have every known row. If the original is still in its place, it is retired, and refused from then on.
+    Its ledger must have every known row. If the original is still in its place, it is retired, and
+    refused from then on.
 
     Example: taciturn ledger adopt restored/people
     """
@@ -238,9 +250,11 @@ def anchor(
         ),
     ] = None,
 ) -> dict[str, str]:
-    """Keep the ledger's newest head outside of its folder too. An older copy that was restored is then noticed.
+    """Keep the ledger's newest head outside of its folder too. An older copy that was restored is
+    then noticed.
 
-    The head is compared before every release. If the anchor cannot be reached, or knows another head, nothing is released.
+    The head is compared before every release. If the anchor cannot be reached, or knows another
+    head, nothing is released.
 
     Example: taciturn ledger anchor people --file /mnt/other/people.head
     """
@@ -251,7 +265,8 @@ def anchor(
     book = _opened(population)
     if file and file.resolve().is_relative_to(book.path.parent):
         raise TaciturnError(
-            f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere"
+            f"{file} lies in the population's folder, and would be put back with it: name a file"
+            " elsewhere"
         )
     book.set_anchor(Anchor(file.resolve() if file else None, command))
     say(f"Anchored in {book.anchor}.")

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from taciturn.evaluation.intervals import Interval, Sums
     from taciturn.runs.loop import TrainedRun
 
-console = Console(
-    highlight=False, soft_wrap=not sys.stdout.isatty()
-)  # a pipe has no width to wrap at
-say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
+# a pipe has no width to wrap at
+console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+# one line, however wide the terminal
+say = functools.partial(console.print, soft_wrap=True)
 QUIET = click.Option(
     ["--quiet"], is_flag=True, help="print nothing but errors, and what --json prints"
 )
@@ -50,16 +50,19 @@ JSON = click.Option(
     ["--json", "json_"], is_flag=True, help="print what was found as JSON, and nothing else"
 )
 LINE_SECONDS = 10.0
+# all other metrics are shares
 SPECS = {
     "loss": ".2f",
     "perplexity": ".2f",
     "words_per_minute": ".1f",
-}  # all other metrics are shares
+}
 
 
 class Commands(typer.Typer):
-    """Commands that all take --quiet and --json. Each prints what it does, and returns what it found, for JSON; with an exit
-    status beside it where that is not 0. One that runs until it is stopped returns nothing, and takes --quiet alone."""
+    """Commands that all take --quiet and --json. Each prints what it does, and returns what it
+    found, for JSON; with an exit status beside it where that is not 0. One that runs until it is
+    stopped returns nothing, and takes --quiet alone.
+    """
 
     def command(
         self, name: str | None = None, *, endless: bool = False, **settings: Any
@@ -112,7 +115,9 @@ def print_table(
     left: Sequence[str] = (),
     styles: Sequence[str] = (),
 ) -> None:
-    """Print figures; words go into columns without a name, or those of `left`. `styles` are those of the rows."""
+    """Print figures; words go into columns without a name, or those of `left`. `styles` are those
+    of the rows.
+    """
     made = Table(title=title, title_justify="left")
     for name in columns:
         made.add_column(
@@ -126,7 +131,9 @@ def print_table(
 def print_metrics(
     names: Mapping[str, str], measured: "Sequence[Sums]", *more: Sequence[str]
 ) -> None:
-    """Print the metrics of one model, or of two with the relative change, in bold where its interval excludes zero; then `more` rows."""
+    """Print the metrics of one model, or of two with the relative change, in bold where its
+    interval excludes zero; then `more` rows.
+    """
     columns, styles = ["", "value ± 95 %"], []
     rows = [
         [name, *(f"{one[metric]:{SPECS.get(metric, '.2%')}}" for one in measured)]
@@ -146,7 +153,9 @@ def change_text(change: "Interval") -> str:
 
 
 def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> dict[str, Any]:
-    """Print why a run stopped early, its guarantee, how good its model is (where known, with its gain), and what to do next."""
+    """Print why a run stopped early, its guarantee, how good its model is (where known, with its
+    gain), and what to do next.
+    """
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
     say((finished.folder / "guarantee.txt").read_text())
@@ -155,22 +164,26 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
     if finished.clip_estimate is not None:
         fixed = f"--set privacy.clipping=flat --set privacy.clip_norm={finished.clip_estimate:.3g}"
         console.print(
-            f"The clip norm ended at {finished.clip_estimate:.3g}. To spend nothing on finding it next time: {fixed}"
+            f"The clip norm ended at {finished.clip_estimate:.3g}. To spend nothing on finding it"
+            f" next time: {fixed}"
         )
     accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
     console.print(
-        f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f} (95 % intervals over held-out users)"
+        f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f} (95 % intervals over held-out"
+        " users)"
     )
     if gain:
         before = finished.before["accuracy_top1"].value
         console.print(
-            f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, {before:.2%}"
+            f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where"
+            f" it started, {before:.2%}"
         )
     if (finished.folder / "report.html").exists():
         say(f"On one page: {finished.folder / 'report.html'}")
     page = finished.model.kind and finished.model.kind.javascript_cell
     say(
-        f"Next: taciturn {'keyboard open' if page else 'export --to arpa --out FOLDER'} {finished.folder}"
+        f"Next: taciturn {'keyboard open' if page else 'export --to arpa --out FOLDER'}"
+        f" {finished.folder}"
     )
     guarantee = finished.guarantee
     cost = {
@@ -187,7 +200,9 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
 
 
 def leave_interrupted(words: str) -> NoReturn:
-    """End after Ctrl-C, without waiting for a computation in another thread, which may not survive the interpreter's end."""
+    """End after Ctrl-C, without waiting for a computation in another thread, which may not survive
+    the interpreter's end.
+    """
     console.print(f"\nStopped. {words}")
     sys.stdout.flush()
     os._exit(130)
@@ -199,7 +214,9 @@ def begin(words: str) -> None:
 
 
 def _lines(unit: str, wait: float) -> Iterator[Callable[..., None]]:
-    """Print progress as lines, for pipes: at once what begins (`all` is None) and a bar's last, others after `wait` and every 10 s."""
+    """Print progress as lines, for pipes: at once what begins (`all` is None) and a bar's last,
+    others after `wait` and every 10 s.
+    """
     began: dict[str, list[tuple[float, int]]] = {}
     due, known, line, ended = time.monotonic() + wait, 0.0, "", threading.Event()
 
@@ -212,16 +229,18 @@ def _lines(unit: str, wait: float) -> Iterator[Callable[..., None]]:
         nonlocal known, line
         now = known = time.monotonic()
         calls = began.setdefault(stage, [])
-        calls += (
-            [(now, done)] if all and len(calls) < 2 else []
-        )  # the time left is judged from the second, as before it all is compiled
+        # the time left is judged from the second, as before it all is compiled
+        calls += [(now, done)] if all and len(calls) < 2 else []
         since, before = calls[-1] if calls else (now, done)
         left = (
             timedelta(seconds=round((now - since) * (all - done) / (done - before)))
             if all and all > done > before
             else None
         )
-        line = f"{stage}: {'  '.join(filter(None, (f'{done:,} of {all:,} {unit}'.strip() if all else '', note)))}"
+        line = (
+            f"{stage}:"
+            f" {'  '.join(filter(None, (f'{done:,} of {all:,} {unit}'.strip() if all else '', note)))}"
+        )
         if now >= due or all is None or (done == all and unit):
             say_line(now, f"  {left} left" if left else "")
 
@@ -230,7 +249,8 @@ def _lines(unit: str, wait: float) -> Iterator[Callable[..., None]]:
             now = time.monotonic()
             if (
                 line and now >= due and now - known >= LINE_SECONDS
-            ):  # else the next call has more to say
+                # else the next call has more to say
+            ):
                 say_line(now, f"  (for {timedelta(seconds=round(now - known))} now)")
 
     threading.Thread(target=keep_saying, daemon=True).start()
@@ -242,7 +262,9 @@ def _lines(unit: str, wait: float) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def stages(unit: str = "", stay: bool = False) -> Iterator[Callable[..., None]]:
-    """Show a bar with the time left for each stage of a job, or lines where there is no terminal; yields show(stage, done, all, note)."""
+    """Show a bar with the time left for each stage of a job, or lines where there is no terminal;
+    yields show(stage, done, all, note).
+    """
     if not console.is_terminal:
         yield from _lines(unit, 0 if stay else 2)
         return
@@ -256,7 +278,8 @@ def stages(unit: str = "", stay: bool = False) -> Iterator[Callable[..., None]]:
                 task(stage), completed=done, total=all, note=note
             )
         except BaseException:
-            view.live.transient = True  # what was refused leaves no dead bar behind
+            # what was refused leaves no dead bar behind
+            view.live.transient = True
             raise
 
 
@@ -264,9 +287,8 @@ def stages(unit: str = "", stay: bool = False) -> Iterator[Callable[..., None]]:
 def bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
     """Show one bar, which stays; yields show(done, all, note)."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGTERM, signal.default_int_handler
-        )  # a job that is ended says how to resume it, as after Ctrl-C
+        # a job that is ended says how to resume it, as after Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     with stages(unit, stay=True) as show:
         yield functools.partial(show, title)
 
@@ -279,13 +301,16 @@ def training_bar(title: str) -> Iterator[Callable[..., None]]:
         yield lambda done, all, row: show(
             done,
             all,
-            measured(row["accuracy_top1"], epsilon_text(row["epsilon"]), row["round"])
-            if done
-            else "compiling a round",
+            (
+                measured(row["accuracy_top1"], epsilon_text(row["epsilon"]), row["round"])
+                if done
+                else "compiling a round"
+            ),
         )
 
 
-DOING = {  # what devices do in a stage of a round
+# what devices do in a stage of a round
+DOING = {
     "advertise": "making keys",
     "share": "sharing secrets",
     "report": "training",
@@ -296,7 +321,9 @@ DOING = {  # what devices do in a stage of a round
 
 @contextmanager
 def fleet_view(address: str, enrolled: int) -> Iterator[tuple[StageProgress, Callable[..., None]]]:
-    """Show the rounds, and each stage that devices are in; yields watch(stage, done, all) and progress(done, all, row)."""
+    """Show the rounds, and each stage that devices are in; yields watch(stage, done, all) and
+    progress(done, all, row).
+    """
     console.print(f"{enrolled} devices are enrolled; the server listens on {address}")
     with stages(stay=True) as show:
         show("rounds", 0, None, "measuring the start")
@@ -314,7 +341,10 @@ def fleet_view(address: str, enrolled: int) -> Iterator[tuple[StageProgress, Cal
         def progress(done: int, all: int, row: dict[str, Any]) -> None:
             nonlocal finished
             finished = done
-            note = f"ε {epsilon_text(row['epsilon'])}  {row['uploads']:,} reports, {row['dropped_out']:,} lost"
+            note = (
+                f"ε {epsilon_text(row['epsilon'])}  {row['uploads']:,} reports,"
+                f" {row['dropped_out']:,} lost"
+            )
             note += f", {row['failed_rounds']} failed" if row["failed_rounds"] else ""
             show("rounds", done, all, f"{note}  Top1 {row['accuracy_top1']:.2%}")
 

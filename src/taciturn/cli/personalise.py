@@ -7,7 +7,8 @@ from typer import Argument, Option
 
 from taciturn.cli.output import bar, change_text, console, finite, print_table, say
 
-MANY_UNKNOWN = 0.3  # of all words: then it may be another language
+# of all words: then it may be another language
+MANY_UNKNOWN = 0.3
 
 
 def personalise(
@@ -15,7 +16,10 @@ def personalise(
     text: Annotated[
         Path,
         Argument(
-            help="file of one person's messages: .txt, one on each line, or a table as for `data build`"
+            help=(
+                "file of one person's messages: .txt, one on each line, or a table as for `data"
+                " build`"
+            )
         ),
     ],
     out: Annotated[Path, Option(help="new folder for the personal model")],
@@ -37,8 +41,9 @@ def personalise(
 ) -> dict[str, Any]:
     """Train a model on one person's own text, only for that person.
 
-    The result has no guarantee and stays on this device: type with it (`taciturn keyboard open`); it cannot be exported. The last tenth
-    of the messages is held out to measure with. A model that did not improve on it is not kept.
+    The result has no guarantee and stays on this device: type with it (`taciturn keyboard open`);
+    it cannot be exported. The last tenth of the messages is held out to measure with. A model that
+    did not improve on it is not kept.
 
     Example: taciturn personalise runs/private sent.txt --out mine --general wiki --delete-text
     """
@@ -56,7 +61,8 @@ def personalise(
         console.print(f"Left out: {reason}: {count:,}")
     if done.unknown > MANY_UNKNOWN * done.words:
         console.print(
-            f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it for this language?",
+            f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it for this"
+            " language?",
             style="yellow",
         )
     rows = []
@@ -68,9 +74,13 @@ def personalise(
         rows.append((name, *figures, change_text(done.after.change_from(done.before, metric))))
     title = f"On the last {done.held_out:,} messages, which were not trained on"
     print_table(("", "before", "after", "change ± 95 %"), rows, title)
-    stays = f"it may repeat them, so it stays on this device. Type with it: taciturn keyboard open {out}"
+    stays = (
+        "it may repeat them, so it stays on this device. Type with it: taciturn keyboard open"
+        f" {out}"
+    )
     say(
-        f"{out / 'model.safetensors'}: personal, learned from {done.messages - done.held_out:,} messages; {stays}"
+        f"{out / 'model.safetensors'}: personal, learned from {done.messages - done.held_out:,}"
+        f" messages; {stays}"
     )
     if delete_text:
         say(f"{text} is deleted.")

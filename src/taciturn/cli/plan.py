@@ -48,16 +48,21 @@ def plan(
         ),
     ] = 20_000,
 ) -> dict[str, Any]:
-    """Work out what a guarantee would take. It shows noise, separation, ρ and ε, for every mechanism, and reads no text.
+    """Work out what a guarantee would take. It shows noise, separation, ρ and ε, for every
+    mechanism, and reads no text.
 
-    `poisson` is dp-fedavg; all others are dp-ftrl. `poisson` and `cyclic-poisson` (banded noise, users who take turns) need a curator that
-    draws every cohort; the others claim only that users take turns (min separation), which a fleet of devices can keep. The error is
-    that of the noise on the model: compare it with that of a run that you have tried; smaller is better.
+    `poisson` is dp-fedavg; all others are dp-ftrl. `poisson` and `cyclic-poisson` (banded noise,
+    users who take turns) need a curator that draws every cohort; the others claim only that users
+    take turns (min separation), which a fleet of devices can keep. The error is
+    that of the noise on the model: compare it with that of a run that you have tried; smaller is
+    better.
 
-    Example: taciturn plan --population 3000000 --rounds 1000 --report-goal 6500 --noise-multiplier 7
+    Example: taciturn plan --population 3000000 --rounds 1000 --report-goal 6500 --noise-multiplier
+    7
 
-    From a small trial on public text to a fleet (Xu et al. 2023, §2.5): taciturn plan --population 4200000 --rounds 1900
-    --report-goal 500 --noise-multiplier 0.54 --grow-to-rho 0.35 --mechanism honaker
+    From a small trial on public text to a fleet (Xu et al. 2023, §2.5): taciturn plan --population
+    4200000 --rounds 1900 --report-goal 500 --noise-multiplier 0.54 --grow-to-rho 0.35 --mechanism
+    honaker
     """
     from taciturn import planning
 
@@ -68,10 +73,14 @@ def plan(
             came = planning.simulated_timer(
                 population, rounds, report_goal, timer_hours, partial(show, "simulating")
             )
-        turns = f"at least {came.min_separation} rounds between two turns of a device, at most {came.max_participations} turns"
+        turns = (
+            f"at least {came.min_separation} rounds between two turns of a device, at most"
+            f" {came.max_participations} turns"
+        )
         took = f"{rounds:,} rounds in {came.hours / 24:.1f} days"
         console.print(
-            f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {took}, {turns}."
+            f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {took},"
+            f" {turns}."
         )
         min_separation = came.min_separation
     chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
@@ -88,12 +97,16 @@ def plan(
             show(number, len(chosen), f"{name} {wait}")
             answers.append(planning.plan(question, name))
         show(len(chosen), len(chosen), "")
-    updates = f"{population:,} users, {report_goal:,} a round, {rounds:,} rounds: {rounds * report_goal:,} user updates"
+    updates = (
+        f"{population:,} users, {report_goal:,} a round, {rounds:,} rounds:"
+        f" {rounds * report_goal:,} user updates"
+    )
     claim = (
         f"the claim is {question.separation}, and at most {question.participations} participations"
     )
     console.print(
-        f"{updates}. {question.possible_separation} rounds of rest are possible; {claim}. δ = {delta_text(question.at_delta)}"
+        f"{updates}. {question.possible_separation} rounds of rest are possible; {claim}. δ ="
+        f" {delta_text(question.at_delta)}"
     )
     base = next((one.error for one in answers if one.mechanism == "independent"), None)
     rows = []
@@ -120,23 +133,26 @@ def _grown(
 
     if mechanism in ("poisson", "cyclic-poisson"):
         raise PlanError(
-            f"{mechanism} needs a curator that draws cohorts, and devices with a timer come on their own: choose another"
+            f"{mechanism} needs a curator that draws cohorts, and devices with a timer come on"
+            " their own: choose another"
         )
     with stages() as show:
         found = grown(trial, target, largest_goal, mechanism, show)
     question, answer, came = found.question, found.answer, found.came
     say(
-        f"{question.report_goal:,} reports a round with a noise multiplier of {answer.noise_multiplier:.3g} ({mechanism}), and a timer of "
-        f"{found.timer_hours} hours on every device.\n"
-        f"In a simulated fleet, whose devices train while they charge at night: {question.rounds:,} rounds in "
-        f"{came.hours / 24:.0f} days, at least {question.separation} rounds between two turns of a device, at most "
-        f"{question.participations} turns. ρ = {rho_text(answer.rho)}, ε = {epsilon_text(answer.epsilon)} at δ = "
-        f"{delta_text(question.at_delta)}."
+        f"{question.report_goal:,} reports a round with a noise multiplier of"
+        f" {answer.noise_multiplier:.3g} ({mechanism}), and a timer of {found.timer_hours} hours on"
+        " every device.\nIn a simulated fleet, whose devices train while they charge at night:"
+        f" {question.rounds:,} rounds in {came.hours / 24:.0f} days, at least {question.separation}"
+        f" rounds between two turns of a device, at most {question.participations} turns. ρ ="
+        f" {rho_text(answer.rho)}, ε = {epsilon_text(answer.epsilon)} at δ ="
+        f" {delta_text(question.at_delta)}."
     )
     if found.more_noise > 1.001:
         say(
-            f"The noise on the average is {found.more_noise:.2f} times what was tried, since {question.report_goal:,} reports and this "
-            "rest do not come to that ρ: expect a worse model, or allow more reports (--largest-goal), fewer rounds or a larger ρ.",
+            f"The noise on the average is {found.more_noise:.2f} times what was tried, since"
+            f" {question.report_goal:,} reports and this rest do not come to that ρ: expect a worse"
+            " model, or allow more reports (--largest-goal), fewer rounds or a larger ρ.",
             style="yellow",
         )
     goal = {

@@ -75,7 +75,8 @@ def pretrain(
 ) -> dict[str, Any]:
     """Train a model on public text, to start private training from. Costs no privacy.
 
-    After each epoch the model is measured on documents that it never trains on, and saved. If it is interrupted, continue with --resume.
+    After each epoch the model is measured on documents that it never trains on, and saved. If it is
+    interrupted, continue with --resume.
 
     Example: taciturn pretrain speeches --out pretrained --set kind=cifg
     """
@@ -121,7 +122,8 @@ def pretrain(
     if finished.best != finished.epochs[-1]:
         console.print(f"Epoch {finished.best.epoch} was the best; its model was written.")
     say(
-        f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}"
+        f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with"
+        f" --set model.warm_start={out}"
     )
     return {
         "model": str(out),

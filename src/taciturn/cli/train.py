@@ -66,7 +66,10 @@ def train(
     audit: Annotated[
         int | None,
         Option(
-            help="add N synthetic users, with whom `taciturn audit run` tests the claim (audit.users)"
+            help=(
+                "add N synthetic users, with whom `taciturn audit run` tests the claim"
+                " (audit.users)"
+            )
         ),
     ] = None,
     resume: Annotated[
@@ -80,16 +83,19 @@ def train(
         Option(help="ray: train on a Ray cluster on this machine; ray:ADDRESS: on an existing one"),
     ] = None,
 ) -> dict[str, Any]:
-    """Train a model for people and an ε, or from a recipe. For people and an ε, Taciturn chooses the settings.
+    """Train a model for people and an ε, or from a recipe. For people and an ε, Taciturn chooses
+    the settings.
 
-    Taciturn checks the recipe and works out the noise before it spends anything, and charges every release in the population's ledger
-    before it leaves. If a run is interrupted, resume it: taciturn train --resume --run FOLDER
+    Taciturn checks the recipe and works out the noise before it spends anything, and charges every
+    release in the population's ledger before it leaves. If a run is interrupted, resume it:
+    taciturn train --resume --run FOLDER
 
     Example: taciturn train people --epsilon 4 --minutes 30
 
     Example: taciturn train recipe.toml --run runs/first --set run.rounds=500
 
-    On many machines: taciturn train recipe.toml --engine ray:HEAD:6379, after `ray start` on each of them.
+    On many machines: taciturn train recipe.toml --engine ray:HEAD:6379, after `ray start` on each
+    of them.
     """
     begin(f"reading {what or run or 'the recipe'}")
     if engine is not None:
@@ -98,7 +104,8 @@ def train(
         name, _, address = engine.partition(":")
         if name != "ray":
             raise RayError(
-                f"--engine must be ray, or ray:ADDRESS of a cluster, not {engine}; leave it out to train in this process"
+                f"--engine must be ray, or ray:ADDRESS of a cluster, not {engine}; leave it out to"
+                " train in this process"
             )
         join(address or None)
     given = {
@@ -114,16 +121,19 @@ def train(
             raise TaciturnError("name the run to resume: taciturn train --resume --run FOLDER")
         if set or what or audit or for_people:
             raise TaciturnError(
-                "--resume uses the run's own recipe: leave out the recipe, --set, --audit and every option for PEOPLE"
+                "--resume uses the run's own recipe: leave out the recipe, --set, --audit and every"
+                " option for PEOPLE"
             )
         work = partial(tt.resume, run)
         interrupted = (
             run / "private" / "root"
-        ).exists()  # any other is refused, and nothing is compiled for it
+            # any other is refused, and nothing is compiled for it
+        ).exists()
         return print_finished(_watched(run, work) if interrupted else work())
     if what is None:
         raise TaciturnError(
-            "name a recipe, or people and an ε: taciturn train RECIPE.toml, or taciturn train PEOPLE --epsilon 4"
+            "name a recipe, or people and an ε: taciturn train RECIPE.toml, or taciturn train"
+            " PEOPLE --epsilon 4"
         )
     folder = run or next_folder(Path("runs"), f"{what.stem}-")
     if what.is_dir() and epsilon is None:
@@ -134,11 +144,13 @@ def train(
     if not what.is_dir() and for_people:
         needs = f"{for_people[0]} needs a population, and a recipe has its own settings"
         raise TaciturnError(
-            f"{not_a('a population', what)}; {needs}. From text: taciturn data build TEXT --out FOLDER"
+            f"{not_a('a population', what)}; {needs}. From text: taciturn data build TEXT --out"
+            " FOLDER"
         )
     if dry_run and (set or audit):
         raise TaciturnError(
-            "--dry-run writes a recipe to read and change: leave out --set and --audit until you train with it"
+            "--dry-run writes a recipe to read and change: leave out --set and --audit until you"
+            " train with it"
         )
     recipe = (
         what if epsilon is None else _chosen(what, epsilon, users, public, minutes or 30.0, folder)
@@ -159,13 +171,18 @@ def _check_people(folder: Path) -> None:
     from taciturn.data.population import Population
 
     if (folder / "recipe.toml").exists() and (folder / "vocabulary.txt").exists():
-        hint = f"resume it with: taciturn train --resume --run {folder}, or train as it was: taciturn train {folder / 'recipe.toml'}"
+        hint = (
+            f"resume it with: taciturn train --resume --run {folder}, or train as it was: taciturn"
+            f" train {folder / 'recipe.toml'}"
+        )
         raise TaciturnError(f"{folder} is a run, not a population or a recipe; {hint}")
     Population(folder)
 
 
 def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
-    """Ask before people's total becomes ε = ∞, and point out a number of users that the population does not have."""
+    """Ask before people's total becomes ε = ∞, and point out a number of users that the population
+    does not have.
+    """
     from taciturn.recipe.build import population
     from taciturn.runs.chosen import publicly
 
@@ -176,9 +193,13 @@ def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
             if recipe.privacy.noise_multiplier == 0
             else f'algorithm = "{recipe.algorithm}"'
         )
-        meant = 'If you mean that, add --non-private; if not, choose algorithm = "dp-fedavg" and an epsilon'
+        meant = (
+            'If you mean that, add --non-private; if not, choose algorithm = "dp-fedavg" and an'
+            " epsilon"
+        )
         raise TaciturnError(
-            f"{setting} has no privacy, and would set the total of {people.folder} to ε = ∞ for good. {meant}"
+            f"{setting} has no privacy, and would set the total of {people.folder} to ε = ∞ for"
+            f" good. {meant}"
         )
     stated, cohort = recipe.participation.users, recipe.participation.cohort
     if recipe.participation.kind == "poisson" and len(people) < stated / 2:
@@ -187,7 +208,8 @@ def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
             f"a round will have about {cohort * there / stated:,.0f} of them, not {cohort:,.0f}"
         )
         say(
-            f"The recipe states {stated:,} users, and {people.folder} has about {there:,}: {expected}.",
+            f"The recipe states {stated:,} users, and {people.folder} has about {there:,}:"
+            f" {expected}.",
             style="yellow",
         )
 
@@ -223,20 +245,28 @@ def _chosen(
             people, epsilon, start, minutes, users, partial(show, "choosing a recipe", 0, None)
         )
     task, plan = chosen.task, chosen.plan
-    title = f"Worked out for {people} at ε = {epsilon_text(epsilon)}, in {minutes:g} minutes; docs/choosing.md says what its rules rest on"
+    title = (
+        f"Worked out for {people} at ε = {epsilon_text(epsilon)}, in {minutes:g} minutes;"
+        " docs/choosing.md says what its rules rest on"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, commented_toml(chosen.choices, title).encode())
     say(
-        f"{task.users:,} people{'' if users else ' (rounded down; say another number with --users)'}, ε = {epsilon_text(epsilon)} at δ = "
-        f"{delta_text(task.delta)}. This machine trains {task.users_per_second:,.0f} of them a second.\n"
-        f"{plan.rounds} rounds of {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about "
-        f"{task.duration(plan.rounds, plan.cohort) / 60:.1f} minutes of training.\n{path}: the recipe, with the reason for each choice"
+        f"{task.users:,}"
+        f" people{'' if users else ' (rounded down; say another number with --users)'}, ε ="
+        f" {epsilon_text(epsilon)} at δ = {delta_text(task.delta)}. This machine trains"
+        f" {task.users_per_second:,.0f} of them a second.\n{plan.rounds} rounds of {plan.cohort:,},"
+        f" noise multiplier {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about"
+        f" {task.duration(plan.rounds, plan.cohort) / 60:.1f} minutes of training.\n{path}: the"
+        " recipe, with the reason for each choice"
     )
     return path
 
 
 def _started(people: Path, public: Path, out: Path) -> Path:
-    """Pretrain on this public text, from the shipped start where the words are the same; resume or reuse a model that is there."""
+    """Pretrain on this public text, from the shipped start where the words are the same; resume or
+    reuse a model that is there.
+    """
     from taciturn.algorithms.pretraining import Schedule
     from taciturn.cli.pretrain import watched
     from taciturn.data.population import Population
@@ -250,7 +280,8 @@ def _started(people: Path, public: Path, out: Path) -> Path:
     corpus, (_, shipped) = PublicCorpus.load(public), load_model(Path(SHIPPED))
     if corpus.vocabulary.words != Population(people).vocabulary.words:
         raise TaciturnError(
-            f"{public} and {people} have different vocabularies: make it with taciturn data public … --vocabulary {people}"
+            f"{public} and {people} have different vocabularies: make it with taciturn data public"
+            f" … --vocabulary {people}"
         )
     begun = (out / CHECKPOINT).exists()
     if begun or not (out / "model.safetensors").exists():

@@ -25,9 +25,11 @@ def tune(
         ),
     ] = Path("tuning"),
 ) -> list[dict[str, Any]]:
-    """Try settings on simulated users with public text. It costs no privacy: choose settings here, then train on people.
+    """Try settings on simulated users with public text. It costs no privacy: choose settings here,
+    then train on people.
 
-    Example: taciturn tune recipe.toml --on speeches --try server.learning_rate=0.25,0.5,1 --try run.rounds=50,100
+    Example: taciturn tune recipe.toml --on speeches --try server.learning_rate=0.25,0.5,1 --try
+    run.rounds=50,100
     """
     begin(f"reading {on}")
     from taciturn.data.public import PublicCorpus

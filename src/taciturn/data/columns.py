@@ -1,4 +1,6 @@
-"""The columns of a table that hold users' text, a batch of their rows, and the record of what was left out."""
+"""The columns of a table that hold users' text, a batch of their rows, and the record of what was
+left out.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +11,8 @@ import pyarrow as pa
 from taciturn.data.places import Place
 from taciturn.data.vocabulary import DataError
 
-LONGEST = 2**24  # bytes of a line, a field or a text; anything longer is not a message
+# bytes of a line, a field or a text; anything longer is not a message
+LONGEST = 2**24
 # Names that are looked for where none is given.
 USUAL = {
     "user": ("user_id", "user", "author", "username", "sender"),
@@ -25,7 +28,8 @@ class Columns:
     user: str | None = None
     text: str | None = None
     time: str | None = None
-    sensitive: tuple[str, ...] = ()  # a row with a true value in one of these is left out
+    # a row with a true value in one of these is left out
+    sensitive: tuple[str, ...] = ()
 
     def among(self, names: list[str], path: Place, with_user: bool) -> "Columns":
         """Return these columns with every name resolved against those of a file."""
@@ -40,7 +44,8 @@ class Columns:
             elif chosen and names.count(chosen) > 1:
                 raise DataError(f"{path} has two columns named {chosen}; rename one of them")
             elif chosen not in names:
-                # Without a header line, what stands in its place may be somebody's text: it is not repeated.
+                # Without a header line, what stands in its place may be somebody's text: it is not
+                # repeated.
                 known = any(name in names for all in USUAL.values() for name in all) or any(
                     getattr(self, one) in names for one in USUAL
                 )
@@ -50,11 +55,13 @@ class Columns:
                     else f"its {len(names)} columns have none of the usual names"
                 )
                 raise DataError(
-                    f"{path} has no column {named or usual[0]}; {listed}: name the one with the {role} by --{role}-column"
+                    f"{path} has no column {named or usual[0]}; {listed}: name the one with the"
+                    f" {role} by --{role}-column"
                 )
         if missing := next((name for name in self.sensitive if name not in names), None):
             raise DataError(
-                f"{path} has no column {missing}; its columns are {', '.join(names)}: name one by --sensitive-column"
+                f"{path} has no column {missing}; its columns are {', '.join(names)}: name one by"
+                " --sensitive-column"
             )
         return Columns(**found, sensitive=self.sensitive)
 
@@ -80,5 +87,7 @@ class LeftOut:
 
 class Batch(NamedTuple):
     columns: Columns
-    strings: dict[str, pa.Array]  # by the names of columns
-    place: Callable[[int], str]  # where a row stands in its file
+    # by the names of columns
+    strings: dict[str, pa.Array]
+    # where a row stands in its file
+    place: Callable[[int], str]

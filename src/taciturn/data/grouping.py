@@ -1,7 +1,8 @@
 """Group rows in any order by user, in bounded memory.
 
-Rows are distributed to files by the first bits of a hash of the user, and files that grew too large again by the next bits, until each
-can be sorted in memory. (Sorting whole texts in one database query ran out of memory on texts of 10 kB.)
+Rows are distributed to files by the first bits of a hash of the user, and files that grew too large
+again by the next bits, until each can be sorted in memory. (Sorting whole texts in one database
+query ran out of memory on texts of 10 kB.)
 """
 
 from collections import Counter
@@ -17,12 +18,14 @@ import pyarrow.ipc
 from taciturn.data.users import position, user_id
 
 pc: Any = pyarrow.compute
-SPREAD = 6  # bits, and so 64 files at each level
-FILE_BYTES = 2**26  # that a file may hold before it is distributed again
-BUFFER_BYTES = 2**25  # that wait to be distributed together
-MOST_OF_ONE_USER = (
-    2**25
-)  # bytes of text; no person writes more, and a user who does is left out entirely
+# bits, and so 64 files at each level
+SPREAD = 6
+# that a file may hold before it is distributed again
+FILE_BYTES = 2**26
+# that wait to be distributed together
+BUFFER_BYTES = 2**25
+# bytes of text; no person writes more, and a user who does is left out entirely
+MOST_OF_ONE_USER = 2**25
 DEALT = pa.schema(
     {
         "position": pa.uint64(),
@@ -88,7 +91,9 @@ class Deal:
 
 
 def groups(file: Path, tally: Counter[str], level: int = 0) -> Iterator[Path]:
-    """Yield the file itself if it is small enough, or else the files that it is split into, without users who have far too much text."""
+    """Yield the file itself if it is small enough, or else the files that it is split into, without
+    users who have far too much text.
+    """
     if file.stat().st_size <= FILE_BYTES or SPREAD * (level + 2) > 64:
         yield file
         return

@@ -1,7 +1,9 @@
-"""From rows of (user, text) to a population: grouped by user out of core, tokenised on every core, and streamed to disk.
+"""From rows of (user, text) to a population: grouped by user out of core, tokenised on every core,
+and streamed to disk.
 
-The same text gives the same population, byte for byte, whatever the files, their order or the number of cores. What is done to a user's
-text depends on that user alone (repeats are looked for *within* a user), so no user can change what another contributes.
+The same text gives the same population, byte for byte, whatever the files, their order or the
+number of cores. What is done to a user's text depends on that user alone (repeats are looked for
+*within* a user), so no user can change what another contributes.
 """
 
 import errno
@@ -40,12 +42,17 @@ from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.progress import StageProgress, unwatched
 
-SMALL = 2**23  # bytes of sources below which other processes are not worth starting
-LONGEST_WORD = 100  # characters of text read for each token that a user may have
+# bytes of sources below which other processes are not worth starting
+SMALL = 2**23
+# characters of text read for each token that a user may have
+LONGEST_WORD = 100
 
 # Only the order is queried: texts do not go through the database.
 _TIME = "nullif(trim(time), '')"
-_ORDER = f"SELECT number FROM rows ORDER BY position, id, TRY_CAST({_TIME} AS DOUBLE), {_TIME}, md5_number(text)"
+_ORDER = (
+    f"SELECT number FROM rows ORDER BY position, id, TRY_CAST({_TIME} AS DOUBLE), {_TIME},"
+    " md5_number(text)"
+)
 
 
 @dataclass(frozen=True)
@@ -53,15 +60,18 @@ class Rules:
     """What is done to every user's text."""
 
     vocabulary: Vocabulary
-    least_tokens: int = 50  # users with fewer are not trained on
-    most_tokens: int = 1600  # longer texts are truncated (McMahan et al. 2018, Appendix B)
+    # users with fewer are not trained on
+    least_tokens: int = 50
+    # longer texts are truncated (McMahan et al. 2018, Appendix B)
+    most_tokens: int = 1600
     held_out_share: float = 1 / 16
     scrub: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out_share <= 0.9:
             raise DataError(
-                f"--held-out must lie between 0 and 0.9, not {self.held_out_share}: leave it out for 1/16"
+                f"--held-out must lie between 0 and 0.9, not {self.held_out_share}: leave it out"
+                " for 1/16"
             )
         if self.most_tokens < self.least_tokens:
             cut = (
@@ -122,7 +132,8 @@ def _dealt(source: Source, scratch: Path, progress: StageProgress) -> list[Path]
 
 class _Tokenized(NamedTuple):
     rows: int
-    users: list[tuple[str, str, np.ndarray]]  # split, hashed id and tokens of each
+    # split, hashed id and tokens of each
+    users: list[tuple[str, str, np.ndarray]]
     tally: Counter[str]
 
 
@@ -162,7 +173,9 @@ class _Tokenizer:
         return _Tokenized(len(piece), users, tally)
 
     def _tokens(self, messages: Iterable[str], tally: Counter[str]) -> list[int]:
-        """Return one user's messages, each ended with <eos>, without repeats, truncated at the maximum."""
+        """Return one user's messages, each ended with <eos>, without repeats, truncated at the
+        maximum.
+        """
         tokens: list[int] = []
         seen: set[str] = set()
         for message in messages:
@@ -187,12 +200,16 @@ class _Tokenizer:
 
 
 def _in_order(files: list[Path]) -> pa.Table:
-    """Return the rows of some files, users by position, messages by time or else by a hash of their text."""
-    import duckdb  # not needed on a machine that only trains
+    """Return the rows of some files, users by position, messages by time or else by a hash of their
+    text.
+    """
+    # not needed on a machine that only trains
+    import duckdb
 
     rows = pa.Table.from_batches(read_batches(*files), grouping.DEALT)
     for file in files:
-        file.unlink()  # so that the disk holds the text once while it is sorted
+        # so that the disk holds the text once while it is sorted
+        file.unlink()
     rows = rows.append_column("number", pa.array(np.arange(len(rows))))
     with duckdb.connect(config={"threads": 1, "memory_limit": "1GB"}) as database:
         database.register("rows", rows)
@@ -206,10 +223,11 @@ def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> It
     if size < SMALL or processes == 1:
         yield from map(tokenizer, packs)
         return
+    # the main process ends the others
     without_ctrl_c = (
         signal.signal,
         (signal.SIGINT, signal.SIG_IGN),
-    )  # the main process ends the others
+    )
     with ProcessPoolExecutor(processes, get_context("spawn"), *without_ctrl_c) as pool:
         ahead: deque[Future[_Tokenized]] = deque()
         try:
@@ -221,7 +239,8 @@ def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> It
                 yield ahead.popleft().result()
         except BrokenProcessPool:
             raise DataError(
-                "a tokenising process was killed, most likely because memory ran out; nothing was changed"
+                "a tokenising process was killed, most likely because memory ran out; nothing was"
+                " changed"
             ) from None
 
 
@@ -269,6 +288,7 @@ def _full_disk_in_words(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(
-                f"the disk of {folder} is full; a build needs twice the size of the text. Nothing was changed."
+                f"the disk of {folder} is full; a build needs twice the size of the text. Nothing"
+                " was changed."
             ) from None
         raise

@@ -1,4 +1,5 @@
-"""How a text becomes rows for a model: continuous unrolls (McMahan et al. 2018, §3), or sentences (Ramaswamy et al. 2020, Xu et al. 2023).
+"""How a text becomes rows for a model: continuous unrolls (McMahan et al. 2018, §3), or sentences
+(Ramaswamy et al. 2020, Xu et al. 2023).
 
 >>> Unrolls(3).pieces(np.arange(4, 11)).tolist()
 [[2, 4, 5, 6], [6, 7, 8, 9], [9, 10, 0, 0]]
@@ -19,12 +20,16 @@ from taciturn.core import BEGIN, UserData
 
 @dataclass(frozen=True)
 class Unrolls:
-    """Take the text as one stream, cut every `length` tokens. Every token is a target once, the first after <bos>."""
+    """Take the text as one stream, cut every `length` tokens. Every token is a target once, the
+    first after <bos>.
+    """
 
     length: int
 
     def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
-        """Return int32 [pieces, length + 1], at most `most` of them, padded with zeros at the end."""
+        """Return int32 [pieces, length + 1], at most `most` of them, padded with zeros at the
+        end.
+        """
         tokens = tokens if most is None else tokens[: most * self.length]
         whole, rest = divmod(len(tokens), self.length)
         rows = np.zeros((whole + (rest > 0), self.length + 1), np.int32)
@@ -36,10 +41,13 @@ class Unrolls:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Take each sentence by itself: <bos>, its words, and what ends it. Longer ones are cut at `length`, shorter ones padded."""
+    """Take each sentence by itself: <bos>, its words, and what ends it. Longer ones are cut at
+    `length`, shorter ones padded.
+    """
 
     length: int
-    ends: tuple[int, ...]  # the words that end a sentence
+    # the words that end a sentence
+    ends: tuple[int, ...]
 
     def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
         bounds = np.concatenate([[0], sentence_bounds(tokens, self.ends)])[
@@ -56,7 +64,8 @@ class Sentences:
 def sentence_bounds(tokens: np.ndarray, ends: tuple[int, ...]) -> np.ndarray:
     """Return the positions at which sentences end; the last is the text's length."""
     is_end = np.isin(tokens, ends)
-    is_end[:-1] &= ~is_end[1:]  # of «?!» and <eos> only the last ends a sentence
+    # of «?!» and <eos> only the last ends a sentence
+    is_end[:-1] &= ~is_end[1:]
     is_end[-1:] = True
     return np.flatnonzero(is_end) + 1
 
@@ -67,8 +76,10 @@ Cut = Unrolls | Sentences
 @dataclass(frozen=True)
 class Layout:
     cut: Cut
-    batch_size: int  # B
-    steps: int  # batches a user has at most; the rest of a longer text is left out
+    # B
+    batch_size: int
+    # batches a user has at most; the rest of a longer text is left out
+    steps: int
 
     @classmethod
     def for_pieces(cls, cut: Cut, batch_size: int, pieces: float) -> "Layout":
@@ -79,8 +90,10 @@ class Layout:
         return UserData(*(values[0] for values in self.users_data([tokens], weight_cap)))
 
     def users_data(self, texts: Sequence[np.ndarray], weight_cap: float | None = None) -> UserData:
-        """Return the same of several users, in arrays. A batch holds pieces from all over the text, so that a local step sees more of the
-        user; those with text come first. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
+        """Return the same of several users, in arrays. A batch holds pieces from all over the text,
+        so that a local step sees more of the user; those with text come first. A user of n tokens
+        weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0.
+        """
         batches = np.zeros(
             (len(texts), self.steps, self.batch_size, row := self.cut.length + 1), np.int32
         )
@@ -88,9 +101,8 @@ class Layout:
         for user, tokens in enumerate(texts):
             pieces = self.cut.pieces(tokens, self.steps * self.batch_size)
             steps[user] = own = math.ceil(len(pieces) / self.batch_size)
-            full, rest = divmod(
-                len(pieces), max(own, 1)
-            )  # rows that every batch has, and batches that have one more
+            # rows that every batch has, and batches that have one more
+            full, rest = divmod(len(pieces), max(own, 1))
             batches[user, :own, :full] = pieces[: full * own].reshape(full, own, row).swapaxes(0, 1)
             if rest:
                 batches[user, :rest, full] = pieces[full * own :]

@@ -1,6 +1,8 @@
-"""Files that are elsewhere, with the part of `Path` that readers need: s3:// and gs:// by pyarrow's own filesystems, others by fsspec.
+"""Files that are elsewhere, with the part of `Path` that readers need: s3:// and gs:// by pyarrow's
+own filesystems, others by fsspec.
 
-Nothing is reached over a network unless an address is named. Credentials come from the environment, as pyarrow takes them.
+Nothing is reached over a network unless an address is named. Credentials come from the environment,
+as pyarrow takes them.
 """
 
 import io
@@ -16,13 +18,22 @@ import pyarrow.fs as filesystems
 
 from taciturn.data.vocabulary import DataError
 
-ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+(.+)")  # a Path turns s3://bucket into s3:/bucket
-BUFFER = 2**22  # bytes of a request
-WHY = {  # what a store reports, and what that means to its user; the first that matches
-    r"access_denied|\b40[13]\b|forbidden|credential|permission|access token": "access is denied; set the credentials in the environment "
-    "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)",
-    "resolve host|connect to server|network_connection|timed? ?out|unavailable": "it cannot be reached: is there a network?",
-    r"not found|no_such_bucket|does not exist|\b404\b": "there is no such bucket, or nothing of that name in it",
+# a Path turns s3://bucket into s3:/bucket
+ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+(.+)")
+# bytes of a request
+BUFFER = 2**22
+# what a store reports, and what that means to its user; the first that matches
+WHY = {
+    r"access_denied|\b40[13]\b|forbidden|credential|permission|access token": (
+        "access is denied; set the credentials in the environment "
+        "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
+    ),
+    "resolve host|connect to server|network_connection|timed? ?out|unavailable": (
+        "it cannot be reached: is there a network?"
+    ),
+    r"not found|no_such_bucket|does not exist|\b404\b": (
+        "there is no such bucket, or nothing of that name in it"
+    ),
 }
 
 
@@ -30,8 +41,10 @@ WHY = {  # what a store reports, and what that means to its user; the first that
 class Remote:
     scheme: str
     path: PurePosixPath
-    store: Any  # a filesystem of pyarrow's
-    kind: Any  # file, folder, or nothing
+    # a filesystem of pyarrow's
+    store: Any
+    # file, folder, or nothing
+    kind: Any
     size: int
 
     def __str__(self) -> str:
@@ -85,13 +98,13 @@ def place(named: Path | str) -> Place:
     scheme, rest = address.groups()
     if "@" in rest.split("/")[0]:
         raise DataError(
-            f"{scheme}://…@{rest.split('@')[-1]}: addresses end up in logs: put keys into the environment instead"
+            f"{scheme}://…@{rest.split('@')[-1]}: addresses end up in logs: put keys into the"
+            " environment instead"
         )
     with _explained(f"{scheme}://{rest}"):
         if scheme in ("s3", "gs", "gcs"):
-            limit = (
-                "?retry_limit_seconds=20" if scheme != "s3" and "?" not in rest else ""
-            )  # by default a quarter of an hour
+            # by default a quarter of an hour
+            limit = "?retry_limit_seconds=20" if scheme != "s3" and "?" not in rest else ""
             store, path = filesystems.FileSystem.from_uri(f"{scheme}://{rest}{limit}")
         else:
             store, path = _by_fsspec(f"{scheme}://{rest}")
@@ -115,10 +128,10 @@ def _by_fsspec(address: str) -> tuple[Any, str]:
 def _explained(address: Any) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as error:  # ArrowInvalid, for a malformed address, is a ValueError
-        said = (
-            str(error).split("\n")[0].split(" error_info=")[0]
-        )  # Google's details repeat it, and name functions
+    # ArrowInvalid, for a malformed address, is a ValueError
+    except (OSError, ValueError) as error:
+        # Google's details repeat it, and name functions
+        said = str(error).split("\n")[0].split(" error_info=")[0]
         why = next(
             (why for pattern, why in WHY.items() if re.search(pattern, said.lower())),
             "it cannot be read",

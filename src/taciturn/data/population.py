@@ -1,14 +1,15 @@
 """Users' text on disk. Only fleets read it; public text is another type (data/public.py).
 
     POPULATION/
-      manifest.json     what is here, and which ledger these users have; its counts are private and say so
-      ledger.jsonl      what was ever released about these users; outlives every rebuild
-      ledger.head       the ledger's newest row
-      text-<n>/         vocabulary, shards of tokens and hashed ids: of the users to train on, and of the held-out users
-      private/          salt with which user ids are hashed, hashed ids of those who opted out, which ledger these users have
+      manifest.json     what is here, and which ledger these users have; its counts are private and
+      say so ledger.jsonl      what was ever released about these users; outlives every rebuild
+      ledger.head       the ledger's newest row text-<n>/         vocabulary, shards of tokens and
+      hashed ids: of the users to train on, and of the held-out users private/          salt with
+      which user ids are hashed, hashed ids of those who opted out, which ledger these users have
 
-A build writes a new text folder and then replaces the manifest in one step, so a population is complete or absent. Building again
-into the same folder keeps the ledger. Another folder of the same people names their ledger, and hashes their ids with the same salt.
+A build writes a new text folder and then replaces the manifest in one step, so a population is
+complete or absent. Building again into the same folder keeps the ledger. Another folder of the same
+people names their ledger, and hashes their ids with the same salt.
 """
 
 import hashlib
@@ -31,12 +32,17 @@ from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.files import locked, not_a, sync_folder, write_atomically
 
 FORMAT = 2
-NAMES = {"train": "users.txt", "held_out": "held_out_users.txt"}  # files of hashed ids
-LEAST_HELD_OUT = 10  # to measure with
+# files of hashed ids
+NAMES = {"train": "users.txt", "held_out": "held_out_users.txt"}
+# to measure with
+LEAST_HELD_OUT = 10
 COUNTS = "private_counts"
-STAYS = ("private", "ledger.jsonl", "ledger.head")  # whatever happened to a manifest
-LEDGER, OPTED_OUT = "ledger.json", "opted-out.txt"  # in private/
-MANIFEST_LOCK = "manifest-lock"  # so that a build that ends and a ledger that is pinned do not overwrite each other
+# whatever happened to a manifest
+STAYS = ("private", "ledger.jsonl", "ledger.head")
+# in private/
+LEDGER, OPTED_OUT = "ledger.json", "opted-out.txt"
+# so that a build that ends and a ledger that is pinned do not overwrite each other
+MANIFEST_LOCK = "manifest-lock"
 
 
 class NamedLedger(NamedTuple):
@@ -57,7 +63,8 @@ class Population:
         self.vocabulary = Vocabulary.load(text / "vocabulary.txt", self.manifest["vocabulary"])
         if len(self.vocabulary) != self.manifest["vocabulary"]["size"]:
             raise DataError(
-                f"{text / 'vocabulary.txt'} is incomplete; build the population again, its ledger stays"
+                f"{text / 'vocabulary.txt'} is incomplete; build the population again, its ledger"
+                " stays"
             )
         self.texts = Texts.load(text, "train", self.manifest[COUNTS]["train"])
 
@@ -71,12 +78,16 @@ class Population:
 
     @property
     def ledger(self) -> NamedLedger | None:
-        """Return the ledger these users have, once there is one; refuse a folder without `private/`: it does not know who opted out."""
+        """Return the ledger these users have, once there is one; refuse a folder without
+        `private/`: it does not know who opted out.
+        """
         _salt(self.folder)
         return named_ledger(self.folder)
 
     def pin_ledger(self, ledger: NamedLedger) -> None:
-        """Record it, in the manifest and in a file that outlives it, so that a lost ledger is not mistaken for one that never existed."""
+        """Record it, in the manifest and in a file that outlives it, so that a lost ledger is not
+        mistaken for one that never existed.
+        """
         write_atomically(
             self.folder / "private" / LEDGER, json.dumps(ledger._asdict()).encode(), 0o600
         )
@@ -85,7 +96,9 @@ class Population:
 
 
 def trained_on(folder: Path) -> Callable[[str], bool]:
-    """Tell by id whether a user is among those that a population trains on, or among those who opted out of everything."""
+    """Tell by id whether a user is among those that a population trains on, or among those who
+    opted out of everything.
+    """
     salt, users = _salt(folder), _trained_or_opted_out(folder)
     return lambda id: hashed_id(salt, id) in users
 
@@ -95,17 +108,27 @@ def _trained_or_opted_out(folder: Path) -> set[str]:
 
 
 def check_strangers(measured: Path, protected: Path) -> None:
-    """Refuse to measure held-out users of one folder with a model of another, unless none of them was trained on there or opted out."""
+    """Refuse to measure held-out users of one folder with a model of another, unless none of them
+    was trained on there or opted out.
+    """
     if _manifest(measured)["salt"] != _manifest(protected)["salt"]:
-        untold = "know people by different hashes, so whether held-out users of the one were trained on in the other cannot be told"
+        untold = (
+            "know people by different hashes, so whether held-out users of the one were trained on"
+            " in the other cannot be told"
+        )
         raise DataError(
-            f"{measured} and {protected} {untold}. Build {measured} again, with --same-people-as {protected}"
+            f"{measured} and {protected} {untold}. Build {measured} again, with --same-people-as"
+            f" {protected}"
         )
     known = _trained_or_opted_out(protected)
     if known & _hashed_ids(measured, "held_out"):
-        promised = "who were promised protection, which held-out users do not have. Build both with the same --held-out"
+        promised = (
+            "who were promised protection, which held-out users do not have. Build both with the"
+            " same --held-out"
+        )
         raise DataError(
-            f"held-out users of {measured} include people whom {protected} trains on, or who opted out, {promised}"
+            f"held-out users of {measured} include people whom {protected} trains on, or who opted"
+            f" out, {promised}"
         )
 
 
@@ -119,7 +142,9 @@ def _hashed_ids(folder: Path, split: str) -> set[str]:
 
 
 class HeldOutUsers:
-    """Users kept out of training to measure with. They have no guarantee, and every statement says so."""
+    """Users kept out of training to measure with. They have no guarantee, and every statement says
+    so.
+    """
 
     def __init__(self, folder: Path) -> None:
         manifest = _manifest(folder)
@@ -171,7 +196,8 @@ class PopulationWriter:
         written = {split: writer.close() for split, writer in self._writers.items()}
         if not written["train"]["shards"] and not about.get(
             "on_devices"
-        ):  # there the users' text stays on devices
+            # there the users' text stays on devices
+        ):
             left_out = "; ".join(
                 f"{reason}: {count:,}" for reason, count in counts.get("left_out", {}).items()
             )
@@ -182,7 +208,8 @@ class PopulationWriter:
             )
             hint = utf8 or (", or lower --least-tokens" if "tokens:" in left_out else "")
             raise DataError(
-                f"no user is left to train on ({left_out or 'there is no text at all'}): name other text{hint}"
+                f"no user is left to train on ({left_out or 'there is no text at all'}): name other"
+                f" text{hint}"
             )
         sync_folder(self.text)
         parts = [
@@ -205,7 +232,8 @@ class PopulationWriter:
             "text": self.text.name,
             "about": about,
         }
-        manifest["salt"] = hashed_id(self.salt, "")  # by which a lost salt is noticed
+        # by which a lost salt is noticed
+        manifest["salt"] = hashed_id(self.salt, "")
         manifest["vocabulary"] = {"size": len(self.vocabulary), **self.vocabulary.about}
         manifest[COUNTS] = {
             "note": "measured on users' text; do not publish",
@@ -241,7 +269,8 @@ def writing_population(
     private.chmod(0o700)
     busy = DataError(f"another build is writing to {folder}; wait for it, or name another --out")
     with locked(private / "lock", busy):
-        umask = os.umask(0o077)  # whatever is written from here on is private to its owner
+        # whatever is written from here on is private to its owner
+        umask = os.umask(0o077)
         try:
             _remove_leftovers(folder)
             numbers = [
@@ -263,13 +292,16 @@ def writing_population(
 def check_protections(
     folder: Path, with_runs: Path, scrub: bool, sensitive: Iterable[str], held_out_share: float
 ) -> None:
-    """Refuse to protect a population that is built again less than before, and to hold out people whom a run has trained on."""
+    """Refuse to protect a population that is built again less than before, and to hold out people
+    whom a run has trained on.
+    """
     about = manifest_before(folder).get("about", {})
     if about.get("scrubbed") and not scrub:
         raise DataError(f"{folder} was built with --scrub: say it again, or build a new folder")
     if dropped := set(about.get("sensitive_columns", ())).difference(sensitive):
         raise DataError(
-            f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder"
+            f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a"
+            " new folder"
         )
     before = manifest_before(with_runs).get("about", {}).get("held_out_share", held_out_share)
     if named_ledger(with_runs) is not None and before != held_out_share:
@@ -283,7 +315,8 @@ def _remove_leftovers(folder: Path) -> None:
     """Remove text that no manifest names: of an interrupted build, or from before the last one."""
     current = manifest_before(folder).get("text")
     if current is None and (folder / "manifest.json").exists():
-        return  # damaged, or of another version, so its meaning is unknown
+        # damaged, or of another version, so its meaning is unknown
+        return
     for path in folder.iterdir():
         if _is_text(path) and path.name != current:
             shutil.rmtree(path)
@@ -304,7 +337,9 @@ def write_population(
     about: dict[str, Any],
     **how: Any,
 ) -> Population:
-    """Write a population of users who are in memory: user id → word ids; `how` as `writing_population` takes it."""
+    """Write a population of users who are in memory: user id → word ids; `how` as
+    `writing_population` takes it.
+    """
     with writing_population(folder, vocabulary, **how) as writer:
         for split, users in (("train", train), ("held_out", held_out)):
             for user in sorted(users, key=lambda user: (position(user), user)):
@@ -317,12 +352,15 @@ def hashed_id(salt: bytes, user: str) -> str:
 
 
 def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str] = ()) -> frozenset[str]:
-    """Return the hashed ids of all who ever opted out of this population, and record `users` among them."""
+    """Return the hashed ids of all who ever opted out of this population, and record `users` among
+    them.
+    """
     path = folder / "private" / OPTED_OUT
     known = set(path.read_text().split()) if path.exists() else set()
     if len(known) < manifest_before(folder).get("about", {}).get("opt_outs", 0):
         raise DataError(
-            f"{path} lacks some of those who opted out; restore it from a copy, or build a new folder"
+            f"{path} lacks some of those who opted out; restore it from a copy, or build a new"
+            " folder"
         )
     new = {hashed_id(salt, user) for user in users} - known
     if new:
@@ -335,20 +373,25 @@ def _save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def _salt(folder: Path) -> bytes:
-    """Return the salt, made once: with another, it would be unknown who opted out and who was trained on."""
+    """Return the salt, made once: with another, it would be unknown who opted out and who was
+    trained on.
+    """
     path, expected = folder / "private" / "salt", manifest_before(folder).get("salt")
     if not path.exists() and expected is None and not path.with_name(OPTED_OUT).exists():
         write_atomically(path, secrets.token_bytes(32), 0o600)
     salt = path.read_bytes() if path.exists() else b""
     if len(salt) != 32 or expected not in (None, hashed_id(salt, "")):
         raise DataError(
-            f"{path} is lost or damaged, and with it who opted out; restore it from a copy, or build a new folder"
+            f"{path} is lost or damaged, and with it who opted out; restore it from a copy, or"
+            " build a new folder"
         )
     return salt
 
 
 def named_ledger(folder: Path) -> NamedLedger | None:
-    """Return the ledger that a folder's manifest or its private folder names: either proves that there was one."""
+    """Return the ledger that a folder's manifest or its private folder names: either proves that
+    there was one.
+    """
     path = folder / "private" / LEDGER
     try:
         named = [
@@ -401,11 +444,13 @@ def manifest_before(folder: Path) -> dict[str, Any]:
 def _manifest(folder: Path) -> dict[str, Any]:
     if not (folder / "manifest.json").exists():
         raise DataError(
-            f"{not_a('a population', folder)}; build a population with: taciturn data build TEXT --out FOLDER"
+            f"{not_a('a population', folder)}; build a population with: taciturn data build TEXT"
+            " --out FOLDER"
         )
     manifest = manifest_before(folder)
     if manifest.get("format") != FORMAT or COUNTS not in manifest:
         raise DataError(
-            f"{folder} was written by another version of taciturn, or is damaged; build it again, its ledger stays"
+            f"{folder} was written by another version of taciturn, or is damaged; build it again,"
+            " its ledger stays"
         )
     return manifest

@@ -27,7 +27,8 @@ class PublicCorpus:
 
     documents: Texts
     vocabulary: Vocabulary
-    source: str  # named in every privacy statement of a model that started from it
+    # named in every privacy statement of a model that started from it
+    source: str
 
     @classmethod
     def of(cls, texts: Iterable[str], vocabulary: Vocabulary, source: str) -> "PublicCorpus":
@@ -46,7 +47,8 @@ class PublicCorpus:
     def check_words(self, vocabulary: Vocabulary, setting: str) -> None:
         if self.vocabulary.words != vocabulary.words:
             raise ValueError(
-                f"{setting} has other words than the population; make it with --vocabulary POPULATION"
+                f"{setting} has other words than the population; make it with --vocabulary"
+                " POPULATION"
             )
 
     def save(self, folder: Path) -> None:
@@ -56,7 +58,8 @@ class PublicCorpus:
     def load(cls, folder: Path) -> "PublicCorpus":
         if not (folder / "about.json").exists():
             raise DataError(
-                f"{not_a('a public corpus', folder)}; make a public corpus with: taciturn data public TEXT --out FOLDER"
+                f"{not_a('a public corpus', folder)}; make a public corpus with: taciturn data"
+                " public TEXT --out FOLDER"
             )
         try:
             about = json.loads((folder / "about.json").read_text())
@@ -78,7 +81,9 @@ def ingest_public(
     language: str,
     progress: StageProgress,
 ) -> None:
-    """Read public text: a row, or a paragraph of a text file, is a document. A number of words means the most frequent ones here."""
+    """Read public text: a row, or a paragraph of a text file, is a document. A number of words
+    means the most frequent ones here.
+    """
 
     def texts(what: str) -> Iterator[str]:
         for batch in source.batches(partial(progress, what)):
@@ -102,7 +107,8 @@ def _write_documents(
         written = writer.close()
         if not written["shards"]:
             raise DataError(
-                f"there is no text in {source}, or none in UTF-8; name other files, or save them as UTF-8 (iconv -t utf-8)"
+                f"there is no text in {source}, or none in UTF-8; name other files, or save them as"
+                " UTF-8 (iconv -t utf-8)"
             )
         vocabulary.save(made / "vocabulary.txt")
         about = {

@@ -21,11 +21,14 @@ from taciturn.data.places import Place
 from taciturn.data.vocabulary import DataError
 
 BATCH_ROWS, BATCH_BYTES = 1024, 2**22
-MOST_LINES = 1000  # of a paragraph
+# of a paragraph
+MOST_LINES = 1000
 csv.field_size_limit(LONGEST)
-Choose = Callable[[list[str]], Columns]  # which of a file's columns to read
+# which of a file's columns to read
+Choose = Callable[[list[str]], Columns]
 Read = Iterator[tuple[float, Batch]]
-Row = tuple[Sequence[str | None], str]  # values of the wanted columns, and where they stand
+# values of the wanted columns, and where they stand
+Row = tuple[Sequence[str | None], str]
 
 
 def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Read:
@@ -41,7 +44,9 @@ def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Read:
 
 
 def read_arrow(path: Place, choose: Choose, left_out: LeftOut) -> Read:
-    """Read an Arrow stream, as Hugging Face saves datasets; or an Arrow file: eight bytes, a stream, a table of contents."""
+    """Read an Arrow stream, as Hugging Face saves datasets; or an Arrow file: eight bytes, a
+    stream, a table of contents.
+    """
     with _opened(path) as (stream, position):
         if stream.peek(6).startswith(b"ARROW1"):
             stream.read(8)
@@ -87,13 +92,16 @@ def _as_strings(
 
 
 def _strings(table: pa.RecordBatch, text: str | None) -> dict[str, pa.Array]:
-    """Return all columns as strings; ArrowInvalid if one is not UTF-8, TypeError if they cannot be strings."""
+    """Return all columns as strings; ArrowInvalid if one is not UTF-8, TypeError if they cannot be
+    strings.
+    """
     found = {}
     for name, array in zip(table.schema.names, table.columns, strict=True):
         plain: Any = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
         if pa.types.is_nested(plain.type) or (name == text and not _holds_bytes(plain.type)):
             raise TypeError(
-                f"the column {'of the text ' if name == text else ''}holds {plain.type}; name another"
+                f"the column {'of the text ' if name == text else ''}holds {plain.type}; name"
+                " another"
             )
         found[name] = plain.cast(pa.string())
         found[name].validate(full=True)
@@ -135,7 +143,8 @@ def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> 
             names = [name.strip() for name in next(csv.reader([first], **style))]
         except csv.Error:
             raise DataError(
-                f"{path}, line 1, does not name columns: name a file of text whose first line is such as user,text"
+                f"{path}, line 1, does not name columns: name a file of text whose first line is"
+                " such as user,text"
             ) from None
         columns = choose(names)
         wanted = [names.index(name) for name in columns.wanted]
@@ -160,7 +169,10 @@ def _csv_rows(
         except csv.Error as error:
             problem = "malformed rows"
             if "unexpected end" in str(error) or "field larger" in str(error):
-                unsure = f"a quote is opened and not closed (or a field is longer than {LONGEST // 2**20} MB)"
+                unsure = (
+                    "a quote is opened and not closed (or a field is longer than"
+                    f" {LONGEST // 2**20} MB)"
+                )
         at += lines.skipped - skipped
         if lines.broken:
             problem = "rows that are not UTF-8"
@@ -215,7 +227,8 @@ def _json_rows(
     for content, place in objects:
         if any(name in content for name in late):
             raise DataError(
-                f"{path}, {place}: a column that may be the time appears only here; name it with --time-column"
+                f"{path}, {place}: a column that may be the time appears only here; name it with"
+                " --time-column"
             )
         found = (content.get(name) for name in columns.wanted)
         values = [one if one is None or isinstance(one, str) else json.dumps(one) for one in found]
@@ -298,7 +311,9 @@ def _batches(columns: Columns, rows: Iterable[Row], position: Callable[[], float
 
 
 class _Lines:
-    """The lines of a file as strings. One that is too long is left out; `broken` is set when one was not UTF-8, until it is reset."""
+    """The lines of a file as strings. One that is too long is left out; `broken` is set when one
+    was not UTF-8, until it is reset.
+    """
 
     def __init__(self, stream: IO[bytes], path: Place, left_out: LeftOut) -> None:
         self._stream, self._path, self._left_out = stream, path, left_out
@@ -334,7 +349,8 @@ class _Lines:
                     )
                 if b"\0" in line:
                     raise DataError(
-                        f"{self._path} is not text, as it has null bytes in it; name a file of text in UTF-8"
+                        f"{self._path} is not text, as it has null bytes in it; name a file of text"
+                        " in UTF-8"
                     )
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if len(line) > LONGEST:
@@ -362,7 +378,9 @@ UNPACK: dict[str, Callable[[Any], Any]] = {
 
 @contextmanager
 def _opened(path: Place) -> Iterator[tuple[Any, Callable[[], float]]]:
-    """Open a file, unpacked while it is read; yield it and a function that returns the fraction read."""
+    """Open a file, unpacked while it is read; yield it and a function that returns the fraction
+    read.
+    """
     size = max(path.stat().st_size, 1)
     with path.open("rb") as file:
         yield (

@@ -1,7 +1,8 @@
 """Remove what plainly identifies people: e-mail addresses, web addresses, card and phone numbers.
 
-It is not anonymisation: names and stories stay, and the guarantee does not rest on it. What is removed leaves one unknown word behind.
-Every step is linear in the length of the text, whatever is in it.
+It is not anonymisation: names and stories stay, and the guarantee does not rest on it. What is
+removed leaves one unknown word behind. Every step is linear in the length of the text, whatever is
+in it.
 
 >>> scrub("write to ann@example.org or call +1 (555) 010-9999")[0].replace(SCRUBBED, "_")
 'write to _ or call _'
@@ -16,7 +17,8 @@ from taciturn.data.vocabulary import SCRUBBED, without_long_runs
 
 _TOKEN = regex.compile(r"\S+")
 _HOST = regex.compile(r"[\w-]++(?:\.[\w-]++)*+")
-# Hosts that people write without a scheme; endings that are also words (it, no, me) are not among them.
+# Hosts that people write without a scheme; endings that are also words (it, no, me) are not among
+# them.
 _ENDING = regex.compile(
     "com|org|net|edu|gov|mil|info|biz|io|eu|uk|de|fr|nl|ch|pl|ru|cz|dk|fi|pt|br|mx|jp|cn|au|nz|za|kr|рф"
 )
@@ -44,9 +46,8 @@ def scrub(text: str) -> tuple[str, Counter[str]]:
         ] += 1
         return SCRUBBED
 
-    text = unicodedata.normalize(
-        "NFKC", without_long_runs(text)
-    )  # one form for dashes, spaces and wide letters
+    # one form for dashes, spaces and wide letters
+    text = unicodedata.normalize("NFKC", without_long_runs(text))
     return _DIGITS.sub(number, _TOKEN.sub(address, text)), removed
 
 

@@ -1,10 +1,12 @@
 """Raw text from anywhere as one stream of rows (user, text, time), all strings.
 
-    a table   .parquet  .arrow  .csv  .tsv  .jsonl  .ndjson, the last four also packed as .gz .bz2 .xz .zst; columns by name
-    a folder  of tables (the shards that Spark or BigQuery write), or of .txt files, one per user, one message a line
-    elsewhere all of these at an address: s3://…, gs://…, or any that fsspec knows
+    a table   .parquet  .arrow  .csv  .tsv  .jsonl  .ndjson, the last four also packed as .gz .bz2
+    .xz .zst; columns by name a folder  of tables (the shards that Spark or BigQuery write), or of
+    .txt files, one per user, one message a line elsewhere all of these at an address: s3://…,
+    gs://…, or any that fsspec knows
 
-A row that cannot be used is left out and counted, with the first place; anything that makes the rest of a file unsure stops the build.
+A row that cannot be used is left out and counted, with the first place; anything that makes the
+rest of a file unsure stops the build.
 """
 
 import gzip
@@ -33,14 +35,16 @@ from taciturn.data.vocabulary import DataError
 from taciturn.files import HOLDS
 from taciturn.progress import Progress, unwatched
 
-pc: Any = pyarrow.compute  # its functions are made at run time, so type checkers do not know them
+# its functions are made at run time, so type checkers do not know them
+pc: Any = pyarrow.compute
 ROWS = pa.schema({"user": pa.string(), "text": pa.string(), "time": pa.string()})
 TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+# what Hugging Face writes beside its .arrow files
 ABOUT = (
     "dataset_dict.json",
     "dataset_info.json",
     "state.json",
-)  # what Hugging Face writes beside its .arrow files
+)
 # What the libraries raise on files that are not what their names say.
 DAMAGE = (
     EOFError,
@@ -61,13 +65,15 @@ class Source:
 
     paths: Sequence[Path | Place]
     columns: Columns = field(default_factory=Columns)
-    with_user: bool = True  # public text has none
-    rows: int = 0  # that can be used
+    # public text has none
+    with_user: bool = True
+    # that can be used
+    rows: int = 0
     left_out: LeftOut = field(default_factory=LeftOut)
-    noted: LeftOut = field(default_factory=LeftOut)  # read, but worth a note
-    read_columns: dict[str, None] = field(
-        default_factory=dict
-    )  # for the record; no others are ever looked at
+    # read, but worth a note
+    noted: LeftOut = field(default_factory=LeftOut)
+    # for the record; no others are ever looked at
+    read_columns: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.paths = [place(path) if isinstance(path, Path) else path for path in self.paths]
@@ -108,7 +114,8 @@ class Source:
             return read_paragraphs(path, self.left_out)
         if kind == ".txt":
             inside = path.relative_to(folder) if folder else PurePath(path.name)
-            # Users are the folders below the named one, or else its files: bob/1.txt and bob/2.txt are both Bob's.
+            # Users are the folders below the named one, or else its files: bob/1.txt and bob/2.txt
+            # are both Bob's.
             user = (
                 inside.parts[0]
                 if len(inside.parts) > 1
@@ -163,7 +170,9 @@ class Source:
 
 
 def _files(path: Any, noted: LeftOut) -> list[tuple[Place | None, Place]]:
-    """Return (folder it was found in, file), sorted by name, so that the order of reading is fixed."""
+    """Return (folder it was found in, file), sorted by name, so that the order of reading is
+    fixed.
+    """
     if path.is_file():
         if _kind(path) is None:
             kinds = f"{' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet and Arrow)"
@@ -176,7 +185,8 @@ def _files(path: Any, noted: LeftOut) -> list[tuple[Place | None, Place]]:
         raise DataError(
             f"{path} is {kind}, not text: name the files or the folder that people's text is in"
         )
-    hidden = (".", "_")  # such as Spark's _SUCCESS
+    # such as Spark's _SUCCESS
+    hidden = (".", "_")
     found = (
         one
         for one in path.rglob("*")
@@ -190,11 +200,13 @@ def _files(path: Any, noted: LeftOut) -> list[tuple[Place | None, Place]]:
     )
     if tables and texts:
         raise DataError(
-            f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name files of one kind"
+            f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name files"
+            " of one kind"
         )
     if not tables and not texts:
         raise DataError(
-            f"{path} is a folder without text; put files into it ({' '.join(TABLES)} or .txt), or name another"
+            f"{path} is a folder without text; put files into it ({' '.join(TABLES)} or .txt), or"
+            " name another"
         )
     others = [one for one in inside if _kind(one) is None]
     noted.add("files of other kinds, not read", len(others), others[0].name if others else "")
@@ -206,7 +218,8 @@ def _kind(path: Place) -> str | None:
     if suffixes and suffixes[-1] in (".gz", ".bz2", ".xz", ".zst"):
         suffixes.pop()
         if not suffixes or suffixes[-1] not in (*TABLES, ".txt"):
-            return ".jsonl"  # Reddit's dumps are called RC_2015-01.zst
+            # Reddit's dumps are called RC_2015-01.zst
+            return ".jsonl"
     return suffixes[-1] if suffixes and suffixes[-1] in (*TABLES, ".txt") else None
 
 

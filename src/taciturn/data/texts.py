@@ -1,9 +1,11 @@
-"""Token sequences on disk, memory-mapped, in shards: one sequence per user (or per public document).
+"""Token sequences on disk, memory-mapped, in shards: one sequence per user (or per public
+document).
 
     NAME-00000.tokens    ids end to end, uint16 (uint32 for more than 65,536 words)
     NAME-00000.offsets   where each sequence starts, int64, and where the last one ends
 
-A shard is opened when it is first read, so a host needs only the files of its own users, and nothing is copied into memory.
+A shard is opened when it is first read, so a host needs only the files of its own users, and
+nothing is copied into memory.
 """
 
 import os
@@ -106,7 +108,8 @@ class TextWriter:
     ) -> None:
         self._folder, self._name, self._limit = folder, name, shard_tokens
         self._dtype = token_type(words)
-        self._shards: list[tuple[int, int]] = []  # sequences and tokens of the closed shards
+        # sequences and tokens of the closed shards
+        self._shards: list[tuple[int, int]] = []
         self._file: IO[bytes] | None = None
 
     def add(self, sequence: Sequence[int] | np.ndarray) -> None:
@@ -145,7 +148,8 @@ def token_type(words: int) -> type[np.unsignedinteger]:
 def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     if not path.exists():
         raise DataError(
-            f"{path} is not on this machine: copy this shard here, or train on the machine that has it"
+            f"{path} is not on this machine: copy this shard here, or train on the machine that"
+            " has it"
         )
     if path.stat().st_size != count * dtype.itemsize:
         raise DataError(

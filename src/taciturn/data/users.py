@@ -1,7 +1,7 @@
 """Who wrote a row. One person may be spelled in several ways, and must still be one user.
 
-Two people taken for one are both protected; one person taken for two would not be. So case, white space, invisible characters, width and
-other forms of the same letters make no difference.
+Two people taken for one are both protected; one person taken for two would not be. So case, white
+space, invisible characters, width and other forms of the same letters make no difference.
 
 >>> user_id(" Ann\\u00a0LEE ") == user_id("ann lee")
 True
@@ -16,7 +16,9 @@ import regex
 
 from taciturn.data.vocabulary import DataError
 
-LONGEST_ID = 1000  # characters; nothing longer is an id
+# characters; nothing longer is an id
+LONGEST_ID = 1000
+# no user, or all deleted ones
 NOBODY = {
     "",
     "[deleted]",
@@ -25,11 +27,10 @@ NOBODY = {
     "none",
     "null",
     "<na>",
-}  # no user, or all deleted ones
+}
 _INVISIBLE = regex.compile(r"\p{C}+")
-_NUMBER = regex.compile(
-    r"(\d+)\.0"
-)  # tables that once had a gap in a numeric column write 7 as 7.0
+# tables that once had a gap in a numeric column write 7 as 7.0
+_NUMBER = regex.compile(r"(\d+)\.0")
 
 
 @functools.lru_cache(maxsize=2**18)
@@ -71,6 +72,7 @@ def listed_users(path: Path) -> list[str]:
     table = [number for number, line in enumerate(lines, 1) if any(sign in line for sign in ',\t"')]
     if table:
         raise DataError(
-            f"{path} (--exclude), line {table[0]}, looks like a table; write one id on each line, and nothing else"
+            f"{path} (--exclude), line {table[0]}, looks like a table; write one id on each line,"
+            " and nothing else"
         )
     return [line for line in lines if line.strip()]

@@ -1,4 +1,5 @@
-"""Words and their numbers. The list is public (wordfreq's, or counted on public text), so that choosing the words costs no privacy.
+"""Words and their numbers. The list is public (wordfreq's, or counted on public text), so that
+choosing the words costs no privacy.
 
 >>> vocabulary = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
 >>> vocabulary.encode("Hello, World.")
@@ -14,12 +15,14 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-import regex  # not `re`, which splits words at the vowel signs of Hindi
+# not `re`, which splits words at the vowel signs of Hindi
+import regex
 
 from taciturn.core import UNKNOWN
 from taciturn.errors import TaciturnError
 
-SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")  # at the ids core.PADDING, UNKNOWN, BEGIN and END
+# at the ids core.PADDING, UNKNOWN, BEGIN and END
+SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
 PUNCTUATION = (".", ",", "!", "?", "'", '"', ":", ";", "-", "(", ")", "...")
 MORE_PUNCTUATION = {
     **dict.fromkeys(("es", "ca"), ("¿", "¡")),
@@ -29,11 +32,12 @@ MORE_PUNCTUATION = {
 }
 SENTENCE_ENDS = ("<eos>", ".", "!", "?", "...", "।", "؟", "。")
 SCRUBBED = (
-    "\ue000"  # stands where something was removed; in no word list, so always an unknown word
+    # stands where something was removed; in no word list, so always an unknown word
+    "\ue000"
 )
 
-# A word is letters and their marks, joined by apostrophes, Catalan's dot or invisible joiners; emoji and punctuation that
-# people type stand for themselves.
+# A word is letters and their marks, joined by apostrophes, Catalan's dot or invisible joiners;
+# emoji and punctuation that people type stand for themselves.
 _TOKEN = regex.compile(
     r"[\p{L}\p{M}]+(?:['·\u200c\u200d][\p{L}\p{M}]+)*"
     r"|\d+|\.\.\.|[.,!?'\":;()¿¡।،؛؟。、-]"
@@ -44,18 +48,23 @@ _SIGNS = str.maketrans(
     dict.fromkeys("’‘ʼ`´", "'")
     | dict.fromkeys("“”„«»", '"')
     | dict.fromkeys("–—−", "-")
-    | {"…": "...", "！": "!", "？": "?", "，": ","}
+    | {
+        "…": "...",
+        "！": "!",
+        "？": "?",
+        "，": ",",
+    }
 )
-_SIGNS |= str.maketrans(
-    "", "", "\ufe0f\u00ad\u200b"
-)  # the emoji selector, the soft hyphen, the zero-width space
+# the emoji selector, the soft hyphen, the zero-width space
+_SIGNS |= str.maketrans("", "", "\ufe0f\u00ad\u200b")
 # wordfreq omits vowel points in these, and spells these letters in its own way.
 _POINTS = regex.compile(r"[\p{Mn}ـ]")
 _UNPOINTED = {"ar", "fa", "he", "ur"}
 _LONG_RUN = regex.compile(r"\p{M}{31,}+")
 _TURKISH = str.maketrans({"I": "ı", "İ": "i"})
 _ROMANIAN = str.maketrans("şţŞŢ", "șțȘȚ")
-SEGMENTED = {"zh", "ja", "ko"}  # written without spaces: the longest known word is taken repeatedly
+# written without spaces: the longest known word is taken repeatedly
+SEGMENTED = {"zh", "ja", "ko"}
 
 _MEANS_SOMETHING = regex.compile(r"[\p{L}\p{N}\p{Extended_Pictographic}\p{RI}]")
 
@@ -72,7 +81,9 @@ def without_long_runs(text: str) -> str:
 
 
 def normalize(text: str, language: str = "en") -> str:
-    """Return one spelling for what looks alike: composed letters, lower case, plain quotes and dashes."""
+    """Return one spelling for what looks alike: composed letters, lower case, plain quotes and
+    dashes.
+    """
     text = text if text.isascii() else unicodedata.normalize("NFC", without_long_runs(text))
     text = text.translate(_SIGNS) if not text.isascii() or "`" in text else text
     if language in _UNPOINTED:
@@ -81,7 +92,8 @@ def normalize(text: str, language: str = "en") -> str:
         text = text.translate(_TURKISH)
     elif language == "ro":
         text = text.translate(_ROMANIAN)
-    return text.casefold()  # as wordfreq does: German ß is ss
+    # as wordfreq does: German ß is ss
+    return text.casefold()
 
 
 def tokenize(text: str, language: str = "en") -> list[str]:
@@ -89,7 +101,9 @@ def tokenize(text: str, language: str = "en") -> list[str]:
 
 
 def is_word(token: str) -> bool:
-    """Tell a word, a number or an emoji («don't», «7») from punctuation and special tokens («...», «<eos>»)."""
+    """Tell a word, a number or an emoji («don't», «7») from punctuation and special tokens («...»,
+    «<eos>»).
+    """
     return token not in SPECIAL and _MEANS_SOMETHING.search(token) is not None
 
 
@@ -103,7 +117,8 @@ class Vocabulary:
     def __post_init__(self) -> None:
         if self.words[: len(SPECIAL)] != SPECIAL:
             raise DataError(
-                f"a vocabulary starts with {' '.join(SPECIAL)}; this one starts with {' '.join(self.words[:4])}"
+                f"a vocabulary starts with {' '.join(SPECIAL)}; this one starts with"
+                f" {' '.join(self.words[:4])}"
             )
         if len(set(self.words)) != len(self.words):
             raise DataError("a word is in this vocabulary twice; remove one of them")
@@ -121,7 +136,9 @@ class Vocabulary:
 
     @property
     def fixed(self) -> int:
-        """Return how many entries at the front are not words; the words follow, most frequent first."""
+        """Return how many entries at the front are not words; the words follow, most frequent
+        first.
+        """
         signs = set(SPECIAL + _punctuation(self.language))
         return next(
             (place for place, word in enumerate(self.words) if word not in signs), len(self.words)
@@ -178,8 +195,11 @@ class Vocabulary:
 
 
 def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> Vocabulary:
-    """Return the most frequent words of a language (wordfreq), or its characters, after punctuation: `size` entries at most."""
-    import wordfreq  # only needed to make a vocabulary, not to use one
+    """Return the most frequent words of a language (wordfreq), or its characters, after
+    punctuation: `size` entries at most.
+    """
+    # only needed to make a vocabulary, not to use one
+    import wordfreq
 
     try:
         frequent = wordfreq.top_n_list(language, max(size + size // 20, 1000))
@@ -202,9 +222,11 @@ def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> V
     # Some listed words («3d», «e.g») are several tokens here, and would never occur.
     whole = (word for word in frequent if tokenize(word, language) == [word])
     chosen = _vocabulary(whole, size, f"wordfreq {language}", language, unit)
-    if size > 10_000 and len(chosen) < size:  # for languages with fewer the default is not refused
+    # for languages with fewer the default is not refused
+    if size > 10_000 and len(chosen) < size:
         raise DataError(
-            f"wordfreq lists {len(chosen):,} words for the language {language!r}: ask for at most that many, not {size:,}"
+            f"wordfreq lists {len(chosen):,} words for the language {language!r}: ask for at most"
+            f" that many, not {size:,}"
         )
     return chosen
 
@@ -212,7 +234,9 @@ def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> V
 def counted_vocabulary(
     texts: Iterable[str], size: int, source: str, language: str = "en"
 ) -> Vocabulary:
-    """Return the most frequent words of public text. Never call it on users' text: which words people use is private."""
+    """Return the most frequent words of public text. Never call it on users' text: which words
+    people use is private.
+    """
     counts = Counter(chain.from_iterable(tokenize(text, language) for text in texts))
     by_count = sorted(counts, key=lambda word: (-counts[word], word))
     return _vocabulary(by_count, size, source, language, "word")
@@ -226,7 +250,8 @@ def _vocabulary(
         fixed = tuple(sign for sign in fixed if sign in SPECIAL or len(sign) == 1)
     if size <= len(fixed):
         raise DataError(
-            f"a vocabulary of {size} has no room for words, as {len(fixed)} entries are punctuation: take more"
+            f"a vocabulary of {size} has no room for words, as {len(fixed)} entries are"
+            " punctuation: take more"
         )
     chosen = (word for word in words if word not in fixed)
     return Vocabulary((*fixed, *islice(chosen, size - len(fixed))), source, language, unit)

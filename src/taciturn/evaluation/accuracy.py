@@ -1,6 +1,7 @@
 """Accuracy, loss and perplexity on text outside the training, with intervals over users.
 
-As in McMahan et al. 2018, Appendix B: a target outside the vocabulary is always a mistake, and a special token is not an answer.
+As in McMahan et al. 2018, Appendix B: a target outside the vocabulary is always a mistake, and a
+special token is not an answer.
 """
 
 import math
@@ -20,8 +21,10 @@ from taciturn.evaluation.intervals import BUCKETS, Figures, Sums, share
 from taciturn.models import losses
 from taciturn.progress import Progress, unwatched
 
-WINDOW = Unrolls(200)  # tokens read in a row
-CPU_TOKENS, ACCELERATOR_TOKENS = 800, 12_800  # scored at a time; more do not stay in a CPU's cache
+# tokens read in a row
+WINDOW = Unrolls(200)
+# scored at a time; more do not stay in a CPU's cache
+CPU_TOKENS, ACCELERATOR_TOKENS = 800, 12_800
 NO_ANSWERS = np.array([PADDING, UNKNOWN, BEGIN])
 
 
@@ -45,7 +48,8 @@ METRICS: Figures = {
 class Scores(Sums):
     """Scores of a model on every text that it read."""
 
-    known: np.ndarray  # tokens that are in the vocabulary
+    # tokens that are in the vocabulary
+    known: np.ndarray
     top1: np.ndarray
     top3: np.ndarray
     top5: np.ndarray
@@ -54,7 +58,9 @@ class Scores(Sums):
     metrics: ClassVar[Figures] = METRICS
 
     def of(self, users: np.ndarray) -> "Scores":
-        """From columns of one user each: of these users together, the n-th of them in bucket n mod 100."""
+        """From columns of one user each: of these users together, the n-th of them in bucket n mod
+        100.
+        """
         buckets = np.arange(len(users)) % BUCKETS
         return Scores(
             *(np.bincount(buckets, getattr(self, one.name)[users]) for one in fields(self))
@@ -84,7 +90,9 @@ def evaluate_each(
     cut: Cut = WINDOW,
     progress: Progress = unwatched,
 ) -> Scores:
-    """Score with a column for each user, from which groups are made. Its own intervals would take time quadratic in the users."""
+    """Score with a column for each user, from which groups are made. Its own intervals would take
+    time quadratic in the users.
+    """
     if not texts.tokens:
         raise ValueError("there is no held-out text to measure with")
     sums = np.zeros((len(fields(Scores)), len(texts)))
@@ -101,7 +109,9 @@ def evaluate_each(
 def evaluate_steps(
     model: WordModel, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched
 ) -> Scores:
-    """Score a model that reads word by word, as n-grams do, on the same rows of text and by the same rules. One column per user."""
+    """Score a model that reads word by word, as n-grams do, on the same rows of text and by the
+    same rules. One column per user.
+    """
     sums = np.zeros((len(fields(Scores)), len(texts)))
     for user, tokens in enumerate(texts):
         for row in cut.pieces(tokens):
@@ -129,7 +139,9 @@ def rank_among_answers(scores: np.ndarray, target: int) -> int:
 
 
 def batched_pieces(texts: Texts, cut: Cut) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield pieces of all texts in batches of one size, and whose they are; the last batch is filled up with padding."""
+    """Yield pieces of all texts in batches of one size, and whose they are; the last batch is
+    filled up with padding.
+    """
     on_cpu = jax.default_backend() == "cpu"
     size = max(1, (CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS) // cut.length)
     rows, users = np.zeros((0, cut.length + 1), np.int32), np.zeros(0, np.int64)
@@ -150,8 +162,9 @@ def _scored(model: LanguageModel, params: Params, rows: jax.Array) -> jax.Array:
     scores = losses.logits(model, params, rows[:, :-1])
     target_scores = jnp.take_along_axis(scores, targets[..., None], axis=-1)
     loss = jax.nn.logsumexp(scores, axis=-1) - target_scores[..., 0]
-    # How many words the model prefers, without special tokens, which are not answers. Among equals the first is preferred, so
-    # that a model that scores all words alike is not always right; a broken one (NaN) never is.
+    # How many words the model prefers, without special tokens, which are not answers. Among equals
+    # the first is preferred, so that a model that scores all words alike is not always right; a
+    # broken one (NaN) never is.
     words = jnp.arange(scores.shape[-1])
     preferred = (scores > target_scores) | (
         (scores == target_scores) & (words < targets[..., None])

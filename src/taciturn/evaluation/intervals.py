@@ -1,4 +1,6 @@
-"""Figures with 95 % jackknife intervals over buckets of users (Ramaswamy et al. 2020, Table 2): words of one user are not independent."""
+"""Figures with 95 % jackknife intervals over buckets of users (Ramaswamy et al. 2020, Table 2):
+words of one user are not independent.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,34 +12,39 @@ from scipy.special import stdtrit
 
 BUCKETS = 100
 
-Figures = dict[
-    str, Callable[[Any, np.ndarray], float]
-]  # of sums over the buckets that are kept, by name
+# of sums over the buckets that are kept, by name
+Figures = dict[str, Callable[[Any, np.ndarray], float]]
 
 
 @dataclass(frozen=True)
 class Interval:
     value: float
-    margin: float  # half the width of the 95 % interval
+    # half the width of the 95 % interval
+    margin: float
 
     @property
     def ends(self) -> tuple[float, float]:
-        margin = self.margin if math.isfinite(self.margin) else 0.0  # of one user it is a point
+        # of one user it is a point
+        margin = self.margin if math.isfinite(self.margin) else 0.0
         return self.value - margin, self.value + margin
 
     def __format__(self, spec: str) -> str:
+        # of one user
         return (
             f"{self.value:{spec}} ± {self.margin:{spec}}"
             if math.isfinite(self.margin)
             else f"{self.value:{spec}}"
-        )  # of one user
+        )
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over buckets of users, [..., buckets]: every figure follows from them. A subclass names them, and its figures."""
+    """Sums over buckets of users, [..., buckets]: every figure follows from them. A subclass names
+    them, and its figures.
+    """
 
-    tokens: np.ndarray  # [buckets]
+    # [buckets]
+    tokens: np.ndarray
 
     metrics: ClassVar[Figures]
 
@@ -45,7 +52,9 @@ class Sums:
         return jackknife(lambda kept: self.metrics[metric](self, kept), len(self.tokens))
 
     def gain_over(self, other: Self, metric: str = "accuracy_top1") -> Interval:
-        """Return the difference on the same users, paired: a much narrower interval than two apart."""
+        """Return the difference on the same users, paired: a much narrower interval than two
+        apart.
+        """
         self._check_same_text(other)
         return jackknife(
             lambda kept: self.metrics[metric](self, kept) - self.metrics[metric](other, kept),
@@ -53,7 +62,9 @@ class Sums:
         )
 
     def change_from(self, other: Self, metric: str) -> Interval:
-        """Return the relative change on the same users, as A/B tables have it: 0.01 is one per cent more."""
+        """Return the relative change on the same users, as A/B tables have it: 0.01 is one per cent
+        more.
+        """
         self._check_same_text(other)
 
         def change(kept: np.ndarray) -> float:
@@ -90,6 +101,5 @@ def jackknife(statistic: Callable[[np.ndarray], float], buckets: int) -> Interva
     spread = math.sqrt(
         (buckets - 1) / buckets * sum((one - np.mean(without)) ** 2 for one in without)
     )
-    return Interval(
-        value, float(stdtrit(buckets - 1, 0.975)) * spread
-    )  # Student's t: few buckets make wide intervals
+    # Student's t: few buckets make wide intervals
+    return Interval(value, float(stdtrit(buckets - 1, 0.975)) * spread)

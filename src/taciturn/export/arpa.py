@@ -1,4 +1,6 @@
-"""N-gram models as ARPA files, which Presage, fcitx, KenLM, SRILM and IRSTLM read: text, one n-gram a line, logarithms to base 10."""
+"""N-gram models as ARPA files, which Presage, fcitx, KenLM, SRILM and IRSTLM read: text, one n-gram
+a line, logarithms to base 10.
+"""
 
 import math
 import re
@@ -20,8 +22,10 @@ SPECIAL = {UNKNOWN: "<unk>", BEGIN: "<s>", END: "</s>"}
 IDS = {b"<UNK>": UNKNOWN, b"<s>": BEGIN, b"</s>": END} | {
     name.encode(): place for place, name in enumerate(NAMES)
 }
-IMPOSSIBLE = -99.0  # what ARPA files write for the logarithm of 0
-BLOCK = 100_000  # n-grams in memory at a time
+# what ARPA files write for the logarithm of 0
+IMPOSSIBLE = -99.0
+# n-grams in memory at a time
+BLOCK = 100_000
 LN10 = math.log(10)
 
 
@@ -29,7 +33,8 @@ def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequenc
     """Write a file atomically, with comments at its top."""
     if len(words) != model.vocabulary:
         raise DataError(
-            f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together"
+            f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong"
+            " together"
         )
     names = ["<pad>", *arpa_words(words)]
     if len(set(names)) != len(names):
@@ -37,7 +42,8 @@ def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequenc
             "a word is in the list twice, or has the name of a special token (<s>, </s>, <unk>)"
         )
     for name in names:
-        if name.encode().split() != [name.encode()]:  # a gap that is not ASCII is harmless
+        # a gap that is not ASCII is harmless
+        if name.encode().split() != [name.encode()]:
             raise DataError(
                 f"an ARPA file cannot hold the word {name!r}: gaps separate words there"
             )
@@ -49,7 +55,8 @@ def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequenc
 def _parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> Iterator[str]:
     levels = [level for level in model.levels if len(level.keys)]
     yield from (f"# {line}\n" for comment in comments for line in comment.splitlines())
-    sizes = [len(levels[0].keys) - 1, *(len(level.keys) for level in levels[1:])]  # without PADDING
+    # without PADDING
+    sizes = [len(levels[0].keys) - 1, *(len(level.keys) for level in levels[1:])]
     yield "\n\\data\\\n" + "".join(f"ngram {n}={size}\n" for n, size in enumerate(sizes, 1))
     for n in range(1, len(levels) + 1):
         yield f"\n\\{n}-grams:\n"
@@ -59,7 +66,9 @@ def _parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> Iterator
 
 
 def arpa_words(words: Sequence[str]) -> list[str]:
-    """Spell words as the file does, which has its own names for special tokens, and none for PADDING."""
+    """Spell words as the file does, which has its own names for special tokens, and none for
+    PADDING.
+    """
     return [SPECIAL.get(place, word) for place, word in enumerate(words) if place != PADDING]
 
 
@@ -85,8 +94,10 @@ def _block(
 
 
 def read_arpa(path: Path) -> tuple[NGram, list[str]]:
-    """Read a model from any ARPA file, and its words: the special tokens first, then the likeliest. Without <unk> or </s> in the file,
-    unknown words, or ends, are impossible. N-grams that run over the end of a message are left out."""
+    """Read a model from any ARPA file, and its words: the special tokens first, then the likeliest.
+    Without <unk> or </s> in the file, unknown words, or ends, are impossible. N-grams that run over
+    the end of a message are left out.
+    """
     with path.open("rb") as file:
         lines = _Lines(path, file)
         sizes = _sizes(lines)
@@ -140,7 +151,8 @@ def _sizes(lines: _Lines) -> list[int]:
         found = re.fullmatch(rb"ngram\s+(\d+)\s*=\s*(\d+)", line)
         if not found or int(found[1]) != len(sizes) + 1:
             raise lines.error(
-                f"expected 'ngram {len(sizes) + 1}=' with a number, or \\1-grams:, found {_shown(line)}"
+                f"expected 'ngram {len(sizes) + 1}=' with a number, or \\1-grams:, found"
+                f" {_shown(line)}"
             )
         sizes.append(int(found[2]))
     raise lines.error("the file ends before its n-grams begin")
@@ -159,7 +171,10 @@ def _entries(lines: _Lines, n: int, size: int) -> Iterator[tuple[list[bytes], fl
         except ValueError:
             probability = weight = math.nan
         if not n + 1 <= len(fields) <= n + 2 or not probability <= 0 or not weight < math.inf:
-            wanted = f"number {read:,} of {size:,} n-grams of length {n} (a logarithm, words, perhaps a weight)"
+            wanted = (
+                f"number {read:,} of {size:,} n-grams of length {n} (a logarithm, words, perhaps a"
+                " weight)"
+            )
             raise lines.error(f"expected {wanted}, found {_shown(line)}")
         yield fields[1 : n + 1], probability, weight
     if read < size:

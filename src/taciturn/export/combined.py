@@ -1,10 +1,12 @@
-"""AOSP's `.combined` word lists, from which dicttool makes the dictionaries of HeliBoard, OpenBoard and other Android keyboards.
+"""AOSP's `.combined` word lists, from which dicttool makes the dictionaries of HeliBoard, OpenBoard
+and other Android keyboards.
 
     dictionary=main:en,locale=en,description=…,date=…,version=…
      word=the,f=232
       bigram=same,f=233
 
-f is a logarithm of a probability: 255 for certainty, and one less for each factor of 1.15. Nothing longer than bigrams is held.
+f is a logarithm of a probability: 255 for certainty, and one less for each factor of 1.15. Nothing
+longer than bigrams is held.
 """
 
 import math
@@ -18,9 +20,12 @@ from taciturn.core import BEGIN, END
 from taciturn.files import write_atomically
 from taciturn.models.ngram import NGram, parted
 
-LEAST, MOST, STEP = 1, 255, math.log(1.15)  # 0 means: never suggest
-LONGEST = 47  # letters of a word; dicttool drops longer ones, and fails if they have followers
-ROUNDS = 50  # after which a chain of words has forgotten its start
+# 0 means: never suggest
+LEAST, MOST, STEP = 1, 255, math.log(1.15)
+# letters of a word; dicttool drops longer ones, and fails if they have followers
+LONGEST = 47
+# after which a chain of words has forgotten its start
+ROUNDS = 50
 
 
 def write_combined(
@@ -33,10 +38,13 @@ def write_combined(
     date: int,
     bigrams_per_word: int = 3,
 ) -> None:
-    """Write a list. `date` is in seconds since 1970; keyboards prefer a dictionary with a higher version, and some want more than 18."""
+    """Write a list. `date` is in seconds since 1970; keyboards prefer a dictionary with a higher
+    version, and some want more than 18.
+    """
     if len(words) != model.vocabulary:
         raise ValueError(
-            f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together"
+            f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong"
+            " together"
         )
     locale = language.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
@@ -50,7 +58,8 @@ def write_combined(
         len(word) <= LONGEST and any(map(str.isalpha, word)) and not re.search(r"[\s,]", word)
         for word in words
     ]
-    listed = np.array(held) & (np.arange(len(words)) > END)  # words that this format can hold
+    # words that this format can hold
+    listed = np.array(held) & (np.arange(len(words)) > END)
     frequency = _f(_frequencies(model))
     followers = _followers(model, listed, bigrams_per_word)
     for place in sorted(
@@ -76,7 +85,9 @@ def read_combined(path: Path) -> tuple[dict[str, float], dict[str, dict[str, flo
 
 
 def _frequencies(model: NGram) -> np.ndarray:
-    """Return the frequency of each word in long text (Kneser and Ney's unigrams count the contexts it was seen in)."""
+    """Return the frequency of each word in long text (Kneser and Ney's unigrams count the contexts
+    it was seen in).
+    """
     unigrams = np.exp(model.levels[0].probability, dtype=np.float64)
     if model.order == 1:
         return unigrams
@@ -90,7 +101,8 @@ def _frequencies(model: NGram) -> np.ndarray:
     frequencies = unigrams
     for _ in range(ROUNDS):
         before = frequencies.copy()
-        before[BEGIN], before[END] = before[END], 0.0  # after a message comes the next one
+        # after a message comes the next one
+        before[BEGIN], before[END] = before[END], 0.0
         frequencies = unigrams * (before @ weights) + np.bincount(
             words, before[contexts] * more, len(unigrams)
         )

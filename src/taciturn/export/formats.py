@@ -1,4 +1,6 @@
-"""A run's model as files that keyboards load. Each carries its guarantee, and is compared with the JAX model before it is written."""
+"""A run's model as files that keyboards load. Each carries its guarantee, and is compared with the
+JAX model before it is written.
+"""
 
 import functools
 import json
@@ -36,24 +38,31 @@ from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.model_file import save_model
 from taciturn.release.privacy_statement import statement, statement_json
 
-CHECKED_TEXTS = 32  # of 64 words
+# of 64 words
+CHECKED_TEXTS = 32
 DISTILLED_ORDER = 3
-NEWER_THAN_THEIRS = 18  # the version above which keyboards prefer a word list to their own
-PAGE_ENTRIES = 200_000  # n-grams that a page can hold
-# Below, something is broken. N-grams are compared with the counted ones, from which files may differ by rounding only.
+# the version above which keyboards prefer a word list to their own
+NEWER_THAN_THEIRS = 18
+# n-grams that a page can hold
+PAGE_ENTRIES = 200_000
+# Below, something is broken. N-grams are compared with the counted ones, from which files may
+# differ by rounding only.
 LEAST_AGREEMENT = {"onnx": 0.999, "onnx-int8": 0.9, "js": 0.9, "arpa": 0.99, "combined": 0.99}
 
-Scoring = Callable[
-    [np.ndarray], np.ndarray
-]  # a text → the log-probabilities at its start and after each word
+# a text → the log-probabilities at its start and after each word
+Scoring = Callable[[np.ndarray], np.ndarray]
 
 
 class Check(NamedTuple):
-    """How what was written compares with the model it was made from, on text sampled from the model."""
+    """How what was written compares with the model it was made from, on text sampled from the
+    model.
+    """
 
     positions: int
-    agreement: float  # share of positions with the same best word
-    difference: float  # the largest between two probabilities
+    # share of positions with the same best word
+    agreement: float
+    # the largest between two probabilities
+    difference: float
 
 
 class Exported(NamedTuple):
@@ -72,13 +81,16 @@ class Export:
     to: ExportFormat = "model"
     non_private: bool = False
     blocklist: Iterable[str] = ()
-    words: int = 2_000_000  # sampled from a model that becomes n-grams
-    entries: int = 300_000  # n-grams above single words that are then kept
+    # sampled from a model that becomes n-grams
+    words: int = 2_000_000
+    # n-grams above single words that are then kept
+    entries: int = 300_000
     progress: StageProgress = unwatched
 
     def write(self, out: Path) -> Exported:
         """Write the model once its file agrees with it."""
-        assert self.loaded.card is not None  # or there would be no guarantee
+        # or there would be no guarantee
+        assert self.loaded.card is not None
         check_may_leave(self.guarantee, self.non_private)
         self.card, self.model = self.loaded.card, self.loaded.model
         with new_folder(out, "name a new folder") as made:
@@ -103,9 +115,8 @@ class Export:
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
         match self.to:
             case "model":
-                return save_model(
-                    out / "model.safetensors", self.loaded.params, self.card
-                )  # what was verified, not the file
+                # what was verified, not the file
+                return save_model(out / "model.safetensors", self.loaded.params, self.card)
             case "onnx" | "onnx-int8":
                 return self._onnx(out / ("model.onnx" if self.to == "onnx" else "model.int8.onnx"))
             case "js":
@@ -171,7 +182,10 @@ class Export:
         worth = "noise without a promise" if guarantee.is_private else "NO privacy"
         worth = "differentially private" if guarantee.epsilon < math.inf else worth
         worth = "a SIMULATION" if guarantee.is_simulated else worth
-        figures = f"epsilon {epsilon_text(guarantee.epsilon)} at delta {delta_text(guarantee.delta)}; ledger row {guarantee.head}"
+        figures = (
+            f"epsilon {epsilon_text(guarantee.epsilon)} at delta {delta_text(guarantee.delta)};"
+            f" ledger row {guarantee.head}"
+        )
         about = f"Taciturn {self.card.run}; {worth}; {figures}; {how}"
         version, now = max(NEWER_THAN_THEIRS, self.card.round), int(datetime.now(UTC).timestamp())
         write_combined(path, ngram, listed, language, about, version, now)
@@ -181,16 +195,22 @@ class Export:
 
     def _agreed(self, check: Check) -> Check:
         if not check.agreement >= LEAST_AGREEMENT[self.to]:
-            where = f"{1 - check.agreement:.1%} of {check.positions:,} positions (probabilities differ by up to {check.difference:.2g})"
+            where = (
+                f"{1 - check.agreement:.1%} of {check.positions:,} positions (probabilities differ"
+                f" by up to {check.difference:.2g})"
+            )
             raise ExportRefused(
-                f"the {self.to} export disagrees with the model on the top word at {where}: nothing was written"
+                f"the {self.to} export disagrees with the model on the top word at {where}: nothing"
+                " was written"
             )
         return check
 
     def _listed_scores(
         self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray
     ) -> np.ndarray:
-        """Return a word list's scores before the first word and after each: words by frequency, after those that follow."""
+        """Return a word list's scores before the first word and after each: words by frequency,
+        after those that follow.
+        """
         ids, spelled = self.loaded.vocabulary.ids, self.card.vocabulary
         alone = np.zeros(len(spelled))
         alone[[ids[word] for word in words]] = list(words.values())
@@ -202,7 +222,9 @@ class Export:
             return np.log(rows)
 
     def _to_ngram(self, order: int) -> tuple[NGram, tuple[str, ...], str]:
-        """Return n-grams, their words, and how they were made: the model itself if it is one, or else counted on its samples."""
+        """Return n-grams, their words, and how they were made: the model itself if it is one, or
+        else counted on its samples.
+        """
         if isinstance(self.model, NGram):
             return self.model, self.card.vocabulary, f"{self.model.order}-grams as counted"
         assert isinstance(self.model, Neural)
@@ -239,7 +261,9 @@ class Export:
     def _compare(
         self, scores: Scoring, listed: set[str] | None = None, reference: Scoring | None = None
     ) -> Check:
-        """Compare. `listed` are the words that a file can hold, where not all; the reference is the model, unless another is given."""
+        """Compare. `listed` are the words that a file can hold, where not all; the reference is the
+        model, unless another is given.
+        """
         positions = same = 0
         difference = 0.0
         silent = [PADDING, UNKNOWN, BEGIN]
@@ -272,11 +296,14 @@ class Export:
 def _compare_followers(
     ngram: NGram, listed: Sequence[str], followers: dict[str, dict[str, float]]
 ) -> Check:
-    """Count the words that follow others in a word list with the probability that the n-grams give them."""
+    """Count the words that follow others in a word list with the probability that the n-grams give
+    them.
+    """
     ids = {word: place for place, word in enumerate(listed)}
     off = []
     for word, others in followers.items():
-        scores = ngram.scores((ids[word],))  # after this word alone, as in a list
+        # after this word alone, as in a list
+        scores = ngram.scores((ids[word],))
         off += [abs(math.log(said) - scores[ids[other]]) for other, said in others.items()]
     right = sum(one <= STEP for one in off)
     return Check(len(off), right / len(off) if off else 1.0, math.expm1(max(off, default=0.0)))
@@ -323,5 +350,6 @@ def page_script(
 def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:
     name = loaded.path.name
     return ExportRefused(
-        f"{what} is for models that read word by word (LSTM, CIFG, GRU); export {name} as n-grams: --to arpa"
+        f"{what} is for models that read word by word (LSTM, CIFG, GRU); export {name} as n-grams:"
+        " --to arpa"
     )

@@ -1,7 +1,9 @@
-"""A model as one script, for pages, Node and Keyman: its runtime, its words, its weights, and its guarantee.
+"""A model as one script, for pages, Node and Keyman: its runtime, its words, its weights, and its
+guarantee.
 
-A page loads it with <script src> and finds it as `taciturn.models[name]`, Node gets it from `require`, Keyman takes it as a compiled
-`.model.js`. The guarantee is part of the script, so no page can show the model without it.
+A page loads it with <script src> and finds it as `taciturn.models[name]`, Node gets it from
+`require`, Keyman takes it as a compiled `.model.js`. The guarantee is part of the script, so no
+page can show the model without it.
 """
 
 import base64
@@ -23,28 +25,39 @@ from taciturn.privacy.ledger import Guarantee
 from taciturn.release.gate import ExportRefused
 from taciturn.release.privacy_statement import WORDS, plain_words
 
-PATIENCE = 120  # seconds allowed to Node
-RUNTIME, CHECK = ("runtime.js", "words.js", "predictor.js"), "check.js"  # in export/runtime
+# seconds allowed to Node
+PATIENCE = 120
+# in export/runtime
+RUNTIME, CHECK = ("runtime.js", "words.js", "predictor.js"), "check.js"
 
 
 class Published(NamedTuple):
     """What a script states about its model."""
 
-    name: str  # by which pages know it
+    # by which pages know it
+    name: str
     words: Sequence[str]
-    text: dict[str, str]  # ModelCard.text: language and unit
-    guarantee: Guarantee | None  # none for a model of public text alone, or of unknown text
-    statement: str  # release.privacy_statement.statement's, or where public text came from
-    # whose text, as a phrase that continues «learned from»: «the posts of 4,000 people»; None: unknown
+    # ModelCard.text: language and unit
+    text: dict[str, str]
+    # none for a model of public text alone, or of unknown text
+    guarantee: Guarantee | None
+    # release.privacy_statement.statement's, or where public text came from
+    statement: str
+    # whose text, as a phrase that continues «learned from»: «the posts of 4,000 people»; None:
+    # unknown
     learned_from: str | None
-    blocked: Sequence[str] = ()  # words that are never suggested
-    personal: bool = False  # whether it is its owner's alone
+    # words that are never suggested
+    blocked: Sequence[str] = ()
+    # whether it is its owner's alone
+    personal: bool = False
 
 
 def javascript_model(
     weights: StepWeights, cell: str, restarts: Sequence[int], about: Published
 ) -> str:
-    """Return the script of an LSTM, a CIFG or a GRU; `restarts` are the words after which it starts afresh (models/stepping.py)."""
+    """Return the script of an LSTM, a CIFG or a GRU; `restarts` are the words after which it starts
+    afresh (models/stepping.py).
+    """
     turned = {
         name: getattr(weights, name) for name in ("input", "recurrent", "projection", "to_context")
     }
@@ -65,7 +78,9 @@ def javascript_model(
 
 
 def javascript_ngram(model: NGram, about: Published) -> str:
-    """Return the script of an n-gram model. What follows a context is stored together, so words need no context beside them."""
+    """Return the script of an n-gram model. What follows a context is stored together, so words
+    need no context beside them.
+    """
     short = model.vocabulary <= 2**16
     levels = []
     for n, level in enumerate(model.levels):
@@ -92,12 +107,14 @@ def javascript_ngram(model: NGram, about: Published) -> str:
 def check_javascript(
     script: str, texts: Iterable[Iterable[int]], listed: Sequence[str]
 ) -> list[np.ndarray]:
-    """For each text return the scores that a script's model gives in Node before its first word and after each, [1 + words, vocabulary];
-    refuse a script whose words are not those `listed`."""
+    """For each text return the scores that a script's model gives in Node before its first word and
+    after each, [1 + words, vocabulary]; refuse a script whose words are not those `listed`.
+    """
     node, texts = shutil.which("node"), [list(map(int, words)) for words in texts]
     if node is None:
         raise ExportRefused(
-            "a script is checked before it is written, and that needs Node.js: install it, or export to another format"
+            "a script is checked before it is written, and that needs Node.js: install it, or"
+            " export to another format"
         )
     try:
         asked = json.dumps({"script": script, "texts": texts}).encode()
@@ -110,7 +127,8 @@ def check_javascript(
         )
     except subprocess.TimeoutExpired:
         raise ExportRefused(
-            f"in Node the script did not finish {sum(map(len, texts))} words within {PATIENCE} seconds"
+            f"in Node the script did not finish {sum(map(len, texts))} words within {PATIENCE}"
+            " seconds"
         ) from None
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip().splitlines() or [

@@ -1,12 +1,14 @@
-"""A recurrent model as ONNX: one word and the state in, the ten best next words, all logits and the new state out.
+"""A recurrent model as ONNX: one word and the state in, the ten best next words, all logits and the
+new state out.
 
-Built from primitives: ONNX's LSTM operator has no CIFG, no projection and no tied embedding. Weights in bytes are widened when the file
-is loaded; activations are never rounded, so that what was checked here holds on every processor.
+Built from primitives: ONNX's LSTM operator has no CIFG, no projection and no tied embedding.
+Weights in bytes are widened when the file is loaded; activations are never rounded, so that what
+was checked here holds on every processor.
 
-    word              int64 [batch]                 <bos> first
-    fed_back, carry   float32 [batch, …]            zeros first, and after a word of the metadata's `restarts`
-    top_words         int64 [batch, 10]             never a special token, nor a blocked word
-    top_log_probabilities, logits, next_fed_back, next_carry
+    word              int64 [batch]                 <bos> first fed_back, carry   float32 [batch, …]
+    zeros first, and after a word of the metadata's `restarts` top_words         int64 [batch, 10]
+    never a special token, nor a blocked word top_log_probabilities, logits, next_fed_back,
+    next_carry
 """
 
 import json
@@ -26,15 +28,17 @@ from taciturn.release.gate import ExportRefused
 if TYPE_CHECKING:
     import onnx
 
-OPSET, IR_VERSION = 17, 8  # of 2022: what is on phones
+# of 2022: what is on phones
+OPSET, IR_VERSION = 17, 8
 BEST = 10
+# of JAX, of ONNX
 OPERATORS = {
     "add": "Add",
     "sub": "Sub",
     "mul": "Mul",
     "tanh": "Tanh",
     "logistic": "Sigmoid",
-}  # of JAX, of ONNX
+}
 
 
 def libraries() -> tuple[Any, Any]:
@@ -43,7 +47,8 @@ def libraries() -> tuple[Any, Any]:
         import onnxruntime
     except ImportError as error:
         raise ExportRefused(
-            f"writing ONNX and checking it needs two more libraries ({error}): pip install 'taciturn[onnx]'"
+            f"writing ONNX and checking it needs two more libraries ({error}): pip install"
+            " 'taciturn[onnx]'"
         ) from None
     return onnx, onnxruntime
 
@@ -56,7 +61,9 @@ def onnx_model(
     about: dict[str, str],
     as_bytes: bool,
 ) -> "onnx.ModelProto":
-    """Build the graph. `never` are words not to suggest, `restarts` those after which the model starts afresh, `about` its metadata."""
+    """Build the graph. `never` are words not to suggest, `restarts` those after which the model
+    starts afresh, `about` its metadata.
+    """
     onnx, _ = libraries()
     graph = _Graph(onnx, as_bytes)
     words = graph.stored(weights.words.T)
@@ -96,7 +103,9 @@ def onnx_model(
 
 
 class _Graph:
-    """Nodes in the order they are called, with names for their outputs. Matrices are stored once, as float32 or as bytes."""
+    """Nodes in the order they are called, with names for their outputs. Matrices are stored once,
+    as float32 or as bytes.
+    """
 
     def __init__(self, onnx: Any, as_bytes: bool) -> None:
         self.onnx, self.nodes, self.constants, self.as_bytes = onnx, [], [], as_bytes
@@ -114,7 +123,9 @@ class _Graph:
         return name
 
     def stored(self, matrix: np.ndarray) -> tuple[str, str | None]:
-        """Store a matrix [inputs, outputs]; return the names of its values and, for bytes, of its scales."""
+        """Store a matrix [inputs, outputs]; return the names of its values and, for bytes, of its
+        scales.
+        """
         if not self.as_bytes:
             return self.constant(matrix), None
         values, scales = int8(matrix.T)
@@ -162,13 +173,15 @@ class _Graph:
                 sizes = np.array(step.params["sizes"], np.int64)
                 parts = tuple(f"part_{len(self.nodes)}_{part}" for part in range(len(sizes)))
                 found = self("Split", *given, self.constant(sizes), out=parts, axis=-1)
-            elif "jaxpr" in step.params:  # a function within it
+            # a function within it
+            elif "jaxpr" in step.params:
                 found = self.traced(step.params["jaxpr"].jaxpr, given)
             elif kind in OPERATORS:
                 found = [self(OPERATORS[kind], *given)]
             else:
                 raise ExportRefused(
-                    f"ONNX export supports cells of {', '.join(OPERATORS)} and split, not of {kind}; choose another"
+                    f"ONNX export supports cells of {', '.join(OPERATORS)} and split, not of"
+                    f" {kind}; choose another"
                 )
             named |= dict(zip(step.outvars, found, strict=True))
         return [name_of(value) for value in program.outvars]
@@ -200,7 +213,9 @@ class _Graph:
 
 
 def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:
-    """Return the log-probabilities that onnxruntime computes after each word; refuse a file whose best words are wrong or blocked."""
+    """Return the log-probabilities that onnxruntime computes after each word; refuse a file whose
+    best words are wrong or blocked.
+    """
     _, onnxruntime = libraries()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     said = session.get_modelmeta().custom_metadata_map

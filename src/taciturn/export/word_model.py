@@ -1,4 +1,6 @@
-"""Open any model to type with: a run, a pretrained model, counted n-grams, or anyone's ARPA file."""
+"""Open any model to type with: a run, a pretrained model, counted n-grams, or anyone's ARPA
+file.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,17 +15,21 @@ from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelCard, ModelFileError, load_model
 
-COUNTED_ON = "counted_on.json"  # of counted n-grams: names the population, as a run's recipe does
+# of counted n-grams: names the population, as a run's recipe does
+COUNTED_ON = "counted_on.json"
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What was read from a file. Its model uses exactly these parameters, so what the ledger knows is what runs."""
+    """What was read from a file. Its model uses exactly these parameters, so what the ledger knows
+    is what runs.
+    """
 
     path: Path
     vocabulary: Vocabulary
     params: Params
-    card: ModelCard | None  # an ARPA file has none: what it was counted on is unknown
+    # an ARPA file has none: what it was counted on is unknown
+    card: ModelCard | None
 
     @property
     def is_personal(self) -> bool:

@@ -1,4 +1,6 @@
-"""Build both ends of a fleet of real devices from one recipe: the server's fleet, and what a device answers with."""
+"""Build both ends of a fleet of real devices from one recipe: the server's fleet, and what a device
+answers with.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -32,11 +34,14 @@ from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError
 
-RUN_DIGITS = 16  # of the ledger's row that opened a run
+# of the ledger's row that opened a run
+RUN_DIGITS = 16
 
 
 def agreement(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> Terms:
-    """Return the terms that follow from a recipe, its words and the enrolment authority; a round adds its own."""
+    """Return the terms that follow from a recipe, its words and the enrolment authority; a round
+    adds its own.
+    """
     params = jax.eval_shape(
         build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0)
     )
@@ -46,7 +51,8 @@ def agreement(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> T
         recipe.fleet,
     )
     most = min(section.most_reports or participation.asked, participation.asked)
-    told = recipe.with_settings("run", seed=None)  # which devices do not get
+    # which devices do not get
+    told = recipe.with_settings("run", seed=None)
     name = _fingerprint(told.fingerprint, vocabulary.words, authority)
     shares = section.max_dropout, section.max_colluding
     return Terms(
@@ -97,7 +103,8 @@ def device_fleet(
     """Build the server's fleet; `folder` is the run's private one, `account` what it charges."""
     if connected is None:
         raise RecipeError(
-            '[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices connect'
+            '[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices'
+            " connect"
         )
     participation, waits = _min_separation(recipe), (recipe.fleet.deadline, recipe.fleet.patience)
     certificates, dismissed = connected.enrolled()
@@ -105,7 +112,8 @@ def device_fleet(
     agreed = agreement(recipe, vocabulary, connected.authority)
 
     def run() -> str:
-        return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"  # a folder's name may be reused
+        # a folder's name may be reused
+        return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"
 
     numbers = lambda: len(account.charges), participation.min_separation
     return DeviceFleet(
@@ -126,7 +134,10 @@ def check_enough(recipe: Recipe, devices: int) -> None:
         ),
     ):
         if devices < needed:
-            few = f"{devices} devices are too few, {needed} are needed: a round asks {asked} (participation.cohort × fleet.over_selection)"
+            few = (
+                f"{devices} devices are too few, {needed} are needed: a round asks {asked}"
+                " (participation.cohort × fleet.over_selection)"
+            )
             raise RecipeError(
                 f"{few}, {why}. Have more devices, or lower participation.cohort or min_separation"
             )
@@ -141,7 +152,9 @@ def build_device(
     home: Path,
     wishes: Wishes = Wishes(),
 ) -> Device:
-    """Build one person's device with this `text`; `home` keeps its participation record. `recipe` is the server's, noise included."""
+    """Build one person's device with this `text`; `home` keeps its participation record. `recipe`
+    is the server's, noise included.
+    """
     algorithm = build.algorithm(recipe, len(words))
     messages = _messages(algorithm.mechanism, build.language_model(recipe.model, len(words)))
     user = build.layout(recipe, words).user_data(text, recipe.participation.weight_cap)
@@ -154,14 +167,16 @@ def build_device(
     )
 
 
-@lru_cache(maxsize=8)  # so that devices of one fleet in one process compile once
+# so that devices of one fleet in one process compile once
+@lru_cache(maxsize=8)
 def _messages(
     mechanism: Mechanism, model: LanguageModel
 ) -> tuple[Message, Callable[[int], PyTree]]:
     """Return the shapes of what a round sends, and its public part by the row of the noise."""
     params = jax.eval_shape(model.init, jax.random.key(0))
 
-    @jax.jit  # so that only the public part of the mechanism's first state is computed
+    # so that only the public part of the mechanism's first state is computed
+    @jax.jit
     def public_part(row: int) -> PyTree:
         return mechanism.public(mechanism.init(trees.zeros_like(params))._replace(round=row))
 
@@ -174,7 +189,8 @@ def _lifetime(recipe: Recipe) -> int:
 
 def _min_separation(recipe: Recipe) -> MinSeparation:
     found = build.participation(recipe)
-    assert isinstance(found, MinSeparation)  # the recipe is refused otherwise
+    # the recipe is refused otherwise
+    assert isinstance(found, MinSeparation)
     return found
 
 
@@ -194,7 +210,9 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFle
 
 
 def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0) -> FleetWithStats:
-    """Make a simulated fleet; `devices` is a folder for the devices' state, `coins` a secret seed that decides which device comes when."""
+    """Make a simulated fleet; `devices` is a folder for the devices' state, `coins` a secret seed
+    that decides which device comes when.
+    """
     everyone = simulated(recipe, population)
     section = recipe.fleet
     if section.kind == "simulated":

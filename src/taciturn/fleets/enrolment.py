@@ -1,13 +1,16 @@
-"""The enrolment authority: it decides which keys are devices of a fleet, and which no longer are. It need not be where the server is.
+"""The enrolment authority: it decides which keys are devices of a fleet, and which no longer are.
+It need not be where the server is.
 
 AUTHORITY/                  its own folder, whose keys no one else has
-  enrolment.key             signs certificates and lists
-  enrolment.log             all that it ever signed, and when: rows of JSON, each with the hash of the one before it; append-only
-  authority.key  .crt       the authority of TLS (wire/authority.py), which signs the server's certificate
+  enrolment.key             signs certificates and lists enrolment.log             all that it ever
+  signed, and when: rows of JSON, each with the hash of the one before it; append-only authority.key
+  .crt       the authority of TLS (wire/authority.py), which signs the server's certificate
 
-FLEET/enrolled.txt          what it gives to the server: the newest list of dismissed devices, then all certificates by their numbers
+FLEET/enrolled.txt          what it gives to the server: the newest list of dismissed devices, then
+all certificates by their numbers
 
-A signature is in the log, and synced, before it is shown. So no number is ever assigned twice, nor two numbers to a key.
+A signature is in the log, and synced, before it is shown. So no number is ever assigned twice, nor
+two numbers to a key.
 """
 
 import base64
@@ -38,10 +41,11 @@ from taciturn.fleets.wire.authority import load_key, requested_key, save_key
 
 ENROLMENT_KEY, LOG_NAME, ENROLLED = "enrolment.key", "enrolment.log", "enrolled.txt"
 DAY = 24 * 3600
+# days of validity; days before the end in which it is renewed
 CERTIFICATE_DAYS, RENEWAL_DAYS = (
     365,
     90,
-)  # days of validity; days before the end in which it is renewed
+)
 
 
 def beside(fleet: Path) -> Path:
@@ -63,7 +67,9 @@ def new_authority(folder: Path, fleet: Path) -> Issuer:
 def enrol(
     folder: Path, fleet: Path, requests: Collection[str], days: int = CERTIFICATE_DAYS
 ) -> list[int]:
-    """Enrol the devices that ask, and return their numbers. A device that is already enrolled keeps its own."""
+    """Enrol the devices that ask, and return their numbers. A device that is already enrolled keeps
+    its own.
+    """
     keys = [requested_key(request) for request in requests]
     with _open(folder, fleet) as log:
         enrolled = log.enrolled
@@ -71,9 +77,13 @@ def enrol(
         if gone := sorted(
             numbers[key] for key in keys if numbers.get(key) in enrolled.dismissed.devices
         ):
-            anew = "To bring it back, make a new key in a new folder: taciturn fleet device FOLDER --new"
+            anew = (
+                "To bring it back, make a new key in a new folder: taciturn fleet device FOLDER"
+                " --new"
+            )
             raise LinkError(
-                f"device {gone[0]} was dismissed, and its key with it; no device was enrolled. {anew}"
+                f"device {gone[0]} was dismissed, and its key with it; no device was enrolled."
+                f" {anew}"
             )
         new = [key for key in dict.fromkeys(keys) if key not in numbers]
         log.certify({len(numbers) + place: key for place, key in enumerate(new)}, days)
@@ -87,7 +97,8 @@ def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
         certificates, before = log.enrolled
         if unknown := sorted(set(devices) - {one.device for one in certificates}):
             raise LinkError(
-                f"this fleet has {len(certificates)} devices, and no device {unknown[0]}: name another. Nothing was changed"
+                f"this fleet has {len(certificates)} devices, and no device {unknown[0]}: name"
+                " another. Nothing was changed"
             )
         if not before.devices.issuperset(devices):
             log.add(
@@ -97,7 +108,9 @@ def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
 
 
 def renew(folder: Path, fleet: Path, days: int = CERTIFICATE_DAYS) -> int:
-    """Renew for the same keys certificates that end soon, have ended or not begun (a clock was wrong), not dismissed ones; count them."""
+    """Renew for the same keys certificates that end soon, have ended or not begun (a clock was
+    wrong), not dismissed ones; count them.
+    """
     with _open(folder, fleet) as log:
         (certificates, dismissed), today = log.enrolled, now()
         soon = today + min(RENEWAL_DAYS, days / 2) * DAY
@@ -118,21 +131,26 @@ def read_enrolled(fleet: Path) -> Enrolled:
         )
     except FileNotFoundError:
         raise LinkError(
-            f"{path} is missing: copy it from the enrolment authority, or make a fleet with `taciturn fleet new`"
+            f"{path} is missing: copy it from the enrolment authority, or make a fleet with"
+            " `taciturn fleet new`"
         ) from None
     except (ValueError, OSError) as error:
         raise LinkError(
-            f"{path} cannot be read or is damaged ({error}): copy it again from the enrolment authority"
+            f"{path} cannot be read or is damaged ({error}): copy it again from the enrolment"
+            " authority"
         ) from None
     if [one.device for one in enrolled.certificates] != list(range(len(enrolled.certificates))):
         raise LinkError(
-            f"{path} lacks devices, or has them in another order: copy it again from the enrolment authority"
+            f"{path} lacks devices, or has them in another order: copy it again from the enrolment"
+            " authority"
         )
     return enrolled
 
 
 class EnrolledNow:
-    """The devices of a fleet by its newest file, which may be replaced while a server or a front end runs."""
+    """The devices of a fleet by its newest file, which may be replaced while a server or a front
+    end runs.
+    """
 
     def __init__(self, fleet: Path) -> None:
         self._path, self._seen, self._known = fleet / ENROLLED, None, None
@@ -165,9 +183,8 @@ class EnrolledNow:
             except LinkError as error:
                 if self._known is None:
                     raise
-                LOG.warning(
-                    "keeping the list of devices that was read before: %s", error
-                )  # someone may be copying it just now
+                # someone may be copying it just now
+                LOG.warning("keeping the list of devices that was read before: %s", error)
             self._seen = seen
         return self._known
 
@@ -177,40 +194,47 @@ def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
     """Lock and open the log; after the block the fleet's server gets what was signed in it."""
     if not (folder / LOG_NAME).exists():
         raise LinkError(
-            f"{folder} is not the folder of an enrolment authority, or lost its {LOG_NAME}: name the folder with --authority"
+            f"{folder} is not the folder of an enrolment authority, or lost its {LOG_NAME}: name"
+            " the folder with --authority"
         )
     with locked(folder / LOG_NAME) as file:
         file.seek(0)
         content = file.read()
         *lines, torn = content.split(b"\n")
         if torn:
-            file.truncate(
-                len(content) - len(torn)
-            )  # the process that died while writing it had shown its signature to no one
+            # the process that died while writing it had shown its signature to no one
+            file.truncate(len(content) - len(torn))
         try:
             log = _Log(load_key(folder / ENROLMENT_KEY), file, lines)
             known = log.enrolled
         except (ValueError, KeyError, TypeError) as error:
             raise LinkError(
-                f"{folder / LOG_NAME} is damaged ({error}): restore it from a copy; nothing was signed"
+                f"{folder / LOG_NAME} is damaged ({error}): restore it from a copy; nothing was"
+                " signed"
             ) from None
         given = read_enrolled(fleet) if (fleet / ENROLLED).exists() else known
         if given.dismissed.fleet != known.dismissed.fleet:
             raise LinkError(
-                f"{folder} is the authority of another fleet than {fleet}: name the right one with --authority"
+                f"{folder} is the authority of another fleet than {fleet}: name the right one with"
+                " --authority"
             )
         if not _follows(
-            known, given
-        ):  # two devices could get one number, or two lists of one number differ
+            known,
+            given,
+            # two devices could get one number, or two lists of one number differ
+        ):
             raise LinkError(
-                f"{folder / LOG_NAME} lacks what was signed before ({fleet / ENROLLED}): restore its newest copy"
+                f"{folder / LOG_NAME} lacks what was signed before ({fleet / ENROLLED}): restore"
+                " its newest copy"
             )
         yield log
         log.publish(fleet)
 
 
 def _follows(newer: Enrolled, older: Enrolled) -> bool:
-    """Whether `newer` is `older` or continues it: numbers keep their keys, lists their content, and no dismissed device is back."""
+    """Whether `newer` is `older` or continues it: numbers keep their keys, lists their content, and
+    no dismissed device is back.
+    """
     rises = (
         newer.dismissed.number > older.dismissed.number
         and newer.dismissed.devices >= older.dismissed.devices
@@ -232,8 +256,10 @@ class _Log:
         for line in lines:
             signed = self._take(line)
         if not all(
-            verified(own, one.signed(), one.signature) for one in signed
-        ):  # no later row has the hash of the last one
+            verified(own, one.signed(), one.signature)
+            for one in signed
+            # no later row has the hash of the last one
+        ):
             raise ValueError("the last row is not what was signed")
 
     @property
@@ -252,10 +278,11 @@ class _Log:
     def certify(self, keys: Mapping[int, bytes], days: int) -> None:
         if keys:
             today, after = int(now()), self.enrolled.dismissed.number
+            # or a device whose clock is behind would find it not yet valid
             dates = (
                 today - CLOCKS_APART,
                 today + days * DAY,
-            )  # or a device whose clock is behind would find it not yet valid
+            )
             self.add(
                 "certified",
                 [self.issuer.certify(number, key, *dates, after) for number, key in keys.items()],

@@ -1,12 +1,14 @@
 """The folders of a fleet of devices, on both sides.
 
 FLEET/                      the server's
-  recipe.toml               with its noise worked out: the same on every device
-  population/               words, held-out users and the ledger; no user's text, which is on devices. A fleet that is only tried out has
+  recipe.toml               with its noise worked out: the same on every device population/
+  words, held-out users and the ledger; no user's text, which is on devices. A fleet that is only
+  tried out has
                             none: its people are a population's, whose ledger is charged
-  enrolled.txt              who is enrolled, as the authority says: certificates, and the list of dismissed devices (enrolment.py)
-  wire/                     the server's certificate
-  for-devices/              what every device gets: authority.crt, enrolment.pub, words, recipe.toml, and what follows from that for
+  enrolled.txt              who is enrolled, as the authority says: certificates, and the list of
+  dismissed devices (enrolment.py) wire/                     the server's certificate for-devices/
+  what every device gets: authority.crt, enrolment.pub, words, recipe.toml, and what follows from
+  that for
                             devices that have no Python: agreement.json
 
 FLEET-authority/            the authority's, which belongs elsewhere (enrolment.py)
@@ -58,7 +60,9 @@ WhyNot = Callable[[], str | None]
 
 
 def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None:
-    """Make a server's folder, with the words and held-out users of the recipe's population; devices know the server by `names`."""
+    """Make a server's folder, with the words and held-out users of the recipe's population; devices
+    know the server by `names`.
+    """
     source = build.population(recipe)
     hint = "a fleet's authority and ledger are never replaced; choose another folder"
     with (
@@ -81,11 +85,14 @@ def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None
 
 
 def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
-    """Make a server's folder and devices with the first users of the recipe's population; its ledger is charged, as `run`."""
+    """Make a server's folder and devices with the first users of the recipe's population; its
+    ledger is charged, as `run`.
+    """
     population = build.population(recipe)
     if len(population) < count:
         raise LinkError(
-            f"{population.folder} has fewer than {count} users: start fewer devices, or name another population"
+            f"{population.folder} has fewer than {count} users: start fewer devices, or name"
+            " another population"
         )
     with new_folder(folder, "choose another --out") as made:
         if run in open_ledger(population).runs():
@@ -93,7 +100,8 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
                 f"the ledger of {population.folder} already has a run {run!r}: choose another --out"
             )
         assemble.check_enough(recipe, count)
-        people = str(population.folder.resolve())  # the same ones, wherever it is started
+        # the same ones, wherever it is started
+        people = str(population.folder.resolve())
         server = made / "server"
         _server_folder(
             server,
@@ -138,17 +146,21 @@ def enrol(folder: Path, devices: list[Path]) -> None:
 
 
 def fleet_authority(given: Path) -> Authority:
-    """Read which authority a fleet's devices trust; `given` is its folder for-devices/, or a device's copy."""
+    """Read which authority a fleet's devices trust; `given` is its folder for-devices/, or a
+    device's copy.
+    """
     try:
         content = bytes.fromhex((given / ENROLMENT).read_text())
         if len(content) != FLEET_BYTES + 32:
             raise ValueError(
-                f"fleet and key of an authority have {FLEET_BYTES + 32} bytes, and this has {len(content)}"
+                f"fleet and key of an authority have {FLEET_BYTES + 32} bytes, and this has"
+                f" {len(content)}"
             )
         return Authority(content[:FLEET_BYTES], content[FLEET_BYTES:])
     except (OSError, ValueError) as error:
         raise LinkError(
-            f"the authority of the fleet's devices cannot be read: {error}. Copy the fleet's for-devices/ again"
+            f"the authority of the fleet's devices cannot be read: {error}. Copy the fleet's"
+            " for-devices/ again"
         ) from None
 
 
@@ -172,7 +184,8 @@ def vocabulary_of(device: Path) -> Vocabulary:
     given = device / "fleet"
     if not (given / "vocabulary.json").exists():
         raise LinkError(
-            f"{device} does not belong to a fleet yet: copy the fleet's folder for-devices/ to {given}"
+            f"{device} does not belong to a fleet yet: copy the fleet's folder for-devices/ to"
+            f" {given}"
         )
     return Vocabulary.load(
         given / "vocabulary.txt", json.loads((given / "vocabulary.json").read_text())
@@ -185,14 +198,18 @@ def open_device(
     least_tokens: int = 1,
     delete_used: bool = False,
 ) -> Device:
-    """Open a device; its owner may let it take part only at times, or with enough text, and have text deleted once it was used."""
+    """Open a device; its owner may let it take part only at times, or with enough text, and have
+    text deleted once it was used.
+    """
     vocabulary, path = vocabulary_of(device), device / TOKENS
     if not (device / DEVICE_KEY).exists():
         raise LinkError(
-            f"{device} has no key: `taciturn fleet device {device} --new` makes one, and a request for the fleet's authority"
+            f"{device} has no key: `taciturn fleet device {device} --new` makes one, and a request"
+            " for the fleet's authority"
         )
     if delete_used and path.exists() and _which(path) == participation_record.used_text(device):
-        path.unlink()  # left by a crash
+        # left by a crash
+        path.unlink()
     if not path.exists():
         raise LinkError(f"{device} has no text: name a file of messages with --data")
     text, tokens = _which(path), np.load(path, allow_pickle=False)
@@ -227,7 +244,9 @@ def _which(text: Path) -> str:
 
 
 def opt_out(device: Path) -> None:
-    """Take part in nothing any more, and delete the text, including what a crash left of saving it."""
+    """Take part in nothing any more, and delete the text, including what a crash left of saving
+    it.
+    """
     for text in (device / TOKENS, *device.glob(f".{TOKENS}.*")):
         text.unlink(missing_ok=True)
     participation_record.opt_out(device)

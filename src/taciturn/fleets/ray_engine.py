@@ -1,13 +1,17 @@
-"""The simulated fleet on a Ray cluster: any number of workers, which may join, leave and die, with always the same bits.
+"""The simulated fleet on a Ray cluster: any number of workers, which may join, leave and die, with
+always the same bits.
 
-A worker holds one device (a GPU, or a CPU core), the recipe and a view of the users' text. For each round it is sent the message, the
-users' key and pieces of the cohort, and returns a piece's sum. Sums are integers, and a user's report has the same bits in any position
-beside any others, so it does not matter which worker added what, in which order, or how often a piece was begun: one lost with its worker
-is given to another. The curator, with the root, the ledger and the noise, stays where the run was started.
+A worker holds one device (a GPU, or a CPU core), the recipe and a view of the users' text. For each
+round it is sent the message, the users' key and pieces of the cohort, and returns a piece's sum.
+Sums are integers, and a user's report has the same bits in any position beside any others, so it
+does not matter which worker added what, in which order, or how often a piece was begun: one lost
+with its worker is given to another. The curator, with the root, the ledger and the noise, stays
+where the run was started.
 
-**Assumes:** the cluster belongs to the curator: anyone who sees both a total and the next model knows the noise between, and workers hold
-users' text. Ray encrypts nothing unless it is told to (RAY_USE_TLS). None of it is written to disk: only messages and sums are in Ray's
-memory, and what does not fit there fails instead of being spilled.
+**Assumes:** the cluster belongs to the curator: anyone who sees both a total and the next model
+knows the noise between, and workers hold users' text. Ray encrypts nothing unless it is told to
+(RAY_USE_TLS). None of it is written to disk: only messages and sums are in Ray's memory, and what
+does not fit there fails instead of being spilled.
 """
 
 import hashlib
@@ -31,19 +35,23 @@ from taciturn.privacy.curator import device_program
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 
+# users; the same for any number of workers, since products of other shapes round differently
 CPU_PIECE, GPU_PIECE = (
     8,
     128,
-)  # users; the same for any number of workers, since products of other shapes round differently
-PATIENCE = 300.0  # without any result, after which the cluster is given up
-MOST_DEATHS = 100  # of workers in a row: then the fault is not theirs
+)
+# without any result, after which the cluster is given up
+PATIENCE = 300.0
+# of workers in a row: then the fault is not theirs
+MOST_DEATHS = 100
 ONE_CORE = {
     "NPROC": "1",
     "OMP_NUM_THREADS": "1",
     "JAX_PLATFORMS": "cpu",
     "JAX_NUM_CPU_DEVICES": "1",
 }
-ONE_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # beside the process that keeps the ledger
+# beside the process that keeps the ledger
+ONE_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 class RayError(TaciturnError):
@@ -69,7 +77,10 @@ def join(address: str | None) -> None:
         try:
             ray.init(address, **quiet)
         except ConnectionError as error:
-            to_do = "If it asks for a token, copy ~/.ray/auth_token from its head; its Ray has to be of the same version as this one"
+            to_do = (
+                "If it asks for a token, copy ~/.ray/auth_token from its head; its Ray has to be of"
+                " the same version as this one"
+            )
             raise RayError(
                 f"the Ray cluster at {address} refused this machine ({error}). {to_do}"
             ) from None
@@ -88,7 +99,8 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError) as error:
         raise RayError(
-            f"there is no Ray cluster at {address} ({error}). Start its head and name HOST:PORT: ray start --head"
+            f"there is no Ray cluster at {address} ({error}). Start its head and name HOST:PORT:"
+            " ray start --head"
         ) from None
 
 
@@ -99,8 +111,10 @@ def is_joined() -> bool:
 class SelfTest(NamedTuple):
     """What a worker is, and its result on simulated users."""
 
-    bits: str  # of their sum
-    about: str  # device, JAX, Taciturn
+    # of their sum
+    bits: str
+    # device, JAX, Taciturn
+    about: str
 
 
 class Worker:
@@ -110,7 +124,8 @@ class Worker:
         people = build.population(recipe)
         if people.id != population:
             raise RayError(
-                f"{recipe.data.population} has other users on {os.uname().nodename} than where the run began: copy it again"
+                f"{recipe.data.population} has other users on {os.uname().nodename} than where the"
+                " run began: copy it again"
             )
         self._program = device_program(build.algorithm(recipe, len(people.vocabulary)))
         self._fleet = _fleet(recipe, people, piece)
@@ -123,7 +138,8 @@ class Worker:
         ).hexdigest()
         return SelfTest(
             digest,
-            f"{jax.local_devices()[0].device_kind}, JAX {jax.__version__}, on {os.uname().nodename}",
+            f"{jax.local_devices()[0].device_kind}, JAX {jax.__version__}, on"
+            f" {os.uname().nodename}",
         )
 
     def total(self, sent: tuple[Message, np.ndarray], users: UserIds) -> Report:
@@ -155,7 +171,8 @@ class RayFleet:
         self._ray = ray
         self._kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
         self._piece = GPU_PIECE if self._kind == "GPU" else CPU_PIECE
-        self._here = _fleet(recipe, population, self._piece)  # trains no one
+        # trains no one
+        self._here = _fleet(recipe, population, self._piece)
         paths = {
             name: str(Path(one).resolve())
             for name in ("population", "general")
@@ -167,13 +184,19 @@ class RayFleet:
         environment = {"env_vars": ONE_GPU if self._kind == "GPU" else ONE_CORE}
         hired = ray.remote(Worker).options(runtime_env=environment, **options)
         self._hire: Callable[[], Any] = lambda: hired.remote(told, population.id, self._piece)
-        self._question: Any = None  # that all are tested with: the first round's message
-        self._tests: dict[Any, Any] = {}  # workers by their pending answers
-        self._workers: list[Any] = []  # that passed the test
-        self._refused: list[Any] = []  # kept, so that their slots stay taken
-        self._deaths = 0  # since any user was trained
+        # that all are tested with: the first round's message
+        self._question: Any = None
+        # workers by their pending answers
+        self._tests: dict[Any, Any] = {}
+        # that passed the test
+        self._workers: list[Any] = []
+        # kept, so that their slots stay taken
+        self._refused: list[Any] = []
+        # since any user was trained
+        self._deaths = 0
         self._bits: SelfTest | None = (
-            None  # of the first worker, with which all others have to agree
+            # of the first worker, with which all others have to agree
+            None
         )
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
@@ -183,7 +206,9 @@ class RayFleet:
         return {}
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        """Sum on workers, which build the program from the recipe, as the curator built `program`."""
+        """Sum on workers, which build the program from the recipe, as the curator built
+        `program`.
+        """
         del program
         sent = self._ray.put((jax.device_get(message), np.asarray(jax.random.key_data(key))))
         self._question = self._question or sent
@@ -211,7 +236,9 @@ class RayFleet:
         return jax.tree.map(jnp.asarray, total)
 
     def _pieces(self, cohort: UserIds) -> list[UserIds]:
-        """Group users of similar length, the longest first; at least one piece, so that there is a sum of no one too."""
+        """Group users of similar length, the longest first; at least one piece, so that there is a
+        sum of no one too.
+        """
         ordered = self._here.longest_first(cohort)
         return [
             ordered[start : start + self._piece]
@@ -219,7 +246,9 @@ class RayFleet:
         ]
 
     def _newcomers(self) -> list[Any]:
-        """Start a worker for each device that has none: in the first round, on nodes that joined, in place of those that died."""
+        """Start a worker for each device that has none: in the first round, on nodes that joined,
+        in place of those that died.
+        """
         known = len(self._workers) + len(self._refused) + len(self._tests)
         return [
             self._hire()
@@ -235,7 +264,8 @@ class RayFleet:
                 else ""
             )
             raise RayError(
-                f"no worker of the Ray cluster answers.{lost} Nothing is lost; repair it (ray status), then add --resume"
+                f"no worker of the Ray cluster answers.{lost} Nothing is lost; repair it (ray"
+                " status), then add --resume"
             )
         return done
 
@@ -244,9 +274,10 @@ class RayFleet:
         try:
             return self._ray.get(answer)
         except self._ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, TaciturnError) else error  # noqa: B904 (it says all there is to say)
+            raise (error.cause if isinstance(error.cause, TaciturnError) else error)  # noqa: B904 (it says all there is to say)
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
-            self._deaths += 1  # or its answer was lost with its node
+            # or its answer was lost with its node
+            self._deaths += 1
             if self._bits is None or self._deaths > MOST_DEATHS:
                 raise RayError(
                     f"workers end before they have trained any user: {str(error).splitlines()[-1]}"
@@ -255,7 +286,9 @@ class RayFleet:
             return None
 
     def _hired(self, tested: SelfTest | None, worker: Any) -> list[Any]:
-        """Return the worker, if it gives the same bits as the first; otherwise sums would depend on which workers there are."""
+        """Return the worker, if it gives the same bits as the first; otherwise sums would depend on
+        which workers there are.
+        """
         if tested is None:
             return []
         self._bits = self._bits or tested
@@ -263,7 +296,10 @@ class RayFleet:
             self._workers.append(worker)
             return [worker]
         self._refused.append(worker)
-        other = f"a worker ({tested.about}) gives other bits than the first ({self._bits.about}) and is not used"
+        other = (
+            f"a worker ({tested.about}) gives other bits than the first ({self._bits.about}) and is"
+            " not used"
+        )
         print(
             f"taciturn: {other}. Take machines of one kind, with the same versions", file=sys.stderr
         )

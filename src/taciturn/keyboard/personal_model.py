@@ -1,8 +1,11 @@
-"""A personal model: a private model, trained further on one person's text, on that person's device, for that person alone.
+"""A personal model: a private model, trained further on one person's text, on that person's device,
+for that person alone.
 
-**Guarantee:** none. Such a model may repeat what its owner wrote, so it stays on the device: its card says that it is personal, and every
-way out (exports, warm starts, guarantees) refuses it. The people whom the private model was trained on lose nothing. A device trains it
-as in a round (algorithms/local_training.py); the text is needed once, and may then be deleted (Popov et al. 2018, §2.6).
+**Guarantee:** none. Such a model may repeat what its owner wrote, so it stays on the device: its
+card says that it is personal, and every way out (exports, warm starts, guarantees) refuses it. The
+people whom the private model was trained on lose nothing. A device trains it as in a round
+(algorithms/local_training.py); the text is needed once, and may then be deleted (Popov et al. 2018,
+§2.6).
 """
 
 import os
@@ -34,14 +37,18 @@ from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelFileError, save_model
 
-HELD_OUT = 10  # one message in this many, the last ones, is measured with and never trained on
-BATCH_SIZE, UNROLL = 10, 20  # Popov et al. 2018, §2.5
+# one message in this many, the last ones, is measured with and never trained on
+HELD_OUT = 10
+# Popov et al. 2018, §2.5
+BATCH_SIZE, UNROLL = 10, 20
 SENTENCE_LENGTH = (
-    20  # the default of recipes; a card does not say at which length sentences were cut
+    # the default of recipes; a card does not say at which length sentences were cut
+    20
 )
 NOT_NEW = "name a new folder"
 
-Messages = Sequence[Sequence[int]]  # word ids, each message with its end
+# word ids, each message with its end
+Messages = Sequence[Sequence[int]]
 
 
 class Learning(NamedTuple):
@@ -50,21 +57,29 @@ class Learning(NamedTuple):
     epochs: int = 2
     learning_rate: float = 0.25
     general: PublicCorpus | None = (
-        None  # rehearsed beside the owner's text, so that the general language is kept
+        # rehearsed beside the owner's text, so that the general language is kept
+        None
     )
-    user_share: float = 0.5  # λ: the owner's share of what it then learns from
+    # λ: the owner's share of what it then learns from
+    user_share: float = 0.5
 
 
 class Personal(NamedTuple):
-    """What a model learned. Scores are on the last messages, which it was not trained on; each has a bucket of its own, or nearly."""
+    """What a model learned. Scores are on the last messages, which it was not trained on; each has
+    a bucket of its own, or nearly.
+    """
 
     before: Scores
     after: Scores
     messages: int
-    held_out: int  # of them
-    words: int  # words and punctuation, of all messages
-    unknown: int  # of them
-    left_out: dict[str, int]  # what in the file could not be used, and how often
+    # of them
+    held_out: int
+    # words and punctuation, of all messages
+    words: int
+    # of them
+    unknown: int
+    # what in the file could not be used, and how often
+    left_out: dict[str, int]
 
 
 def personalise(
@@ -75,14 +90,17 @@ def personalise(
     delete_text: bool = False,
     progress: Progress = unwatched,
 ) -> Personal:
-    """Train a model on all but the last messages of a text, and keep it in the new folder `out` if it predicts those better. Any failure
-    leaves no folder, and keeps the text: it is deleted last, and only on request."""
+    """Train a model on all but the last messages of a text, and keep it in the new folder `out` if
+    it predicts those better. Any failure leaves no folder, and keeps the text: it is deleted last,
+    and only on request.
+    """
     check_new_folder(out, NOT_NEW)
     loaded = load_word_model(model)
     card, vocabulary, general = loaded.card, loaded.vocabulary, learning.general
     if card is None or loaded.kind is None:
         raise ModelFileError(
-            f"{model} holds n-grams, which are counted and not trained; name a run or a pretrained model"
+            f"{model} holds n-grams, which are counted and not trained; name a run or a pretrained"
+            " model"
         )
     if general is not None and general.vocabulary.words != vocabulary.words:
         raise DataError(
@@ -93,7 +111,8 @@ def personalise(
     if delete_text and left_out:
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
         raise DataError(
-            f"not all of {text} could be used ({reasons}), so it is not deleted: correct it, or leave out --delete-text"
+            f"not all of {text} could be used ({reasons}), so it is not deleted: correct it, or"
+            " leave out --delete-text"
         )
     settings = ModelSection(**card.architecture)
     network = build.language_model(settings, len(vocabulary))
@@ -105,14 +124,22 @@ def personalise(
     before = evaluate(network, loaded.params, *measured)
     params = trained(network, loaded.params, learned, cut, learning, settings.dropout > 0, progress)
     after = evaluate(network, params, *measured)
-    if not after["loss"].value < before["loss"].value:  # nor where it is NaN
+    # nor where it is NaN
+    if not after["loss"].value < before["loss"].value:
         was, now = (f"{scores['perplexity'].value:.1f}" for scores in (before, after))
-        worse = f"on the last {len(held_out)} messages of {text} its perplexity went from {was} to {now}"
-        to_do = "It was not kept, and the text stays; try a lower --learning-rate, fewer --epochs, or more text"
+        worse = (
+            f"on the last {len(held_out)} messages of {text} its perplexity went from {was} to"
+            f" {now}"
+        )
+        to_do = (
+            "It was not kept, and the text stays; try a lower --learning-rate, fewer --epochs, or"
+            " more text"
+        )
         raise DataError(f"the model did not improve: {worse}. {to_do}")
     sources = (*card.public_sources, *([general.source] if general else ()))
     personal = replace(card, personal=True, public_sources=tuple(dict.fromkeys(sources)))
-    with new_folder(out, NOT_NEW, mode=0o700) as made:  # readable by its owner only
+    # readable by its owner only
+    with new_folder(out, NOT_NEW, mode=0o700) as made:
         save_model(made / "model.safetensors", params, personal, mode=0o600)
     if found is not None:
         _delete(text, found, out)
@@ -132,7 +159,9 @@ def trained(
     dropout: bool,
     progress: Progress = unwatched,
 ) -> Params:
-    """Train as a device does in a round, an epoch at a time, so that progress can be shown: SGD carries only θ from one to the next."""
+    """Train as a device does in a round, an epoch at a time, so that progress can be shown: SGD
+    carries only θ from one to the next.
+    """
     step = sgd_step(network)
     if learning.general is not None:
         step = rehearsing(step, build.general_rows(learning.general, cut), learning.user_share)
@@ -156,7 +185,9 @@ def trained(
 
 
 def messages_of(path: Path, vocabulary: Vocabulary) -> tuple[list[list[int]], dict[str, int]]:
-    """Return one person's messages that have words in them, each closed by END, and what was left out, by reason."""
+    """Return one person's messages that have words in them, each closed by END, and what was left
+    out, by reason.
+    """
     if path.is_dir():
         raise DataError(f"{path} is a folder; name one file, of one person's text")
     source, people = Source([path]), set()
@@ -167,7 +198,8 @@ def messages_of(path: Path, vocabulary: Vocabulary) -> tuple[list[list[int]], di
         messages += [[*words, END] for words in encoded if words]
     if len(people) > 1:
         raise DataError(
-            f"{path} holds the text of {len(people):,} people: name a file with the text of one person"
+            f"{path} holds the text of {len(people):,} people: name a file with the text of one"
+            " person"
         )
     return messages, source.left_out.counts
 
@@ -176,7 +208,10 @@ def _read(path: Path, vocabulary: Vocabulary) -> tuple[Messages, Messages, dict[
     """Return the messages to learn from, the last ones to measure with, and what was left out."""
     messages, left_out = messages_of(path, vocabulary)
     if len(messages) < 2:
-        few = f"{path} holds {'one message' if messages else 'no text'}, and at least two messages are needed"
+        few = (
+            f"{path} holds {'one message' if messages else 'no text'}, and at least two messages"
+            " are needed"
+        )
         raise DataError(
             f"{few} (in a .txt file a line is one): the last is held out to measure with"
         )
@@ -185,13 +220,16 @@ def _read(path: Path, vocabulary: Vocabulary) -> tuple[Messages, Messages, dict[
     for which, part in (("first", learned), ("last", held_out)):
         if all(word < vocabulary.fixed for message in part for word in message):
             raise DataError(
-                f"{path}: the model knows no word of the {which} {len(part):,} messages: is it in {vocabulary.language}?"
+                f"{path}: the model knows no word of the {which} {len(part):,} messages: is it in"
+                f" {vocabulary.language}?"
             )
     return learned, held_out, left_out
 
 
 def _deletable(path: Path) -> os.stat_result:
-    """Return the file as it is now; refuse one that is not the owner's to delete, or of which a copy would stay."""
+    """Return the file as it is now; refuse one that is not the owner's to delete, or of which a
+    copy would stay.
+    """
     if not path.exists():
         raise DataError(f"there is no file {path}")
     found = path.lstat()
@@ -206,7 +244,9 @@ def _deletable(path: Path) -> os.stat_result:
 
 
 def _delete(path: Path, found: os.stat_result, out: Path) -> None:
-    """Delete the text if it has not changed since it was read: a keyboard may have written to it meanwhile."""
+    """Delete the text if it has not changed since it was read: a keyboard may have written to it
+    meanwhile.
+    """
     try:
         now = path.lstat()
         if any(
@@ -214,7 +254,8 @@ def _delete(path: Path, found: os.stat_result, out: Path) -> None:
             for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns")
         ):
             raise DataError(
-                f"{out} holds the personal model; {path} was changed meanwhile, so it was not deleted"
+                f"{out} holds the personal model; {path} was changed meanwhile, so it was not"
+                " deleted"
             )
         path.unlink()
         sync_folder(path.parent)

@@ -1,7 +1,9 @@
-"""What a keyboard asks at every keystroke: the next word, the rest of this one, the rest of the sentence, the best of several readings.
+"""What a keyboard asks at every keystroke: the next word, the rest of this one, the rest of the
+sentence, the best of several readings.
 
-Next word, smart compose and on-the-fly re-scoring are those of Xu et al. 2023, Figure 1. One call serves one keystroke and takes the
-text before the caret. `export/runtime/predictor.js` is the same in the browser, and a test compares the two.
+Next word, smart compose and on-the-fly re-scoring are those of Xu et al. 2023, Figure 1. One call
+serves one keystroke and takes the text before the caret. `export/runtime/predictor.js` is the same
+in the browser, and a test compares the two.
 """
 
 import math
@@ -25,23 +27,32 @@ from taciturn.data.vocabulary import (
     normalize,
 )
 
-PLACES = 3  # of the strip
-COMPOSED_WORDS = 5  # in a continuation, at most
-LEAST_COMPOSED = 4  # letters that a continuation must save to be worth showing
-KEPT = 64  # texts whose state is kept
-FAR_BACK = 500  # characters that are read of an unknown (pasted) text
+# of the strip
+PLACES = 3
+# in a continuation, at most
+COMPOSED_WORDS = 5
+# letters that a continuation must save to be worth showing
+LEAST_COMPOSED = 4
+# texts whose state is kept
+KEPT = 64
+# characters that are read of an unknown (pasted) text
+FAR_BACK = 500
 # a word outside the list has this share, as a logarithm, of what the model gives to all of them
 UNKNOWN_WORDS = math.log(1e5)
 
 # The half-typed word at the end of a text. Apostrophes belong to it («don'»), spelled in any way.
 _HALF_TYPED = regex.compile(r"[\p{L}\p{M}][\p{L}\p{M}'’‘ʼ`´·\u200c\u200d]*\Z|\d+\Z")
-_OPENING = "([{¿¡«“‘„"  # no space follows them
+# no space follows them
+_OPENING = "([{¿¡«“‘„"
 
 
 class Suggestions(NamedTuple):
-    words: tuple[str, ...]  # for the strip, best first
-    continuation: str  # to be shown behind the caret, and taken as it is; often empty
-    replaces: int  # characters before the caret that a word of the strip stands for
+    # for the strip, best first
+    words: tuple[str, ...]
+    # to be shown behind the caret, and taken as it is; often empty
+    continuation: str
+    # characters before the caret that a word of the strip stands for
+    replaces: int
 
 
 NOTHING = Suggestions((), "", 0)
@@ -62,7 +73,9 @@ class Predictor:
         blocklist: Iterable[str] = (),
         threshold: float = 0.5,
     ) -> None:
-        """`threshold` is the probability that a continuation must have. Blocked words are never suggested, whoever trained the model."""
+        """`threshold` is the probability that a continuation must have. Blocked words are never
+        suggested, whoever trained the model.
+        """
         if model.vocabulary != len(vocabulary):
             raise DataError(
                 f"the model knows {model.vocabulary} words, and its word list has {len(vocabulary)}"
@@ -83,7 +96,9 @@ class Predictor:
         self._rests: OrderedDict[tuple[str, int], Composed] = OrderedDict()
 
     def suggest(self, text: str, private: bool = False) -> Suggestions:
-        """Return what to show for the text before the caret: nothing, and nothing is kept, in a private field."""
+        """Return what to show for the text before the caret: nothing, and nothing is kept, in a
+        private field.
+        """
         if private:
             return NOTHING
         half = (
@@ -91,9 +106,8 @@ class Predictor:
             if self.vocabulary.language in SEGMENTED
             else _HALF_TYPED.search(text, max(0, len(text) - 100))
         )
-        done, typed = (
-            (text[: half.start()], half[0]) if half else (text, "")
-        )  # what is finished, and the word that is being typed
+        # what is finished, and the word that is being typed
+        done, typed = (text[: half.start()], half[0]) if half else (text, "")
         state = self._state(done)
         scores = self.model.scores(state)
         prefix = normalize(typed, self.vocabulary.language)
@@ -115,12 +129,15 @@ class Predictor:
         places = self._alphabet.beginning_with(prefix, longer=True)
         if len(places) > count:
             last = np.partition(scores[places], -count)[-count]
-            places = places[scores[places] >= last]  # with all that are as likely as the last
+            # with all that are as likely as the last
+            places = places[scores[places] >= last]
         ranked = sorted(places.tolist(), key=lambda place: (-scores[place], place))
         return [place for place in ranked[:count] if scores[place] > -math.inf]
 
     def rank(self, scores: np.ndarray, place: int, prefix: str = "") -> int | None:
-        """Return a word's place among all with this prefix, 0 for the first `candidate`; None where it is never suggested."""
+        """Return a word's place among all with this prefix, 0 for the first `candidate`; None where
+        it is never suggested.
+        """
         if not self.may_be_suggested[place]:
             return None
         places = self._alphabet.beginning_with(prefix, longer=True)
@@ -130,7 +147,9 @@ class Predictor:
     def compose(
         self, scores: np.ndarray, prefix: str, state: Any, threshold: float, key: str | None = None
     ) -> Composed:
-        """Return the likeliest continuation, word by word, as long as its probability is at least the threshold."""
+        """Return the likeliest continuation, word by word, as long as its probability is at least
+        the threshold.
+        """
         first, probability = self._first_word(scores, prefix)
         if probability < threshold:
             return Composed((), ())
@@ -139,7 +158,9 @@ class Predictor:
         return Composed(rest.words[: len(kept)], tuple(kept))
 
     def _first_word(self, scores: np.ndarray, prefix: str) -> tuple[int, float]:
-        """Return the likeliest word with this prefix (which may be all of it), and how likely it is once the prefix is typed."""
+        """Return the likeliest word with this prefix (which may be all of it), and how likely it is
+        once the prefix is typed.
+        """
         places = self._alphabet.beginning_with(prefix)
         if not len(places):
             return UNKNOWN, 0.0
@@ -147,7 +168,8 @@ class Predictor:
         probability = math.exp(scores[best])
         if not prefix:
             return best, probability
-        # Blocked words may be meant too, and words outside the list, which are assumed to begin like those in it.
+        # Blocked words may be meant too, and words outside the list, which are assumed to begin
+        # like those in it.
         meant = self._all.beginning_with(prefix)
         unknown = math.exp(scores[UNKNOWN]) * len(meant) / len(self._all.places)
         whole = float(np.exp(scores[meant]).sum()) + unknown
@@ -178,7 +200,8 @@ class Predictor:
         text = between.join(map(self._spelled, composed.words))
         if sum(letter != " " for letter in text) - len(prefix) < LEAST_COMPOSED:
             return ""
-        if not between and any(word in text for word in self._blocked):  # assembled from its parts
+        # assembled from its parts
+        if not between and any(word in text for word in self._blocked):
             return ""
         if prefix:
             return self._shouted(text[len(prefix) :], typed)
@@ -192,7 +215,9 @@ class Predictor:
         weight: float = 1.0,
         private: bool = False,
     ) -> list[tuple[str, float]]:
-        """Rank readings (word, log-likelihood of the taps) by what the model expects next; in a private field by the taps alone."""
+        """Rank readings (word, log-likelihood of the taps) by what the model expects next; in a
+        private field by the taps alone.
+        """
         if private:
             return sorted(readings, key=lambda one: -one[1])
         scores = self.model.scores(self._state(text))
@@ -207,9 +232,12 @@ class Predictor:
         return float(scores[place]) - (UNKNOWN_WORDS if place == UNKNOWN else 0.0)
 
     def _state(self, done: str) -> Any:
-        """Return the model's state after a text, continued from the longest known text before it."""
+        """Return the model's state after a text, continued from the longest known text before
+        it.
+        """
         if done not in self._states:
-            # A word may continue after anything but a space («...»), so a text may be split only there.
+            # A word may continue after anything but a space («...»), so a text may be split only
+            # there.
             before = (
                 text for text in self._states if done.startswith(text) and text[-1:].isspace()
             )
@@ -226,7 +254,9 @@ class Predictor:
         return self._states[done]
 
     def _spelled(self, place: int) -> str:
-        """Spell a word of the list, which has no capitals; English has one that is always written."""
+        """Spell a word of the list, which has no capitals; English has one that is always
+        written.
+        """
         word = self.vocabulary.words[place]
         return (
             self._capital(word)
@@ -254,7 +284,9 @@ class _Alphabet:
         self.places = np.array([place for _, place in ordered], np.int64)
 
     def beginning_with(self, prefix: str, longer: bool = False) -> np.ndarray:
-        """Return the ids of the words that start with this prefix; with `longer`, without the prefix itself."""
+        """Return the ids of the words that start with this prefix; with `longer`, without the
+        prefix itself.
+        """
         if not prefix:
             return self.places
         start, end = (
@@ -270,9 +302,8 @@ def _wants_space(done: str) -> bool:
     """Return whether a space must separate the text from what follows."""
     if not done or done[-1].isspace() or done[-1] in _OPENING:
         return False
-    return done[-1] not in "\"'" or not (
-        len(done) == 1 or done[-2].isspace()
-    )  # a quotation mark that opens
+    # a quotation mark that opens
+    return done[-1] not in "\"'" or not (len(done) == 1 or done[-2].isspace())
 
 
 def _begins_sentence(done: str) -> bool:

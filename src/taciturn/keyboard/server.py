@@ -1,6 +1,7 @@
 """Serve the keyboard's page on this machine: known files to local readers, and nothing else.
 
-The page's policy allows it only its own scripts and styles, so that what is typed there cannot leave.
+The page's policy allows it only its own scripts and styles, so that what is typed there cannot
+leave.
 """
 
 import errno
@@ -13,19 +14,21 @@ from urllib.parse import urlsplit
 
 from taciturn.data.vocabulary import DataError
 
-Files = dict[str, tuple[str, bytes]]  # path → content type, content
+# path → content type, content
+Files = dict[str, tuple[str, bytes]]
 
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'; connect-src 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; base-uri"
+        " 'none'; form-action 'none'; frame-ancestors 'none'; connect-src 'none'"
     ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=(), clipboard-read=()",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",  # or any other site could load the model as a script
+    # or any other site could load the model as a script
+    "Cross-Origin-Resource-Policy": "same-origin",
 }
 LOCAL = {"localhost", "127.0.0.1", "::1"}
 KINDS = {
@@ -34,11 +37,14 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
 }
 PAGE = ("index.html", "style.css", "keys.js", "page.js")
-MODELS_HERE = "<!-- models -->"  # in index.html
+# in index.html
+MODELS_HERE = "<!-- models -->"
 
 
 def page_files(scripts: Sequence[str]) -> Files:
-    """Return the page with one model, or two side by side; a script (export/javascript.py) brings its model's name and guarantee."""
+    """Return the page with one model, or two side by side; a script (export/javascript.py) brings
+    its model's name and guarantee.
+    """
     if len(scripts) not in (1, 2):
         raise DataError(f"the page shows one model, or two side by side, and not {len(scripts)}")
     folder = files("taciturn.keyboard") / "page"
@@ -53,7 +59,9 @@ def page_files(scripts: Sequence[str]) -> Files:
 
 
 class KeyboardServer:
-    """Serve the files at `url`, on 127.0.0.1 only. Port 0 takes a free one. With `secret`, others on this machine cannot guess the path."""
+    """Serve the files at `url`, on 127.0.0.1 only. Port 0 takes a free one. With `secret`, others
+    on this machine cannot guess the path.
+    """
 
     def __init__(self, files: Files, port: int = 0, secret: bool = False) -> None:
         self.secret, home = secret, f"/{secrets.token_urlsafe(16)}" if secret else ""
@@ -62,8 +70,14 @@ class KeyboardServer:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(files))
         except (OSError, OverflowError) as error:
             in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            other = f"the page cannot be served on port {port}, which must be a number from 0 to 65535: {error}"
-            used = f"port {port} is in use by another program; choose another one, or 0 for any that is free"
+            other = (
+                f"the page cannot be served on port {port}, which must be a number from 0 to 65535:"
+                f" {error}"
+            )
+            used = (
+                f"port {port} is in use by another program; choose another one, or 0 for any that"
+                " is free"
+            )
             raise DataError(used if in_use else other) from None
         self.url = f"http://127.0.0.1:{self._server.server_port}{home}/"
         self._serving = False
@@ -75,21 +89,24 @@ class KeyboardServer:
 
     def close(self) -> None:
         if self._serving:
-            self._server.shutdown()  # which would wait forever if serving never began
+            # which would wait forever if serving never began
+            self._server.shutdown()
         self._server.server_close()
 
 
 def _handler(files: Files) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10  # seconds to wait for a silent reader
+        # seconds to wait for a silent reader
+        timeout = 10
 
         def do_GET(self) -> None:
             self.wfile.write(self.do_HEAD())
 
         def do_HEAD(self) -> bytes:
             """Send headers; return the body."""
-            # A name that points at this machine (DNS rebinding) would put another site's page into this origin.
-            # And no other site's page may load anything here: the browser says which one asks.
+            # A name that points at this machine (DNS rebinding) would put another site's page into
+            # this origin. And no other site's page may load anything here: the browser says which
+            # one asks.
             asked_by = self.headers.get("Sec-Fetch-Site", "none")
             if not _is_local(self.headers.get("Host", "")) or asked_by not in (
                 "none",

@@ -1,8 +1,9 @@
 """Fingers on glass: where taps land, and which words they may have meant.
 
-A stated model, so that figures can be compared: a QWERTY of keys one wide and 1.4 high, taps normal around the middle of the intended
-key. The decoder proposes the words of the list, as long as what was tapped, under which the taps are likeliest, and what the taps
-spell; a language model then ranks them (on-the-fly re-scoring, Xu et al. 2023).
+A stated model, so that figures can be compared: a QWERTY of keys one wide and 1.4 high, taps normal
+around the middle of the intended key. The decoder proposes the words of the list, as long as what
+was tapped, under which the taps are likeliest, and what the taps spell; a language model then ranks
+them (on-the-fly re-scoring, Xu et al. 2023).
 """
 
 import unicodedata
@@ -13,7 +14,8 @@ from taciturn.data.vocabulary import Vocabulary, is_word
 
 ROWS = (("qwertyuiop", 0.0), ("asdfghjkl'", 0.25), ("zxcvbnm", 0.75))
 HEIGHT = 1.4
-SPREAD = 0.28  # standard deviation of a tap, in widths of a key: about one in twelve lands on another key
+# standard deviation of a tap, in widths of a key: about one in twelve lands on another key
+SPREAD = 0.28
 READINGS = 10
 
 _PLACES = {
@@ -26,7 +28,9 @@ _CENTRES = np.array([_PLACES[letter] for letter in _LETTERS])
 
 
 def keys_of(word: str) -> np.ndarray | None:
-    """Return the keys a word is typed with, as numbers; accents are left to the keyboard. None if a character is on no key."""
+    """Return the keys a word is typed with, as numbers; accents are left to the keyboard. None if a
+    character is on no key.
+    """
     letters = "".join(
         letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter)
     )
@@ -55,7 +59,9 @@ class TapDecoder:
         }
 
     def readings(self, taps: np.ndarray) -> list[tuple[str, float]]:
-        """Return the likeliest words, best first, and last what the taps spell, if that is not among them."""
+        """Return the likeliest words, best first, and last what the taps spell, if that is not
+        among them.
+        """
         # [taps, keys]: how likely each tap is for each key.
         distances = np.sum((taps[:, None] - _CENTRES) ** 2, axis=2)
         likelihoods = -distances / (2 * SPREAD**2)

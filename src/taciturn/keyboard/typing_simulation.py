@@ -1,9 +1,12 @@
-"""Simulate a person at a keyboard: what a model saves them, on text that people wrote and the model was not trained on.
+"""Simulate a person at a keyboard: what a model saves them, on text that people wrote and the model
+was not trained on.
 
-Keystroke saving rate (Popov et al. 2018, §2.4): the share of the non-space characters that need not be typed, if each word is picked as
-soon as a strip of three shows it. Recall and picked rate over the strips shown before a word (Ramaswamy et al. 2020, Table 2; Xu et al.
-2023, §3). Smart compose: how often a continuation is shown, at the threshold at which a fixed share of those is taken. Re-scoring: how many
-words come out wrong from noisy taps (keyboard/taps.py), and words a minute, under the times below.
+Keystroke saving rate (Popov et al. 2018, §2.4): the share of the non-space characters that need not
+be typed, if each word is picked as soon as a strip of three shows it. Recall and picked rate over
+the strips shown before a word (Ramaswamy et al. 2020, Table 2; Xu et al. 2023, §3). Smart compose:
+how often a continuation is shown, at the threshold at which a fixed share of those is taken.
+Re-scoring: how many words come out wrong from noisy taps (keyboard/taps.py), and words a minute,
+under the times below.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,17 +25,22 @@ from taciturn.keyboard.user_history import WithHistory
 from taciturn.progress import Progress, unwatched
 
 THRESHOLDS = np.linspace(0.3, 0.95, 14)
-PICKED_RATE = 0.6  # at which models' smart compose is compared
-WORTH_PICKING = 2  # letters that a person wants to save before looking up
+# at which models' smart compose is compared
+PICKED_RATE = 0.6
+# letters that a person wants to save before looking up
+WORTH_PICKING = 2
 
-# Seconds. A person taps five letters a second, checks each word, and corrects a wrong one: from the strip of readings if it is there, else
-# by deleting it and typing it again with care.
+# Seconds. A person taps five letters a second, checks each word, and corrects a wrong one: from the
+# strip of readings if it is there, else by deleting it and typing it again with care.
 TAP, PICK, RETYPE = 0.2, 1.0, 0.5
-TAP_SEED = 20230521  # the same taps for every model
+# the same taps for every model
+TAP_SEED = 20230521
 
 
 def _trigger_rate(sums: "Typing", kept: np.ndarray) -> float:
-    """Return the share of words with a continuation shown, at the lowest threshold at which the share taken is `PICKED_RATE`."""
+    """Return the share of words with a continuation shown, at the lowest threshold at which the
+    share taken is `PICKED_RATE`.
+    """
     triggered, composed = sums.triggered[:, kept].sum(1), sums.composed[:, kept].sum(1)
     words = max(sums.words[kept].sum(), 1.0)
     rates = composed / np.maximum(triggered, 1.0)
@@ -51,19 +59,31 @@ def _trigger_rate(sums: "Typing", kept: np.ndarray) -> float:
 class Typing(Sums):
     """Sums over buckets of users; `Sums.tokens` counts words, punctuation and ends of messages."""
 
-    top1: np.ndarray  # tokens that are the likeliest, as evaluation/accuracy.py counts
+    # tokens that are the likeliest, as evaluation/accuracy.py counts
+    top1: np.ndarray
     top3: np.ndarray
-    letters: np.ndarray  # non-space characters
-    typed: np.ndarray  # by hand, where everything offered is picked
-    words: np.ndarray  # before each of them a strip is shown
-    first: np.ndarray  # words that were the first of the strip
-    offered: np.ndarray  # words that were on it
-    picked: np.ndarray  # … and worth picking
-    tapped: np.ndarray  # words that were tapped with noise
-    modified: np.ndarray  # … and came out wrong, so that they had to be corrected
-    seconds: np.ndarray  # that tapping and correcting took
-    triggered: np.ndarray  # [thresholds, buckets] words at which a continuation was shown
-    composed: np.ndarray  # [thresholds, buckets] continuations that matched what was then written
+    # non-space characters
+    letters: np.ndarray
+    # by hand, where everything offered is picked
+    typed: np.ndarray
+    # before each of them a strip is shown
+    words: np.ndarray
+    # words that were the first of the strip
+    first: np.ndarray
+    # words that were on it
+    offered: np.ndarray
+    # … and worth picking
+    picked: np.ndarray
+    # words that were tapped with noise
+    tapped: np.ndarray
+    # … and came out wrong, so that they had to be corrected
+    modified: np.ndarray
+    # that tapping and correcting took
+    seconds: np.ndarray
+    # [thresholds, buckets] words at which a continuation was shown
+    triggered: np.ndarray
+    # [thresholds, buckets] continuations that matched what was then written
+    composed: np.ndarray
 
     metrics: ClassVar[Figures] = {
         "accuracy_top1": share("top1", "tokens"),
@@ -172,7 +192,9 @@ class _Typist:
     def _compose(
         self, scores: np.ndarray, word: str, places: list[int], index: int, free_from: np.ndarray
     ) -> None:
-        """At each threshold, show the first continuation while the word is typed, and take it if it is right."""
+        """At each threshold, show the first continuation while the word is typed, and take it if it
+        is right.
+        """
         waiting = free_from <= index
         for typed in range(len(word)):
             if not waiting.any():

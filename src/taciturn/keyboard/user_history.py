@@ -1,10 +1,13 @@
-"""A model that learns what its user types: hierarchical Dirichlet smoothing (MacKay and Peto 1995) on top of another model.
+"""A model that learns what its user types: hierarchical Dirichlet smoothing (MacKay and Peto 1995)
+on top of another model.
 
-With c for what this user typed, h the last n − 1 words, h' those without the first of them, and p_0 the model below,
+With c for what this user typed, h the last n − 1 words, h' those without the first of them, and p_0
+the model below,
 
     p_n(w | h) = (c(h w) + κ_n · p_{n−1}(w | h')) / (c(h) + κ_n)
 
-so the user's words count as soon as they are typed, and where nothing was typed yet the model below decides alone.
+so the user's words count as soon as they are typed, and where nothing was typed yet the model below
+decides alone.
 """
 
 from __future__ import annotations
@@ -17,23 +20,25 @@ import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN, WordModel
 
+# κ_1, κ_2, κ_3: the best of those tried; results are flat around them
 STRENGTHS = (
     8000.0,
     100.0,
     20.0,
-)  # κ_1, κ_2, κ_3: the best of those tried; results are flat around them
+)
 NOT_LEARNT = frozenset((PADDING, UNKNOWN, BEGIN, END))
 
 
 class State(NamedTuple):
     base: Any
-    recent: tuple[
-        int, ...
-    ]  # the last words of this message, as many as a context has at most, from BEGIN on
+    # the last words of this message, as many as a context has at most, from BEGIN on
+    recent: tuple[int, ...]
 
 
 class WithHistory:
-    """A `WordModel` of one user. Reading changes nothing; `learn` does, and with it the scores of all states from then on."""
+    """A `WordModel` of one user. Reading changes nothing; `learn` does, and with it the scores of
+    all states from then on.
+    """
 
     def __init__(
         self, base: WordModel, strengths: Sequence[float] = STRENGTHS, remembered: int = 10_000
@@ -41,9 +46,8 @@ class WithHistory:
         """Start without history; only the last `remembered` words are kept."""
         self.base, self.strengths, self.remembered = base, tuple(strengths), remembered
         self._typed: deque[tuple[tuple[int, ...], int]] = deque()
-        self._once = np.zeros(
-            base.vocabulary, np.float32
-        )  # c(w), dense, as most words of a user are in it soon
+        # c(w), dense, as most words of a user are in it soon
+        self._once = np.zeros(base.vocabulary, np.float32)
         self._followers: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
 
     @property
@@ -61,7 +65,9 @@ class WithHistory:
         return State(self.base.read(state.base, word), self._after(state.recent, word))
 
     def learn(self, state: State, word: int) -> None:
-        """Learn that the user typed this word in this state; punctuation, ends and unknown words are left to the model below."""
+        """Learn that the user typed this word in this state; punctuation, ends and unknown words
+        are left to the model below.
+        """
         if word in NOT_LEARNT:
             return
         self._typed.append((state.recent, word))
@@ -95,7 +101,8 @@ class WithHistory:
                 probability[list(followers)] += (
                     np.array(list(followers.values()), np.float32) / total
                 )
-        with np.errstate(divide="ignore"):  # where the model below has probability 0
+        # where the model below has probability 0
+        with np.errstate(divide="ignore"):
             return np.log(probability, dtype=np.float32)
 
 

@@ -1,4 +1,6 @@
-"""The models of one recurrent layer: the LSTM of McMahan et al. 2018, Gboard's CIFG, and a GRU. What they share is recurrence.py."""
+"""The models of one recurrent layer: the LSTM of McMahan et al. 2018, Gboard's CIFG, and a GRU.
+What they share is recurrence.py.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +27,19 @@ def lstm(
     dropout_rate: float = 0.0,
     product: DTypeLike = jnp.float32,
 ) -> LanguageModel:
-    """McMahan et al. 2018, Appendix B: tied, unit-norm embeddings; 1.35M parameters at 10,000 words. word → embedding e_t ∈ ℝ^width → state
-    s_t ∈ ℝ^units → output embedding o_t, scored against every word's embedding."""
+    """McMahan et al. 2018, Appendix B: tied, unit-norm embeddings; 1.35M parameters at 10,000
+    words. word → embedding e_t ∈ ℝ^width → state s_t ∈ ℝ^units → output embedding o_t, scored
+    against every word's embedding.
+    """
     return recurrent_model(
         lstm_cell, 4, (vocabulary, width, units), dropout_rate, product, unit_norm=unit_norm
     )
 
 
 def cifg_cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Coupled input and forget gate: what is let in is what is forgotten, i = 1 − f. Three gates instead of four."""
+    """Coupled input and forget gate: what is let in is what is forgotten, i = 1 − f. Three gates
+    instead of four.
+    """
     forget_gate, candidate, output_gate = map(jnp.add, apart(x, 3), apart(r, 3))
     forget = jax.nn.sigmoid(forget_gate + 1.0)
     carry = forget * carry + (1.0 - forget) * jnp.tanh(candidate)
@@ -48,16 +54,20 @@ def cifg(
     dropout_rate: float = 0.0,
     product: DTypeLike = jnp.float32,
 ) -> LanguageModel:
-    """Gboard's model, whose state is projected to the width of the embeddings (Ramaswamy et al. 2020; Xu et al. 2023): 670 units to 96.
-    Tied it has about 1.4M parameters at 10,000 words (Ramaswamy's), with separate input and output embeddings 2.4M, 4.3M and 6.2M at
-    10,000, 20,000 and 30,000 (Xu's, who need them for fine-tuning)."""
+    """Gboard's model, whose state is projected to the width of the embeddings (Ramaswamy et al.
+    2020; Xu et al. 2023): 670 units to 96. Tied it has about 1.4M parameters at 10,000 words
+    (Ramaswamy's), with separate input and output embeddings 2.4M, 4.3M and 6.2M at 10,000, 20,000
+    and 30,000 (Xu's, who need them for fine-tuning).
+    """
     return recurrent_model(
         cifg_cell, 3, (vocabulary, width, units), dropout_rate, product, projected=True, tied=tied
     )
 
 
 def gru_cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The reset gate acts after the recurrent product (as in cuDNN), so that one product serves all three gates."""
+    """The reset gate acts after the recurrent product (as in cuDNN), so that one product serves all
+    three gates.
+    """
     x_update, x_reset, x_candidate = apart(x, 3)
     r_update, r_reset, r_candidate = apart(r, 3)
     update = jax.nn.sigmoid(x_update + r_update)
@@ -73,5 +83,7 @@ def gru(
     dropout_rate: float = 0.0,
     product: DTypeLike = jnp.float32,
 ) -> LanguageModel:
-    """A gated recurrent unit with tied embeddings: a third fewer recurrent parameters than the LSTM of the same size."""
+    """A gated recurrent unit with tied embeddings: a third fewer recurrent parameters than the LSTM
+    of the same size.
+    """
     return recurrent_model(gru_cell, 3, (vocabulary, width, units), dropout_rate, product)

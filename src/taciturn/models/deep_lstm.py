@@ -1,7 +1,9 @@
-"""LSTM layers on top of each other, with dropout between them but not in time (Zaremba et al. 2014).
+"""LSTM layers on top of each other, with dropout between them but not in time (Zaremba et al.
+2014).
 
-With 2 × 650 units at 30,000 words it has 45.8M parameters, the model of Popov et al. 2018; with 2 × 1500, tied, and one dropout mask for
-a whole sequence ("variational") it is the one of their Table 4, which Lin et al. 2018 took from Inan et al. 2016.
+With 2 × 650 units at 30,000 words it has 45.8M parameters, the model of Popov et al. 2018; with 2 ×
+1500, tied, and one dropout mask for a whole sequence ("variational") it is the one of their Table
+4, which Lin et al. 2018 took from Inan et al. 2016.
 
 Departs from Inan et al.: what a layer feeds back to itself is never dropped.
 """

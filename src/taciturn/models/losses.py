@@ -1,8 +1,9 @@
 """Cross-entropy of the next word, over everything but padding.
 
-The softmax over the vocabulary is most of a keyboard model's work, so its gradient is written by hand: the exponentials
-of the forward pass are kept and serve the backward pass, and the target's share is found by comparing word ids, where automatic
-differentiation would take every exponential twice and scatter into a zero matrix of tokens × vocabulary.
+The softmax over the vocabulary is most of a keyboard model's work, so its gradient is written by
+hand: the exponentials of the forward pass are kept and serve the backward pass, and the target's
+share is found by comparing word ids, where automatic differentiation would take every exponential
+twice and scatter into a zero matrix of tokens × vocabulary.
 """
 
 import jax
@@ -14,7 +15,9 @@ from taciturn.core import PADDING, Key, LanguageModel, Params
 def logits(
     model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None
 ) -> jax.Array:
-    """Return logits, [batch, length] → [batch, length, vocabulary]; without dropout, unless there is a key."""
+    """Return logits, [batch, length] → [batch, length, vocabulary]; without dropout, unless there
+    is a key.
+    """
     matrix, bias = model.words(params)
     return model.contexts(params, tokens, key) @ matrix.T + bias
 
@@ -26,7 +29,9 @@ def cross_entropy(
     key: Key | None = None,
     power: float = 0.0,
 ) -> jax.Array:
-    """Return the mean loss of predicting tokens[:, 1:] from what precedes; 0 where all is padding. `power`: `bounded`."""
+    """Return the mean loss of predicting tokens[:, 1:] from what precedes; 0 where all is padding.
+    `power`: `bounded`.
+    """
     contexts = model.contexts(params, tokens[:, :-1], key)
     matrix, bias = model.words(params)
     targets = tokens[:, 1:].reshape(-1)
@@ -38,8 +43,10 @@ def cross_entropy(
 
 
 def bounded(losses: jax.Array, power: float) -> jax.Array:
-    """Return (1 − p^q) / q for −log p (Zhang and Sabuncu 2018), at most 1/q: unpredictable words hardly count, and a user's
-    update has more of what users have in common. With q = 0 it is −log p itself."""
+    """Return (1 − p^q) / q for −log p (Zhang and Sabuncu 2018), at most 1/q: unpredictable words
+    hardly count, and a user's update has more of what users have in common. With q = 0 it is −log p
+    itself.
+    """
     return -jnp.expm1(-power * losses) / power if power else losses
 
 

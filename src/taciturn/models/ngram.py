@@ -1,12 +1,14 @@
-"""N-gram models: Katz's back-off (Katz 1987) and interpolated, modified Kneser–Ney (Chen and Goodman 1999).
+"""N-gram models: Katz's back-off (Katz 1987) and interpolated, modified Kneser–Ney (Chen and
+Goodman 1999).
 
 Both are stored as back-off models. With h' for the context h without its first word,
 
     p(w | h) = what is stored, if the n-gram h w is in the model
                weight(h) · p(w | h') otherwise, where a context that is not in the model has weight 1
 
-and for every context the probabilities of all words but PADDING and BEGIN, which are never typed, sum to 1. An n-gram is identified by its
-place among those of its length, which are sorted by context and then by word, so that its context is a place at the level below.
+and for every context the probabilities of all words but PADDING and BEGIN, which are never typed,
+sum to 1. An n-gram is identified by its place among those of its length, which are sorted by
+context and then by word, so that its context is a place at the level below.
 """
 
 from __future__ import annotations
@@ -20,24 +22,31 @@ import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, Params
 
-NEVER = np.array([PADDING, BEGIN])  # no model predicts them
-GOOD_TURING = 5  # larger counts are trusted as they are
-NOTHING = 1e-9  # a probability too small to distribute
+# no model predicts them
+NEVER = np.array([PADDING, BEGIN])
+# larger counts are trusted as they are
+GOOD_TURING = 5
+# a probability too small to distribute
+NOTHING = 1e-9
 NONE = np.zeros(0, np.float32)
 
 
 class Level(NamedTuple):
-    """The n-grams of one length n, sorted by context, so that the words that follow a context are adjacent."""
+    """The n-grams of one length n, sorted by context, so that the words that follow a context are
+    adjacent.
+    """
 
-    # uint64: the place of the context at the level before × vocabulary + the word; the word at level 1
+    # uint64: the place of the context at the level before × vocabulary + the word; the word at
+    # level 1
     keys: np.ndarray
-    probability: np.ndarray  # float32: natural logarithm
-    backoff: np.ndarray  # float32: natural logarithm of the weight of the n-gram as a context; empty at the last level
+    # float32: natural logarithm
+    probability: np.ndarray
+    # float32: natural logarithm of the weight of the n-gram as a context; empty at the last level
+    backoff: np.ndarray
 
 
-State = tuple[
-    int, ...
-]  # the places of the last 1, 2, … words as n-grams; −1 for one not in the model
+# the places of the last 1, 2, … words as n-grams; −1 for one not in the model
+State = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +106,9 @@ def kneser_ney(texts: Iterable[np.ndarray], vocabulary: int, order: int = 4) -> 
     return _estimated(continuations(counted(texts, vocabulary, order)), vocabulary, _kneser_ney)
 
 
-# Probabilities of n-grams, and weights of their contexts, from: counts > 0, the places of the contexts, how many contexts there are,
-# and the probabilities of the n-grams without their first words.
+# Probabilities of n-grams, and weights of their contexts, from: counts > 0, the places of the
+# contexts, how many contexts there are, and the probabilities of the n-grams without their first
+# words.
 Estimator = Callable[[np.ndarray, np.ndarray, int, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
@@ -130,8 +140,10 @@ def _unigrams(counts: np.ndarray, estimator: Estimator) -> np.ndarray:
 def _katz(
     counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Departs from Katz 1987 where that leaves nothing for unseen words: a context of large counts only, none of them discounted,
-    counts one more occurrence. Where every word was seen, what was taken away is given back in proportion."""
+    """Departs from Katz 1987 where that leaves nothing for unseen words: a context of large counts
+    only, none of them discounted, counts one more occurrence. Where every word was seen, what was
+    taken away is given back in proportion.
+    """
     kept = _good_turing(counts)
     kept_sums = np.bincount(contexts, kept, size)
     totals = np.bincount(contexts, counts, size)
@@ -144,8 +156,10 @@ def _katz(
 
 
 def _good_turing(counts: np.ndarray) -> np.ndarray:
-    """Return what is left of counts when something is set aside for unseen n-grams. Katz's k is 5, or the largest number below it for
-    which all his discounts lie between 0 and 1. Where a small text has none, every count gives up a half."""
+    """Return what is left of counts when something is set aside for unseen n-grams. Katz's k is 5,
+    or the largest number below it for which all his discounts lie between 0 and 1. Where a small
+    text has none, every count gives up a half.
+    """
     n = np.bincount(np.minimum(counts, GOOD_TURING + 2), minlength=GOOD_TURING + 3).astype(
         np.float64
     )
@@ -172,7 +186,9 @@ def _kneser_ney(
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:
-    """Return Chen and Goodman's discounts of counts 0, 1, 2, and 3 or more; a half of each step where a small text gives none above 0."""
+    """Return Chen and Goodman's discounts of counts 0, 1, 2, and 3 or more; a half of each step
+    where a small text gives none above 0.
+    """
     n = np.bincount(np.minimum(counts, 5), minlength=6).astype(np.float64)
     if n[1:5].all():
         r = np.arange(1, 4)
@@ -185,15 +201,17 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
 class Counts(NamedTuple):
     """How often the n-grams of one length occur."""
 
-    keys: (
-        np.ndarray
-    )  # uint64, sorted: the place of the context one length below × vocabulary + the word
+    # uint64, sorted: the place of the context one length below × vocabulary + the word
+    keys: np.ndarray
     counts: np.ndarray
-    shorter: np.ndarray  # the place, at the level below, of the n-gram without its first word
+    # the place, at the level below, of the n-gram without its first word
+    shorter: np.ndarray
 
 
 def counted(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Counts]:
-    """Count the n-grams of all lengths up to `order`. None crosses the end of a message, and none ends in BEGIN."""
+    """Count the n-grams of all lengths up to `order`. None crosses the end of a message, and none
+    ends in BEGIN.
+    """
     if not 1 <= order <= 5:
         raise ValueError(f"an n-gram model has an order from 1 to 5, not {order}")
     words = _messages(texts, vocabulary)
@@ -203,7 +221,8 @@ def counted(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Co
         Counts(np.arange(vocabulary, dtype=np.uint64), unigrams, np.zeros(vocabulary, np.int32))
     ]
     places = (
-        words  # of the n-gram that ends at each position; −1 where a message is not that long yet
+        # of the n-gram that ends at each position; −1 where a message is not that long yet
+        words
     )
     for _ in range(1, order):
         ends = (np.flatnonzero((places[:-1] >= 0) & (words[1:] != BEGIN)) + 1).astype(np.int32)
@@ -214,7 +233,8 @@ def counted(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Co
         first = np.flatnonzero(is_first)
         counts = np.diff(first, append=len(keys)).astype(np.int32)
         levels.append(Counts(keys[first], counts, places[ends[first]]))
-        del by_key, keys, first  # to save memory
+        # to save memory
+        del by_key, keys, first
         places = np.full(len(words), -1, np.int32)
         places[ends] = np.cumsum(is_first, dtype=np.int32) - 1
     return levels
@@ -235,8 +255,9 @@ def parted(keys: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def continuations(levels: list[Counts]) -> list[Counts]:
-    """Return Kneser and Ney's counts: below the highest order, an n-gram counts once for each word seen before it. Nothing is ever
-    before BEGIN, so n-grams that start there keep their own."""
+    """Return Kneser and Ney's counts: below the highest order, an n-gram counts once for each word
+    seen before it. Nothing is ever before BEGIN, so n-grams that start there keep their own.
+    """
     below = []
     for level, longer in pairwise(levels):
         seen_before = np.bincount(longer.shorter, minlength=len(level.counts))
@@ -252,11 +273,13 @@ def _messages(texts: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
         return words
     if words.min() < 0 or words.max() >= vocabulary:
         raise ValueError(
-            f"a text has word id {words.max()}, and there are {vocabulary} words: it has another vocabulary"
+            f"a text has word id {words.max()}, and there are {vocabulary} words: it has another"
+            " vocabulary"
         )
     if np.any((words == PADDING) | (words == BEGIN)):
         raise ValueError(
-            "a text to count holds padding or <bos>; give only words, with each message closed by <eos>"
+            "a text to count holds padding or <bos>; give only words, with each message closed by"
+            " <eos>"
         )
     starts_text = np.cumsum([0, *map(len, parts)])[:-1]
     starts = np.union1d(starts_text, 1 + np.flatnonzero(words[:-1] == END))
@@ -266,15 +289,19 @@ def _messages(texts: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
 def pruned(model: NGram, entries: int) -> NGram:
     """Keep all unigrams and the `entries` longer n-grams that matter most, with matching weights.
 
-    An n-gram matters by the relative entropy of the model with and without it (Stolcke 1998), and at least as much as any of which it
-    is the beginning or the end. Departs from Stolcke: a number of n-grams is given, not a threshold, as keyboards have limited space;
-    and the end of an n-gram stays as its beginning does, which KenLM requires. Katz models lose less by pruning (Chelba et al. 2010)."""
+    An n-gram matters by the relative entropy of the model with and without it (Stolcke 1998), and
+    at least as much as any of which it is the beginning or the end. Departs from Stolcke: a number
+    of n-grams is given, not a threshold, as keyboards have limited space; and the end of an n-gram
+    stays as its beginning does, which KenLM requires. Katz models lose less by pruning (Chelba et
+    al. 2010).
+    """
     if entries >= sum(len(level.keys) for level in model.levels[1:]):
         return model
     worth = _worth(model)
     kept = np.zeros(sum(map(len, worth)), bool)
     kept[np.argsort(-np.concatenate(worth), kind="stable")[:entries]] = (
-        True  # among equals the shorter
+        # among equals the shorter
+        True
     )
     made = [model.levels[0]]
     places, states = np.arange(model.vocabulary), [np.arange(model.vocabulary)]
@@ -292,8 +319,10 @@ def pruned(model: NGram, entries: int) -> NGram:
 
 def _worth(model: NGram) -> list[np.ndarray]:
     """Return the worth of each n-gram above the first level."""
-    frequency = model.levels[0].probability.copy()  # log, of n-grams in text
-    frequency[BEGIN] = frequency[END]  # as many messages begin as end
+    # log, of n-grams in text
+    frequency = model.levels[0].probability.copy()
+    # as many messages begin as end
+    frequency[BEGIN] = frequency[END]
     worth, parts, states = [], [], [np.arange(model.vocabulary)]
     for n, level in enumerate(model.levels[1:], 1):
         contexts, words = parted(level.keys, model.vocabulary)
@@ -308,7 +337,8 @@ def _worth(model: NGram) -> list[np.ndarray]:
         )
         worth.append(np.exp(frequency[contexts]) * change)
         frequency = frequency[contexts] + level.probability
-        parts.append((contexts, states[-2]))  # without the last word, and without the first
+        # without the last word, and without the first
+        parts.append((contexts, states[-2]))
     for n in range(len(worth) - 1, 0, -1):
         for part in parts[n]:
             np.maximum.at(worth[n - 1], part[part >= 0], worth[n][part >= 0])
@@ -322,8 +352,10 @@ def _backed_off(
     words: np.ndarray,
     vocabulary: int,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return log p(w | h') for many n-grams h w at once, and the states after them: the arithmetic of `scores` and `read`. h are places of
-    the last level, and `states` are the states after all of that level's n-grams, an array for each length."""
+    """Return log p(w | h') for many n-grams h w at once, and the states after them: the arithmetic
+    of `scores` and `read`. h are places of the last level, and `states` are the states after all of
+    that level's n-grams, an array for each length.
+    """
     scores, after = levels[0].probability[words], [words]
     for level, longer, state in zip(levels, levels[1:], states, strict=False):
         places = state[contexts]
@@ -338,7 +370,9 @@ def _backed_off(
 def _shares(
     probability: np.ndarray, lower: np.ndarray, contexts: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the n-grams leave of each context's probability to unseen words, and what those have one word further back."""
+    """Return what the n-grams leave of each context's probability to unseen words, and what those
+    have one word further back.
+    """
     left = 1 - np.bincount(contexts, np.exp(probability), size)
     unseen = 1 - np.bincount(contexts, np.exp(lower), size)
     return np.maximum(left, NOTHING), np.maximum(unseen, NOTHING)
@@ -347,7 +381,9 @@ def _shares(
 def followers(
     keys: np.ndarray, contexts: np.ndarray, words: np.ndarray, vocabulary: int
 ) -> np.ndarray:
-    """Return the places of many n-grams among sorted keys; −1 for one that is absent, or whose context is (−1)."""
+    """Return the places of many n-grams among sorted keys; −1 for one that is absent, or whose
+    context is (−1).
+    """
     wanted = joined(np.maximum(contexts, 0), words, vocabulary)
     places = np.searchsorted(keys, wanted)
     there = (contexts >= 0) & (places < len(keys))
@@ -356,5 +392,6 @@ def followers(
 
 
 def _log(values: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):  # PADDING and BEGIN have probability 0
+    # PADDING and BEGIN have probability 0
+    with np.errstate(divide="ignore"):
         return np.log(values).astype(np.float32)

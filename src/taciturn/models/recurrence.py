@@ -1,12 +1,16 @@
-"""One recurrent layer run over time, for every cell whose only matrices are recurrent (LSTM, CIFG, GRU); and the model around it.
+"""One recurrent layer run over time, for every cell whose only matrices are recurrent (LSTM, CIFG,
+GRU); and the model around it.
 
-A cell is a function without parameters, `cell(x, r, carry) → (output, carry)`: x is the input's share of the gates and
-r = fed_back @ recurrent the share of what the layer fed back at the step before. A projection, where there is one,
+A cell is a function without parameters, `cell(x, r, carry) → (output, carry)`: x is the input's
+share of the gates and r = fed_back @ recurrent the share of what the layer fed back at the step
+before. A projection, where there is one,
 sits between the two: fed_back = output @ projection.
 
-The backward pass is written by hand for speed. Differentiating the scan would add up the gradient of the recurrent
-matrix step by step: one more read and write of it at each time step and for every user. Here the gradients of the gates are kept,
-and the matrix gradients are one product over all steps at the end. On a GPU both ways over time are kernels (models/recurrence_kernels.py).
+The backward pass is written by hand for speed. Differentiating the scan would add up the gradient
+of the recurrent
+matrix step by step: one more read and write of it at each time step and for every user. Here the
+gradients of the gates are kept, and the matrix gradients are one product over all steps at the end.
+On a GPU both ways over time are kernels (models/recurrence_kernels.py).
 """
 
 from collections.abc import Callable
@@ -30,9 +34,8 @@ from taciturn.models.layers import (
     unit_rows,
 )
 
-Gates = (
-    jax.Array | list[jax.Array]
-)  # concatenated in one array, or separate, as a kernel holds them
+# concatenated in one array, or separate, as a kernel holds them
+Gates = jax.Array | list[jax.Array]
 Cell = Callable[[Gates, Gates, jax.Array], tuple[jax.Array, jax.Array]]
 
 
@@ -51,8 +54,10 @@ def recurrent_model(
     tied: bool = True,
     unit_norm: bool = False,
 ) -> LanguageModel:
-    """Build a model with a cell of `gates` gates between embeddings; `sizes` are vocabulary, width and units. What is scored against the
-    words is the state times a matrix to their width: at the end, or at every step, where it is `projected` and fed back."""
+    """Build a model with a cell of `gates` gates between embeddings; `sizes` are vocabulary, width
+    and units. What is scored against the words is the state times a matrix to their width: at the
+    end, or at every step, where it is `projected` and fed back.
+    """
     vocabulary, width, units = sizes
     rows, word_embedding = (
         unit_rows if unit_norm else lambda matrix: matrix,
@@ -92,7 +97,9 @@ def recurrent_model(
 def recurrence(
     cell: Cell, product: DTypeLike, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None
 ) -> jax.Array:
-    """Run a cell from a zero state: x [length, batch, gates] → what it feeds back, [length, batch, width]."""
+    """Run a cell from a zero state: x [length, batch, gates] → what it feeds back, [length, batch,
+    width].
+    """
     return _forward(cell, product, x, recurrent, projection)[0]
 
 
@@ -129,13 +136,16 @@ def _on_this_machine(
 def scan_forwards(
     cell: Cell, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None
 ):
-    """Return what is fed back at each step, and for the backward pass r, the carry before each step, and what was projected, if any."""
+    """Return what is fed back at each step, and for the backward pass r, the carry before each
+    step, and what was projected, if any.
+    """
     units = len(recurrent if projection is None else projection)
     start = (
         jnp.zeros((x.shape[1], len(recurrent)), x.dtype),
         jnp.zeros((x.shape[1], units), x.dtype),
     )
-    recurrent = recurrent.astype(product)  # once, not at every step
+    # once, not at every step
+    recurrent = recurrent.astype(product)
     projection = None if projection is None else projection.astype(product)
 
     def step(state, x_t):

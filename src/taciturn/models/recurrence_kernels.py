@@ -1,10 +1,14 @@
-"""A recurrent layer in two GPU kernels (Pallas): one runs a user's rows forwards over all of time, one backwards.
+"""A recurrent layer in two GPU kernels (Pallas): one runs a user's rows forwards over all of time,
+one backwards.
 
-`recurrence.scan_forwards` and `scan_backwards` are the definition. Compiled by XLA, a time step is half a dozen kernels, each of which runs
-for all users of a chunk and waits for the one before. Here one program stays with one user and reads that user's matrices again at every
-time step: they are too large to stay in a multiprocessor, so reading them is the cost, and everything else is done meanwhile.
+`recurrence.scan_forwards` and `scan_backwards` are the definition. Compiled by XLA, a time step is
+half a dozen kernels, each of which runs for all users of a chunk and waits for the one before. Here
+one program stays with one user and reads that user's matrices again at every
+time step: they are too large to stay in a multiprocessor, so reading them is the cost, and
+everything else is done meanwhile.
 
-Units are processed in tiles. What one time step leaves for the next (what was fed back, the carry) passes through memory, behind a barrier.
+Units are processed in tiles. What one time step leaves for the next (what was fed back, the carry)
+passes through memory, behind a barrier.
 """
 
 import functools
@@ -21,18 +25,23 @@ from jax.typing import DTypeLike
 from taciturn.models.layers import flat
 from taciturn.models.softmax_step import parts
 
-ROWS = 16  # of a batch, at most: the smallest product on tensor cores
-TILE = 32  # units that a program holds at a time; measured on an H200, like warps and stages
-MOST_WIDE = 256  # of what is fed back: more does not fit into registers, and was not measured
+# of a batch, at most: the smallest product on tensor cores
+ROWS = 16
+# units that a program holds at a time; measured on an H200, like warps and stages
+TILE = 32
+# of what is fed back: more does not fit into registers, and was not measured
+MOST_WIDE = 256
 
-Columns = tuple[Any, int, Any]  # where they begin, how many, and which of them exist
+# where they begin, how many, and which of them exist
+Columns = tuple[Any, int, Any]
 
 
 class _Shape(NamedTuple):
     length: int
     batch: int
     units: int
-    width: int  # of what is fed back
+    # of what is fed back
+    width: int
     gates: int
     product: DTypeLike
     projected: bool
@@ -44,7 +53,9 @@ class _Shape(NamedTuple):
 
 
 def fits(x: jax.Array, recurrent: jax.Array, product: DTypeLike) -> bool:
-    """Return whether the kernels can run a layer: few rows, as a user's batches have, and products in 16 bits."""
+    """Return whether the kernels can run a layer: few rows, as a user's batches have, and products
+    in 16 bits.
+    """
     width = recurrent.shape[0]
     return (
         x.shape[1] <= ROWS
@@ -62,7 +73,9 @@ def forwards(
     projection: jax.Array | None,
     interpret: bool = False,
 ):
-    """Return what `recurrence.scan_forwards` returns, except the carry before the first step, which is not written."""
+    """Return what `recurrence.scan_forwards` returns, except the carry before the first step, which
+    is not written.
+    """
     shape = _shape(x, recurrent, projection, product, interpret)
     rows = shape.length * shape.batch
     out = [_array(rows, shape.width), _array(rows, x.shape[-1]), _array(rows, shape.units)]
@@ -105,7 +118,9 @@ def backwards(
 
 
 def _forwards(cell: Any, shape: _Shape, x_ref, *refs) -> None:
-    """Run time steps in order. Write what is fed back, the recurrent share of the gates, and the carry before each step."""
+    """Run time steps in order. Write what is fed back, the recurrent share of the gates, and the
+    carry before each step.
+    """
     matrices, (fed_back_ref, r_ref, carries_ref, *outputs_ref) = _split(shape, refs)
 
     def step(t, before):
@@ -142,7 +157,9 @@ def _forwards(cell: Any, shape: _Shape, x_ref, *refs) -> None:
 
 
 def _backwards(cell: Any, shape: _Shape, gradient_ref, x_ref, r_ref, carries_ref, *refs) -> None:
-    """Run time steps in reverse. Write the gradients of the gates, for products over all of time afterwards."""
+    """Run time steps in reverse. Write the gradients of the gates, for products over all of time
+    afterwards.
+    """
     matrices, (d_x_ref, d_r_ref, d_fed_back_ref, d_carry_ref) = _split(shape, refs)
 
     def step(done, d_before):
@@ -165,7 +182,8 @@ def _backwards(cell: Any, shape: _Shape, gradient_ref, x_ref, r_ref, carries_ref
                 d_output = _read(shape, d_fed_back_ref, t, *units)
             x, r = ([_read(shape, ref, t, *gate) for gate in gates] for ref in (x_ref, r_ref))
             _, pull_back = jax.vjp(cell, x, r, _read(shape, carries_ref, t, *units, t > 0))
-            # Alternating: no thread may read a carry's gradient where another has written the next one.
+            # Alternating: no thread may read a carry's gradient where another has written the next
+            # one.
             d_x, d_r, d_carry = pull_back(
                 (d_output, _read(shape, d_carry_ref, jax.lax.rem(t + 1, 2), *units, done > 0))
             )
@@ -217,7 +235,9 @@ def _array(rows: int, columns: int, dtype: DTypeLike = jnp.float32) -> jax.Shape
 
 
 def _tiled(shape: _Shape, recurrent: jax.Array, projection: jax.Array | None) -> list[jax.Array]:
-    """Return the matrices as the programs read them: rounded, and the columns of one tile of units adjacent in memory."""
+    """Return the matrices as the programs read them: rounded, and the columns of one tile of units
+    adjacent in memory.
+    """
     padding = shape.tiles * TILE - shape.units
     by_gate = jnp.pad(
         recurrent.astype(shape.product).reshape(shape.width, shape.gates, shape.units),

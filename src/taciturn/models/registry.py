@@ -1,7 +1,9 @@
-"""Every kind of model, in one table: how it is built from a recipe's settings, how it reads word by word, and how it can be exported.
+"""Every kind of model, in one table: how it is built from a recipe's settings, how it reads word by
+word, and how it can be exported.
 
-Your own kind is a row like the others. Registered before a recipe names it, it is trained, saved, resumed, exported and audited
-like these; without its own stepper it reads word by word as any model can, and exports as n-grams (examples/own_model.py).
+Your own kind is a row like the others. Registered before a recipe names it, it is trained, saved,
+resumed, exported and audited like these; without its own stepper it reads word by word as any model
+can, and exports as n-grams (examples/own_model.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -15,12 +17,15 @@ from taciturn.models.transformer import transformer
 
 
 class ModelKind(NamedTuple):
-    network: Callable[..., LanguageModel]  # (number of words, settings)
-    settings: tuple[
-        str, ...
-    ]  # of a recipe's [model] that it uses, and `product`, the type of its matrix products
-    stepper: Stepper = Windowed  # for typing and sampling: `stepping.recurrent`, which exports to ONNX, or a subclass of `Windowed`
-    javascript_cell: str | None = None  # in export/runtime/runtime.js; None: no export as a script
+    # (number of words, settings)
+    network: Callable[..., LanguageModel]
+    # of a recipe's [model] that it uses, and `product`, the type of its matrix products
+    settings: tuple[str, ...]
+    # for typing and sampling: `stepping.recurrent`, which exports to ONNX, or a subclass of
+    # `Windowed`
+    stepper: Stepper = Windowed
+    # in export/runtime/runtime.js; None: no export as a script
+    javascript_cell: str | None = None
 
     def build(self, vocabulary: int, given: Mapping[str, Any]) -> LanguageModel:
         """Build the network; it has its own defaults for what is not given."""
@@ -52,7 +57,8 @@ def register_model(kind: str, model: ModelKind) -> None:
 
     Args:
         kind: its name. A taken one is refused, or a file would not say what it holds.
-        model: how to build it, which settings of [model] it has, and how it reads word by word, where there is a better way than to read
+        model: how to build it, which settings of [model] it has, and how it reads word by word,
+            where there is a better way than to read
             the last words again.
 
     Returns:
@@ -71,6 +77,7 @@ def register_model(kind: str, model: ModelKind) -> None:
 def model_kind(kind: str) -> ModelKind:
     if kind not in KINDS:
         raise ValueError(
-            f"there is no model kind {kind!r}; known are {', '.join(KINDS)}, and your own (taciturn.register_model)"
+            f"there is no model kind {kind!r}; known are {', '.join(KINDS)}, and your own"
+            " (taciturn.register_model)"
         )
     return KINDS[kind]

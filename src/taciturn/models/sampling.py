@@ -1,4 +1,6 @@
-"""Text sampled from a model. What a private model generates is as private as the model, so samples may be kept, counted and published."""
+"""Text sampled from a model. What a private model generates is as private as the model, so samples
+may be kept, counted and published.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -19,14 +21,18 @@ from taciturn.models.stepping import (
 )
 from taciturn.progress import Progress, unwatched
 
-SIDE_BY_SIDE = 256  # texts
-LENGTH = 64  # words of a text between two calls of `progress`
+# texts
+SIDE_BY_SIDE = 256
+# words of a text between two calls of `progress`
+LENGTH = 64
 
 
 @jax.jit
 def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Choose a word for each row of log-probabilities, by a uniform number in [0, 1): first a block of the vocabulary, then a word of it,
-    so that a step costs two short sums in place of a random number for every word. Padding and <bos> are never chosen."""
+    """Choose a word for each row of log-probabilities, by a uniform number in [0, 1): first a block
+    of the vocabulary, then a word of it, so that a step costs two short sums in place of a random
+    number for every word. Padding and <bos> are never chosen.
+    """
     probabilities = jnp.exp(scores).at[:, np.array([PADDING, BEGIN])].set(0.0)
     block = int(np.ceil(np.sqrt(scores.shape[1])))
     padded = jnp.pad(probabilities, ((0, 0), (0, block * block - scores.shape[1]))).reshape(
@@ -99,7 +105,9 @@ def _windowed_streams(model: Windowed, key: Key) -> Iterator[np.ndarray]:
 
 
 def beginnings(model: LanguageModel, params: Params, rows: int, length: int, key: Key) -> jax.Array:
-    """Sample the first words of texts after <bos>: int [rows, length + 1]. For short texts: every word reads the whole text."""
+    """Sample the first words of texts after <bos>: int [rows, length + 1]. For short texts: every
+    word reads the whole text.
+    """
     uniforms = jax.random.uniform(key, (length, rows))
     matrix, bias = model.words(params)
 

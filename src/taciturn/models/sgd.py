@@ -1,9 +1,11 @@
 """One local step of a language model, θ ← θ − η∇ℓ(θ; b), as fast as the machine allows.
 
-Two matrices hold most of a keyboard model: the embedding of the words that go in, of which a batch uses a few dozen rows, and that of
-the words that come out, all of which every step uses and changes. Automatic differentiation treats both alike and writes a gradient
-for every row, several times. Here only the input rows get a gradient, and the output layer takes its step where its gradient is computed
-(models/softmax_step.py). Nothing else differs from `params − rate × grad(cross_entropy)`, and a test checks that.
+Two matrices hold most of a keyboard model: the embedding of the words that go in, of which a batch
+uses a few dozen rows, and that of the words that come out, all of which every step uses and
+changes. Automatic differentiation treats both alike and writes a gradient for every row, several
+times. Here only the input rows get a gradient, and the output layer takes its step where its
+gradient is computed (models/softmax_step.py). Nothing else differs from `params − rate ×
+grad(cross_entropy)`, and a test checks that.
 """
 
 from collections.abc import Callable
@@ -16,13 +18,14 @@ from taciturn.core import PADDING, Key, LanguageModel, Params
 from taciturn.models import softmax_step
 from taciturn.models.layers import add_rows
 
-Step = Callable[
-    [Params, jax.Array, Key | None, float], Params
-]  # params, batch of token rows, dropout key, rate
+# params, batch of token rows, dropout key, rate
+Step = Callable[[Params, jax.Array, Key | None, float], Params]
 
 
 def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: float = 0.0) -> Step:
-    """Build the step. `product` is the type of matrix products; all else stays float32. `power` is that of the loss (losses.bounded)."""
+    """Build the step. `product` is the type of matrix products; all else stays float32. `power` is
+    that of the loss (losses.bounded).
+    """
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
         inputs, targets = batch[:, :-1], batch[:, 1:].reshape(-1)
@@ -48,9 +51,8 @@ def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: floa
         else:
             stepped = softmax_step.plain(*given)
         d_rest, d_rows = pull_back(stepped.d_contexts)
-        after = jax.tree.map(
-            lambda p, g: p + (-rate) * g, rest, d_rest
-        )  # what is added, a GPU adds within the product that makes it
+        # what is added, a GPU adds within the product that makes it
+        after = jax.tree.map(lambda p, g: p + (-rate) * g, rest, d_rest)
         after |= {model.word_embedding: stepped.matrix, "word_bias": stepped.bias}
         embedding = after.get(model.embedding, params[model.embedding])
         after[model.embedding] = add_rows(embedding, inputs.reshape(-1), -rate * d_rows)

@@ -1,8 +1,10 @@
 """One SGD step of the output layer: gradient of the softmax over all words, and the step along it.
 
-`plain` is the definition. `fused` is the same in two GPU kernels (Pallas) that never store the scores of 10,000 words: the first reads the
-word matrix and finds each token's normaliser and expected row; the second reads it again, recomputes the scores block by block and writes
-the stepped matrix in its place. Three passes over the matrix where automatic differentiation makes about ten, and none over scores.
+`plain` is the definition. `fused` is the same in two GPU kernels (Pallas) that never store the
+scores of 10,000 words: the first reads the word matrix and finds each token's normaliser and
+expected row; the second reads it again, recomputes the scores block by block and writes the stepped
+matrix in its place. Three passes over the matrix where automatic differentiation makes about ten,
+and none over scores.
 """
 
 import functools
@@ -18,23 +20,30 @@ from jax.typing import DTypeLike
 
 from taciturn.models.layers import add_rows, by_itself, dot, transposed
 
+# words that a kernel holds at a time; measured on an H200, like splits and stages
 BLOCK, WARPS = (
     64,
     4,
-)  # words that a kernel holds at a time; measured on an H200, like splits and stages
-GROUP = 64  # tokens that a program holds at a time, where there are more than twice as many: their sums must fit into registers
+)
+# tokens that a program holds at a time, where there are more than twice as many: their sums must
+# fit into registers
+GROUP = 64
 LOG2_E = math.log2(math.e)
-FAR_BELOW = -1e30  # the bias of words that do not exist, and less than any score
-MOST_AHEAD = 128  # of the width, for blocks to be read two ahead: wider ones would fill the memory of a multiprocessor
-MOST_HELD = (
-    320 * 96 * 2
-)  # bytes of a step's contexts: more were not measured, and many, as on public text, are for plain products
+# the bias of words that do not exist, and less than any score
+FAR_BELOW = -1e30
+# of the width, for blocks to be read two ahead: wider ones would fill the memory of a
+# multiprocessor
+MOST_AHEAD = 128
+# bytes of a step's contexts: more were not measured, and many, as on public text, are for plain
+# products
+MOST_HELD = 320 * 96 * 2
 
 
 class Stepped(NamedTuple):
     matrix: jax.Array
     bias: jax.Array
-    d_contexts: jax.Array  # gradient with respect to the contexts, for the layers below
+    # gradient with respect to the contexts, for the layers below
+    d_contexts: jax.Array
 
 
 def plain(
@@ -48,14 +57,16 @@ def plain(
     product: DTypeLike = jnp.float32,
     power: float = 0.0,
 ) -> Stepped:
-    """Return θ ← θ − η ∇ Σ_t weight_t · ℓ(p_t), p_t = softmax(s_t)[target_t], s_t = (context_t · row_v [/ ‖row_v‖] + bias_v)_v, and ℓ as
-    `losses.bounded` defines it: −log p, or with a power q (1 − p^q) / q, whose gradient is that of −log p times p^q."""
+    """Return θ ← θ − η ∇ Σ_t weight_t · ℓ(p_t), p_t = softmax(s_t)[target_t], s_t = (context_t ·
+    row_v [/ ‖row_v‖] + bias_v)_v, and ℓ as `losses.bounded` defines it: −log p, or with a power q
+    (1 − p^q) / q, whose gradient is that of −log p times p^q.
+    """
     inverse = _inverse_norms(matrix)[:, None] if unit_norm else 1.0
     rows = matrix * inverse
-    turned = (
-        transposed if jnp.dtype(product).itemsize == 2 else jnp.transpose
-    )  # products in 16 bits are so fast that a copy pays
-    # Words run down and tokens across: two of the three products are then between rows as they lie in memory.
+    # products in 16 bits are so fast that a copy pays
+    turned = transposed if jnp.dtype(product).itemsize == 2 else jnp.transpose
+    # Words run down and tokens across: two of the three products are then between rows as they lie
+    # in memory.
     scores = dot(rows, turned(contexts.astype(product)), product) + bias[:, None]
     exponentials = jnp.exp(scores - by_itself(jnp.max(scores, axis=0)))
     normaliser = jnp.sum(exponentials, axis=0)
@@ -65,13 +76,15 @@ def plain(
             * (jnp.take_along_axis(exponentials, targets[None, :], axis=0)[0] / normaliser) ** power
         )
     factors, wanted = (weights / normaliser)[:, None], weights[:, None]
-    # The softmax's share of the gradient comes from the stored exponentials; the targets' share is a few rows.
+    # The softmax's share of the gradient comes from the stored exponentials; the targets' share is
+    # a few rows.
     d_rows = add_rows(dot(exponentials, factors * contexts, product), targets, -wanted * contexts)
     d_bias = add_rows(exponentials @ factors, targets, -wanted)[:, 0]
     d_contexts = (
         factors * dot(turned(exponentials.astype(product)), rows, product) - wanted * rows[targets]
     )
-    if unit_norm:  # only the part orthogonal to a row moves it: its length does not matter
+    # only the part orthogonal to a row moves it: its length does not matter
+    if unit_norm:
         along = by_itself(jnp.sum(matrix * d_rows, axis=-1, keepdims=True) * jnp.square(inverse))
         d_rows = inverse * (d_rows - matrix * along)
     return Stepped(matrix - rate * d_rows, bias - rate * d_bias, d_contexts)
@@ -92,13 +105,13 @@ def fused(
     """Return what `plain` returns."""
     (vocabulary, width), tokens = matrix.shape, len(contexts)
     is_many = tokens > 2 * GROUP
-    group = (
-        GROUP if is_many else max(16, 1 << (tokens - 1).bit_length())
-    )  # a power of two: one product on tensor cores serves them all
+    # a power of two: one product on tensor cores serves them all
+    group = GROUP if is_many else max(16, 1 << (tokens - 1).bit_length())
+    # shares of the vocabulary, which run side by side
     stages, splits = (
         3 if width <= MOST_AHEAD else 1,
         4 if is_many else 5,
-    )  # shares of the vocabulary, which run side by side
+    )
     padding = -tokens % group
     rounded = jnp.pad(contexts, ((0, padding), (0, 0))).astype(product)
 
@@ -134,14 +147,15 @@ def fused(
     top = jnp.max(largest, axis=0)
     scales = jnp.exp2(largest - top)
     total = jnp.sum(sums * scales, axis=0)
-    expected = jnp.sum(drawn * scales[..., None], axis=0) / total[:, None]  # Σ_v p_v row_v
+    # Σ_v p_v row_v
+    expected = jnp.sum(drawn * scales[..., None], axis=0) / total[:, None]
     wanted = matrix[targets] * (_inverse_norms(matrix[targets])[:, None] if unit_norm else 1.0)
-    normaliser = top + jnp.log2(total)  # log₂ Σ_v exp(s_v)
+    # log₂ Σ_v exp(s_v)
+    normaliser = top + jnp.log2(total)
     if power:
         scores = (jnp.sum(contexts * wanted, axis=-1) + bias[targets]) * LOG2_E
-        weights = weights * jnp.exp2(
-            power * jnp.minimum(scores - normaliser[:tokens], 0.0)
-        )  # differently rounded, it may be above 0
+        # differently rounded, it may be above 0
+        weights = weights * jnp.exp2(power * jnp.minimum(scores - normaliser[:tokens], 0.0))
     d_contexts = weights[:, None] * (expected[:tokens] - wanted)
     shapes = [jax.ShapeDtypeStruct(one.shape, jnp.float32) for one in (matrix, bias)]
     step = call(
@@ -166,18 +180,23 @@ def fits(contexts: jax.Array, product: DTypeLike) -> bool:
 
 class _Shape(NamedTuple):
     vocabulary: int
-    rows: int  # of one split
+    # of one split
+    rows: int
     tokens: int
-    group: int  # tokens, with padding, that are held at a time
+    # tokens, with padding, that are held at a time
+    group: int
     groups: int
-    width: list[tuple[int, int]]  # tiles: start, size
+    # tiles: start, size
+    width: list[tuple[int, int]]
     unit_norm: bool
     product: DTypeLike
     interpret: bool
 
 
 def parts(size: int) -> list[tuple[int, int]]:
-    """Split a multiple of 16 into tiles of powers of two, which the compiler requires: 96 = 64 + 32."""
+    """Split a multiple of 16 into tiles of powers of two, which the compiler requires: 96 = 64 +
+    32.
+    """
     tiles, start = [], 0
     while start < size:
         tile = min(128, 1 << ((size - start).bit_length() - 1))
@@ -189,8 +208,10 @@ def parts(size: int) -> list[tuple[int, int]]:
 def _expectations(
     shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref, sums_ref, drawn_ref
 ) -> None:
-    """Per token, over this split's words: the largest score (to base 2), Σ 2^(score − largest), and Σ 2^(score − largest) · row. Attention,
-    in which the word matrix is both keys and values; done as Dao et al. 2022 do it."""
+    """Per token, over this split's words: the largest score (to base 2), Σ 2^(score − largest), and
+    Σ 2^(score − largest) · row. Attention, in which the word matrix is both keys and values; done
+    as Dao et al. 2022 do it.
+    """
     split, tokens = pallas.program_id(0), pallas.ds(pallas.program_id(1) * shape.group, shape.group)
     contexts = [contexts_ref[tokens, pallas.ds(w, m)] for w, m in shape.width]
 
@@ -238,13 +259,14 @@ def _step(
     stepped_ref,
     stepped_bias_ref,
 ) -> None:
-    """Step each block of rows along its gradient. Words run down and tokens across, so that products chain without a transpose."""
+    """Step each block of rows along its gradient. Words run down and tokens across, so that
+    products chain without a transpose.
+    """
     split = pallas.program_id(0)
 
     def loaded(group):
-        tokens = (
-            shape.group if shape.groups > 1 else shape.tokens + -shape.tokens % 16
-        )  # without most of the padding
+        # without most of the padding
+        tokens = shape.group if shape.groups > 1 else shape.tokens + -shape.tokens % 16
         places = [pallas.ds(group * shape.group + start, size) for start, size in parts(tokens)]
         tiles = [[contexts_ref[at, pallas.ds(w, m)] for w, m in shape.width] for at in places]
         return [
@@ -252,7 +274,8 @@ def _step(
             for tile, at in zip(tiles, places, strict=True)
         ]
 
-    held = loaded(0) if shape.groups == 1 else None  # all of them, read once
+    # all of them, read once
+    held = loaded(0) if shape.groups == 1 else None
 
     def block(index, carry):
         first = split * shape.rows + index * BLOCK
@@ -306,7 +329,9 @@ def _step(
 
 
 def _block(shape: _Shape, matrix_ref, bias_ref, first):
-    """Read a block of words: which of them exist, their rows, the inverse norms of the rows, their biases."""
+    """Read a block of words: which of them exist, their rows, the inverse norms of the rows, their
+    biases.
+    """
     inside = first + jnp.arange(BLOCK) < shape.vocabulary
     rows = [
         triton.load(
@@ -330,12 +355,16 @@ def _blocks(shape: _Shape, split):
 
 
 def _sum(terms):
-    """Add without the 0 that `sum` begins with: it would keep a product from adding to the one before."""
+    """Add without the 0 that `sum` begins with: it would keep a product from adding to the one
+    before.
+    """
     return functools.reduce(operator.add, terms)
 
 
 def _exp2(shape: _Shape, exponents: jax.Array) -> jax.Array:
-    """Return 2^x by a GPU's own instruction, which takes what is below 2⁻¹²⁶ for 0; `jnp.exp2` is several."""
+    """Return 2^x by a GPU's own instruction, which takes what is below 2⁻¹²⁶ for 0; `jnp.exp2` is
+    several.
+    """
     if shape.interpret:
         return jnp.exp2(exponents)
     shapes = [jax.ShapeDtypeStruct(exponents.shape, exponents.dtype)]

@@ -1,6 +1,7 @@
 """Neural models word by word, as keyboards run them.
 
-`StepWeights` is what a step needs of a recurrent model, whatever its kind; Python, ONNX and JavaScript all use it:
+`StepWeights` is what a step needs of a recurrent model, whatever its kind; Python, ONNX and
+JavaScript all use it:
 
     gates    = embedding[word] @ input + gate_bias
     output   = cell(gates, fed_back @ recurrent, carry)          and the next carry
@@ -20,20 +21,25 @@ import numpy as np
 from taciturn.core import BEGIN, LanguageModel, Params
 from taciturn.models.recurrence import Cell
 
-WINDOW = 64  # words that a model without a state looks back
+# words that a model without a state looks back
+WINDOW = 64
 
 
 class StepWeights(NamedTuple):
-    embedding: (
-        np.ndarray
-    )  # float32, as all are, [vocabulary, width], scaled to length 1 where the model requires it
-    words: np.ndarray  # [vocabulary, context]; the same array as `embedding` where they are tied
+    # float32, as all are, [vocabulary, width], scaled to length 1 where the model requires it
+    embedding: np.ndarray
+    # [vocabulary, context]; the same array as `embedding` where they are tied
+    words: np.ndarray
     word_bias: np.ndarray
-    input: np.ndarray  # [width, gates]
+    # [width, gates]
+    input: np.ndarray
     gate_bias: np.ndarray
-    recurrent: np.ndarray  # [fed back, gates]
-    projection: np.ndarray | None  # [units, fed back]
-    to_context: np.ndarray | None  # [units, context]
+    # [fed back, gates]
+    recurrent: np.ndarray
+    # [units, fed back]
+    projection: np.ndarray | None
+    # [units, context]
+    to_context: np.ndarray | None
 
     @property
     def units(self) -> int:
@@ -43,7 +49,8 @@ class StepWeights(NamedTuple):
         return matrix.shape[0]
 
 
-State = tuple[jax.Array, jax.Array]  # what is fed back, and the carry
+# what is fed back, and the carry
+State = tuple[jax.Array, jax.Array]
 
 
 def step_weights(model: LanguageModel, params: Params) -> StepWeights:
@@ -63,8 +70,10 @@ def step_weights(model: LanguageModel, params: Params) -> StepWeights:
 
 
 def int8(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Round a matrix [outputs, inputs], an embedding's outputs being its words, to values (int8) · scales[:, None] (float32): a quarter of
-    the size, for phones and pages. Every output has a scale of its own, so one large weight does not blur the others' (−127 … 127)."""
+    """Round a matrix [outputs, inputs], an embedding's outputs being its words, to values (int8) ·
+    scales[:, None] (float32): a quarter of the size, for phones and pages. Every output has a scale
+    of its own, so one large weight does not blur the others' (−127 … 127).
+    """
     scales = np.maximum(np.abs(matrix).max(axis=1), 1e-12).astype(np.float32) / 127
     return np.rint(matrix / scales[:, None]).astype(np.int8), scales
 
@@ -73,7 +82,9 @@ def int8(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def step(
     cell: Cell, weights: StepWeights, state: State, word: jax.Array
 ) -> tuple[State, jax.Array]:
-    """Read one word, or a batch of them; return the next state, and the log-probabilities of what follows."""
+    """Read one word, or a batch of them; return the next state, and the log-probabilities of what
+    follows.
+    """
     fed_back, carry = state
     gates = weights.embedding[word] @ weights.input + weights.gate_bias
     output, carry = cell(gates, fed_back @ weights.recurrent, carry)
@@ -107,7 +118,9 @@ class Recurrent(Carrying):
     """A `core.WordModel` of an LSTM, a CIFG or a GRU."""
 
     def __init__(self, cell: Cell, weights: StepWeights, restarts: tuple[int, ...] = ()) -> None:
-        """`restarts` are the words after which the model begins anew: sentence ends, where it was trained on single sentences."""
+        """`restarts` are the words after which the model begins anew: sentence ends, where it was
+        trained on single sentences.
+        """
         self.cell, self.weights, self.restarts = cell, weights, frozenset(restarts)
         self.vocabulary = len(weights.word_bias)
         self._step = partial(step, cell, jax.device_put(weights))
@@ -144,7 +157,9 @@ class Windowed:
         return np.asarray(self.scores_at(padded, len(state) - 1)[0])
 
     def scores_at(self, tokens: np.ndarray, place: int) -> jax.Array:
-        """Return the log-probabilities of what follows the word at a place: [batch, length] → [batch, vocabulary]."""
+        """Return the log-probabilities of what follows the word at a place: [batch, length] →
+        [batch, vocabulary].
+        """
         return self._after(tokens, np.int32(place))
 
 

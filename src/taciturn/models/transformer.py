@@ -1,6 +1,8 @@
-"""A small Transformer decoder with tied embeddings: pre-normalised blocks, rotary positions, no biases to clip.
+"""A small Transformer decoder with tied embeddings: pre-normalised blocks, rotary positions, no
+biases to clip.
 
-Its normalisation is RMS over a word's own features, never over a batch: statistics over several users would mix them.
+Its normalisation is RMS over a word's own features, never over a batch: statistics over several
+users would mix them.
 """
 
 import jax
@@ -16,7 +18,8 @@ def transformer(
     head_width = width // heads
     if width % heads or head_width % 2:
         raise ValueError(
-            f"a Transformer's width must be a multiple of 2 × heads; {width} and {heads} heads are not"
+            f"a Transformer's width must be a multiple of 2 × heads; {width} and {heads} heads"
+            " are not"
         )
 
     def init_block(key: Key) -> Params:

@@ -1,7 +1,9 @@
-"""One run's account in its population's ledger: what it declared, what it may spend, what it has charged.
+"""One run's account in its population's ledger: what it declared, what it may spend, what it has
+charged.
 
-**Guarantee:** a run is declared before its first charge, continues only on the terms it declared, and never charges past its budget, nor
-past what it reserved of its population's. Every opening and every resumption puts fresh random bytes on record, by which the curator keys
+**Guarantee:** a run is declared before its first charge, continues only on the terms it declared,
+and never charges past its budget, nor past what it reserved of its population's. Every opening and
+every resumption puts fresh random bytes on record, by which the curator keys
 what follows: nothing is drawn twice by a root and a ledger that were copied.
 """
 
@@ -35,23 +37,31 @@ class RunTerms:
     """What a run declares before its first round; later rows of the run must agree with it."""
 
     name: str
-    recipe: str  # fingerprint
-    population: str  # identity of the users' text
+    # fingerprint
+    recipe: str
+    # identity of the users' text
+    population: str
     adjacency: str
     randomness: str
     accountant: AccountantName
     budget: Budget
     rounds: int
-    start: str = ""  # digest of the parameters it starts from
+    # digest of the parameters it starts from
+    start: str = ""
     lineage: tuple[
-        DpEvent, ...
-    ] = ()  # what those parameters have cost already; public text costs nothing
-    unit: str = "one user"  # whom the guarantee protects
+        DpEvent,
+        ...,
+        # what those parameters have cost already; public text costs nothing
+    ] = ()
+    # whom the guarantee protects
+    unit: str = "one user"
     distance: float = (
-        0.0  # of the noise from its ideal, in total variation, in all releases, spare ones included
+        # of the noise from its ideal, in total variation, in all releases, spare ones included
+        0.0
     )
     lineage_distance: float = (
-        0.0  # the same, of the runs that the parameters it starts from went through
+        # the same, of the runs that the parameters it starts from went through
+        0.0
     )
 
 
@@ -61,8 +71,10 @@ class Account:
 
     ledger: Ledger
     terms: RunTerms
-    release: DpEvent  # what one costs
-    rows: list[Row] = field(default_factory=list)  # of this run, in the ledger
+    # what one costs
+    release: DpEvent
+    # of this run, in the ledger
+    rows: list[Row] = field(default_factory=list)
     _allowed: int | None = None
 
     def open(self) -> None:
@@ -72,7 +84,8 @@ class Account:
         def check(rows: list[Row]) -> None:
             if any(row.get("run") == terms.name for row in rows):
                 raise LedgerError(
-                    f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or --resume it"
+                    f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or"
+                    " --resume it"
                 )
             self.ledger.check_room(
                 [repeated(self.release, reserved)] if reserved else [], terms.distance
@@ -117,7 +130,8 @@ class Account:
         rows, terms = self.ledger.run_rows(self.terms.name), self.terms
         if not rows:
             raise LedgerError(
-                f"{self.ledger.path} has no run {terms.name!r}: this run folder belongs to another population"
+                f"{self.ledger.path} has no run {terms.name!r}: this run folder belongs to another"
+                " population"
             )
         opened = rows[0]
         for named, was, now in (
@@ -134,11 +148,13 @@ class Account:
         ):
             if was != now:
                 raise LedgerError(
-                    f"the {named} of run {terms.name!r} is not the one it was opened with; start a new run instead"
+                    f"the {named} of run {terms.name!r} is not the one it was opened with; start a"
+                    " new run instead"
                 )
         if head is not None and all(row["hash"] != head for row in rows):
             raise LedgerError(
-                f"{self.ledger.path} lacks the row at which this run was saved: restore its newest copy"
+                f"{self.ledger.path} lacks the row at which this run was saved: restore its newest"
+                " copy"
             )
         self.rows = rows
         self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
@@ -164,7 +180,9 @@ class Account:
 
     @property
     def allowed(self) -> int:
-        """Return how many releases the budget allows, fixed before the first: at most the rounds and some spare ones. All are reserved."""
+        """Return how many releases the budget allows, fixed before the first: at most the rounds
+        and some spare ones. All are reserved.
+        """
         if self._allowed is None:
             most = most_releases(self.release, self.terms.rounds + spare_rounds(self.terms.rounds))
             limits = (
@@ -188,18 +206,22 @@ class Account:
             wanted = " and ".join(f"{name} = {value:g}" for name, value in pairs if value)
             if not wanted:
                 raise BudgetExhausted(
-                    f"the run has made the {made} releases that it reserved for its {self.terms.rounds} rounds"
+                    f"the run has made the {made} releases that it reserved for its"
+                    f" {self.terms.rounds} rounds"
                 )
             budget = f"the budget of {wanted} at δ = {delta_text(limits.delta)}"
             if self.allowed == 0:
                 raise BudgetExhausted(
-                    f"{budget} does not allow a single release at this noise level; increase the noise or the budget"
+                    f"{budget} does not allow a single release at this noise level; increase the"
+                    " noise or the budget"
                 )
             raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
 
     def charge(self, round: int, record: str, log: str = "") -> None:
-        """Record one release. The row is on disk when this returns; only then may anything be released. `record` is the keyed checksum of
-        the release, `log` the participation log's mark of who took part: both tell others nothing."""
+        """Record one release. The row is on disk when this returns; only then may anything be
+        released. `record` is the keyed checksum of the release, `log` the participation log's mark
+        of who took part: both tell others nothing.
+        """
         self.check_budget()
         if round != len(self.charges):
             raise LedgerError(
@@ -209,7 +231,9 @@ class Account:
         self._append(row | ({"log": log} if log else {}))
 
     def record_model(self, round: int, digest: str, card: str = "") -> str:
-        """Record the parameters that a run publishes and the digest of their card; return the row that names their history."""
+        """Record the parameters that a run publishes and the digest of their card; return the row
+        that names their history.
+        """
         model = {"kind": "model", "run": self.terms.name, "round": round, "params": digest}
         model |= {"card": card} if card else {}
         if any(self.rows[-1].get(name) != value for name, value in model.items()):
@@ -243,7 +267,8 @@ class Account:
             )
         if self.ledger.is_closed(self.terms.name):
             raise LedgerError(
-                f"run {self.terms.name!r} is closed, and has given back what it reserved: start a new run"
+                f"run {self.terms.name!r} is closed, and has given back what it reserved: start a"
+                " new run"
             )
 
     def guarantee(self, delta: float | None = None) -> Guarantee:

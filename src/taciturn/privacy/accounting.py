@@ -1,16 +1,22 @@
-"""Compute what a list of releases costs: events in, ε, ρ and words out. dp-accounting does the analysis; the choices are here.
+"""Compute what a list of releases costs: events in, ε, ρ and words out. dp-accounting does the
+analysis; the choices are here.
 
 Accountants by name:
 
-- `pld` (default): privacy loss distributions (privacy/loss_distributions.py), or RDP where that is smaller or they do not apply (fixed-size
-  rounds, noise multipliers below 0.3, a δ below 10⁻¹⁸); the exact formula where nothing is sampled. All are upper bounds.
-- `rdp`: Rényi differential privacy, the conversion of Canonne, Kamath and Steinke. Used to compose *runs*, each chosen
+- `pld` (default): privacy loss distributions (privacy/loss_distributions.py), or RDP where that is
+  smaller or they do not apply (fixed-size
+  rounds, noise multipliers below 0.3, a δ below 10⁻¹⁸); the exact formula where nothing is sampled.
+  All are upper bounds.
+- `rdp`: Rényi differential privacy, the conversion of Canonne, Kamath and Steinke. Used to compose
+  *runs*, each chosen
   after seeing the one before, where PLD is not a valid filter.
-- `moments`: the 2016 moments accountant, orders 2 to 33 and the classic conversion, as papers of that time print it.
+- `moments`: the 2016 moments accountant, orders 2 to 33 and the classic conversion, as papers of
+  that time print it.
 
-**Guarantee:** every ε returned is an upper bound for the event under its adjacency, or ∞, and never falls as δ shrinks. Noise that is at
-total variation distance τ from the normal noise of the event, over a whole run, is counted: what it may give away, (1 + e^ε)·τ, is
-subtracted from δ. ρ is that of the normal noise.
+**Guarantee:** every ε returned is an upper bound for the event under its adjacency, or ∞, and never
+falls as δ shrinks. Noise that is at total variation distance τ from the normal noise of the event,
+over a whole run, is counted: what it may give away, (1 + e^ε)·τ, is subtracted from δ. ρ is that of
+the normal noise.
 """
 
 import functools
@@ -41,13 +47,16 @@ from taciturn.names import AccountantName
 from taciturn.privacy.conversions import gaussian_epsilon, with_distance
 from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
 
-LEAST_PLD_NOISE = 0.3  # below it a PLD takes minutes and gigabytes, and log-ratios of those always drawn cancel (`_output_of`)
+# below it a PLD takes minutes and gigabytes, and log-ratios of those always drawn cancel
+# (`_output_of`)
+LEAST_PLD_NOISE = 0.3
 CLASSIC_ORDERS = range(2, 34)
 WHOLE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
+# grids of privacy loss; a coarser one is ten times faster and its ε a little larger
 FINE, COARSE = (
     1e-4,
     1e-3,
-)  # grids of privacy loss; a coarser one is ten times faster and its ε a little larger
+)
 
 # dp-accounting announces each Rényi order that it leaves out; leaving one out only makes ε larger.
 logging.getLogger("absl").setLevel(logging.ERROR)
@@ -55,12 +64,16 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 
 @dataclass(frozen=True)
 class CorrelatedDpEvent(DpEvent):
-    """Gaussian noise that is correlated over a run's releases, and a claim about how often a user takes part in them. One release has no
-    cost of its own. The first n together have: that of one Gaussian mechanism (privacy/sensitivity.py), or of one for each turn of a user,
-    where the curator draws who takes it (privacy/participation.py)."""
+    """Gaussian noise that is correlated over a run's releases, and a claim about how often a user
+    takes part in them. One release has no cost of its own. The first n together have: that of one
+    Gaussian mechanism (privacy/sensitivity.py), or of one for each turn of a user, where the
+    curator draws who takes it (privacy/participation.py).
+    """
 
-    costs: tuple[tuple[int, DpEvent], ...]  # (releases, what that many cost), rising
-    claim: str  # in words: which noise, which participation
+    # (releases, what that many cost), rising
+    costs: tuple[tuple[int, DpEvent], ...]
+    # in words: which noise, which participation
+    claim: str
 
     def __post_init__(self) -> None:
         counts, values = [count for count, _ in self.costs], [rho(cost) for _, cost in self.costs]
@@ -84,7 +97,9 @@ class CorrelatedDpEvent(DpEvent):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may spend: an ε at a δ, or a ρ of zero-concentrated differential privacy, or both. None is no limit."""
+    """What a run may spend: an ε at a δ, or a ρ of zero-concentrated differential privacy, or both.
+    None is no limit.
+    """
 
     delta: float
     epsilon: float | None = None
@@ -110,8 +125,9 @@ def epsilon(
 ) -> float:
     """Return the smallest ε that can be shown for an event at δ; ∞ if there is none.
 
-    `distance` is the total variation distance τ, over all releases together, between the noise drawn and the event's normal noise. Two
-    worlds that are (ε, δ′)-close under normal noise are (ε, δ′ + (1 + e^ε)·τ)-close under the noise drawn.
+    `distance` is the total variation distance τ, over all releases together, between the noise
+    drawn and the event's normal noise. Two worlds that are (ε, δ′)-close under normal noise are (ε,
+    δ′ + (1 + e^ε)·τ)-close under the noise drawn.
 
     >>> round(epsilon(SelfComposedDpEvent(PoissonSampledDpEvent(5000 / 763430, GaussianDpEvent(1.0)), 5000), 1e-9), 2)
     3.9
@@ -168,9 +184,15 @@ def claim_of(release: DpEvent) -> str:
         case CorrelatedDpEvent():
             return release.claim
         case PoissonSampledDpEvent():
-            return f"each user takes part in a round with probability {release.sampling_probability:.3g}, drawn by the curator"
+            return (
+                "each user takes part in a round with probability"
+                f" {release.sampling_probability:.3g}, drawn by the curator"
+            )
         case SampledWithoutReplacementDpEvent():
-            return f"{release.sample_size} of {release.source_dataset_size} users take part in a round, drawn by the curator"
+            return (
+                f"{release.sample_size} of {release.source_dataset_size} users take part in a"
+                " round, drawn by the curator"
+            )
         case SelfComposedDpEvent():
             return claim_of(release.event)
         case GaussianDpEvent():
@@ -204,7 +226,9 @@ def classic_epsilon(event: DpEvent, delta: float, orders: range = CLASSIC_ORDERS
 
 
 def rho(event: DpEvent) -> float:
-    """Return the ρ of zero-concentrated differential privacy. Sampling lowers ε, not ρ: at high orders it does not help."""
+    """Return the ρ of zero-concentrated differential privacy. Sampling lowers ε, not ρ: at high
+    orders it does not help.
+    """
     match event:
         case GaussianDpEvent():
             return 1 / (2 * event.noise_multiplier**2)
@@ -219,7 +243,9 @@ def rho(event: DpEvent) -> float:
 
 
 def repeated(release: DpEvent, count: int) -> DpEvent:
-    """Return the cost of `count` releases, at least one: for none of an event of infinite cost the library would say ε = 0."""
+    """Return the cost of `count` releases, at least one: for none of an event of infinite cost the
+    library would say ε = 0.
+    """
     if count < 1:
         raise ValueError(f"{count} releases have no cost to be stated")
     if isinstance(release, CorrelatedDpEvent):
@@ -237,7 +263,9 @@ def most_releases(release: DpEvent, wanted: int) -> int:
 
 
 def composed(earlier: Sequence[DpEvent], event: DpEvent) -> DpEvent:
-    """Compose an event with the earlier ones of the same model; accounted in RDP, since each was chosen after the last."""
+    """Compose an event with the earlier ones of the same model; accounted in RDP, since each was
+    chosen after the last.
+    """
     return ComposedDpEvent([*earlier, event]) if earlier else event
 
 
@@ -248,7 +276,9 @@ def allowed_releases(
     most: int,
     distance: float = 0.0,
 ) -> int:
-    """Return the largest number of releases, up to `most`, within the budget; `distance` is that of the noise of all of them."""
+    """Return the largest number of releases, up to `most`, within the budget; `distance` is that of
+    the noise of all of them.
+    """
 
     def allows(releases: int, grid: float = FINE) -> bool:
         return budget.allows(cost(releases), accountant, grid, distance)
@@ -278,7 +308,9 @@ def noise_for_budget(
     accountant: AccountantName,
     distance: float = 0.0,
 ) -> float:
-    """Return the smallest noise multiplier, to a part in a thousand, whose `cost` (of all rounds) stays within the budget."""
+    """Return the smallest noise multiplier, to a part in a thousand, whose `cost` (of all rounds)
+    stays within the budget.
+    """
     if budget.epsilon is None and budget.rho is None:
         raise ValueError("a noise multiplier can only be worked out from a budget of ε or ρ")
 
@@ -288,11 +320,13 @@ def noise_for_budget(
     low, high = 1e-2, 1e4
     if not allows(high):
         raise ValueError(
-            "no noise multiplier up to 10,000 meets this budget: allow more ε, fewer rounds or smaller cohorts"
+            "no noise multiplier up to 10,000 meets this budget: allow more ε, fewer rounds or"
+            " smaller cohorts"
         )
     if allows(low):
         raise ValueError(
-            "this budget is met with almost no noise, so it would promise nobody anything: ask for a smaller ε"
+            "this budget is met with almost no noise, so it would promise nobody anything: ask for"
+            " a smaller ε"
         )
     # A coarse grid comes close, and the fine one has the last word.
     while high > low * 1.0005:
@@ -377,7 +411,9 @@ def _noise_multiplier(event: DpEvent) -> float:
 def _renyi_costs(
     event: DpEvent, orders: tuple[int, ...] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (orders, cost of an event at each). Costs at an order add up under any adjacency, as all of them hold under zero-out."""
+    """Return (orders, cost of an event at each). Costs at an order add up under any adjacency, as
+    all of them hold under zero-out.
+    """
     match event:
         case ComposedDpEvent():
             parts = [_renyi_costs(part, orders) for part in event.events]
@@ -393,13 +429,14 @@ def _renyi_costs(
 def renyi_costs_of_one(
     event: DpEvent, orders: tuple[float, ...] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    # Fixed-size events carry half the noise multiplier already (participation.py), because the library's replace-one RDP does
-    # not double the sensitivity.
+    # Fixed-size events carry half the noise multiplier already (participation.py), because the
+    # library's replace-one RDP does not double the sensitivity.
     is_fixed_size = _has(event, SampledWithoutReplacementDpEvent)
     relation = (
         NeighboringRelation.REPLACE_ONE if is_fixed_size else NeighboringRelation.ADD_OR_REMOVE_ONE
     )
     accountant = RdpAccountant(list(orders) if orders else None, relation)
     accountant.compose(event)
-    # The library takes values that come out a hair below zero for no cost at all; NaN stays, and is ∞ in the end.
+    # The library takes values that come out a hair below zero for no cost at all; NaN stays, and is
+    # ∞ in the end.
     return accountant.orders, np.maximum(accountant.rdp, 0.0)

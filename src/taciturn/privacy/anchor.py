@@ -1,9 +1,11 @@
 """An anchor: the ledger's newest head, kept where restoring an older folder does not reach.
 
-It is a file on another disk, or a command that takes two heads. The ledger asks it before every row and informs it after.
+It is a file on another disk, or a command that takes two heads. The ledger asks it before every row
+and informs it after.
 
-**Guarantee:** where a ledger has an anchor, no row is written, and so nothing released, unless the anchor was reached and its head is the
-ledger's newest, or the one before (a crash may come between a row and the anchor); a row counts once the anchor knows it.
+**Guarantee:** where a ledger has an anchor, no row is written, and so nothing released, unless the
+anchor was reached and its head is the ledger's newest, or the one before (a crash may come between
+a row and the anchor); a row counts once the anchor knows it.
 
 **Assumes:** whoever puts the folder back does not put the anchor back as well.
 """
@@ -16,7 +18,8 @@ from pathlib import Path
 from taciturn.files import write_atomically
 from taciturn.privacy.chain import LedgerError, Row
 
-SECONDS = 60  # that a command may take
+# that a command may take
+SECONDS = 60
 
 
 class AnchorError(LedgerError):
@@ -29,8 +32,10 @@ class AnchorUnreachable(AnchorError):
 
 @dataclass(frozen=True)
 class Anchor:
-    """A file or a command. A command gets PREVIOUS and NEW as its last arguments: if it remembers one of them (or nothing yet) it must
-    remember NEW from then on and exit with 0, else with another status."""
+    """A file or a command. A command gets PREVIOUS and NEW as its last arguments: if it remembers
+    one of them (or nothing yet) it must remember NEW from then on and exit with 0, else with
+    another status.
+    """
 
     file: Path | None = None
     command: str | None = None
@@ -65,13 +70,23 @@ class Anchor:
         try:
             remembered = self.file.read_text().strip()
         except OSError as error:
-            to_do = "Bring it back; if it is lost for good, name another: taciturn ledger anchor FOLDER --file PATH"
+            to_do = (
+                "Bring it back; if it is lost for good, name another: taciturn ledger anchor FOLDER"
+                " --file PATH"
+            )
             raise AnchorUnreachable(
-                f"the anchor {self} cannot be read ({error.strerror}), so nothing is released. {to_do}"
+                f"the anchor {self} cannot be read ({error.strerror}), so nothing is released."
+                f" {to_do}"
             ) from None
         if remembered not in (previous, new):
-            why = "rows were cut off, an older copy was put back, or a copy of these people's folder went on"
-            other = f"the anchor {self} remembers the head {remembered[:16]}…, which is not the ledger's last"
+            why = (
+                "rows were cut off, an older copy was put back, or a copy of these people's folder"
+                " went on"
+            )
+            other = (
+                f"the anchor {self} remembers the head {remembered[:16]}…, which is not the"
+                " ledger's last"
+            )
             raise AnchorError(f"{other}: {why}. Nothing was released. Go on with the newest copy.")
         if remembered != new:
             self._write(self.file, new)
@@ -81,7 +96,8 @@ class Anchor:
             write_atomically(file, head.encode())
         except OSError as error:
             raise AnchorUnreachable(
-                f"the anchor {self} cannot be written ({error.strerror}): make room, or choose another place"
+                f"the anchor {self} cannot be written ({error.strerror}): make room, or choose"
+                " another place"
             ) from None
 
     def _ask(self, previous: str, new: str) -> None:
@@ -97,11 +113,13 @@ class Anchor:
                 else f"no answer within {SECONDS} seconds"
             )
             raise AnchorUnreachable(
-                f"the anchor {self} cannot be asked ({why}), so nothing is released: mend the command"
+                f"the anchor {self} cannot be asked ({why}), so nothing is released: mend the"
+                " command"
             ) from None
         if done.returncode:
             said = f": {done.stderr.strip().splitlines()[-1]}" if done.stderr.strip() else ""
             to_do = "Use the newest copy of this ledger, or mend the command"
             raise AnchorError(
-                f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing was released. {to_do}"
+                f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing"
+                f" was released. {to_do}"
             )

@@ -1,7 +1,9 @@
-"""ChaCha20 (RFC 8439), the source of every random bit that protects people: noise, and the coins that draw a cohort.
+"""ChaCha20 (RFC 8439), the source of every random bit that protects people: noise, and the coins
+that draw a cohort.
 
-For noise it is written here, in 32-bit additions, exclusive ors and rotations, so that a key gives the same bits on every machine, with
-every version and setting of JAX, on a CPU and on a GPU; the RFC's test vectors fix them. Coins, which fall on the host, are OpenSSL's.
+For noise it is written here, in 32-bit additions, exclusive ors and rotations, so that a key gives
+the same bits on every machine, with every version and setting of JAX, on a CPU and on a GPU; the
+RFC's test vectors fix them. Coins, which fall on the host, are OpenSSL's.
 
 **Guarantee:** `blocks` is the block function of RFC 8439, §2.3, for arrays of block counters.
 
@@ -23,11 +25,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from taciturn.errors import TaciturnError
 
 CONSTANTS = tuple(int(word) for word in np.frombuffer(b"expand 32-byte k", "<u4"))
-WORDS = 16  # of a block
+# of a block
+WORDS = 16
 COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 DOUBLE_ROUNDS = 10
-MOST_BLOCKS = 2**32  # of a nonce: the counter has 32 bits, and OpenSSL carries into the nonce
+# of a nonce: the counter has 32 bits, and OpenSSL carries into the nonce
+MOST_BLOCKS = 2**32
 
 
 class CipherMissing(TaciturnError):
@@ -42,7 +46,9 @@ def key_words(secret: bytes) -> np.ndarray:
 
 
 def blocks(key, counters, nonce) -> list[jax.Array]:
-    """Return the words of these blocks, for a key of eight words and a nonce of three: sixteen arrays in the shape of `counters`."""
+    """Return the words of these blocks, for a key of eight words and a nonce of three: sixteen
+    arrays in the shape of `counters`.
+    """
     words = [
         *CONSTANTS,
         *(key[index] for index in range(8)),
@@ -59,32 +65,42 @@ class Coins:
 
     def __init__(self, secret: bytes) -> None:
         self._key, self._nonce = key_words(secret), np.zeros(3, np.uint32)
-        self._next = 0  # block
+        # block
+        self._next = 0
 
     def sampled(self, items: np.ndarray, probability: float) -> np.ndarray:
-        """Draw each item independently with this probability, or up to 2⁻⁶⁴ less; as a whole within 2⁻²⁰⁰ of that in total variation, which
-        is less than the last bit of the distance that noise is charged with. The time is proportional to the number drawn."""
+        """Draw each item independently with this probability, or up to 2⁻⁶⁴ less; as a whole within
+        2⁻²⁰⁰ of that in total variation, which is less than the last bit of the distance that noise
+        is charged with. The time is proportional to the number drawn.
+        """
         below = math.floor(probability * 2**64)
         return items if below >= 2**64 else self.chosen(items, self._binomial(len(items), below))
 
     def _binomial(self, times: int, below: int) -> int:
         """Draw how many of `times` coins fall, each with a probability of below · 2⁻⁶⁴."""
         first, sums = _binomial_sums(times, below)
-        drawn = int.from_bytes(self._words(6).tobytes(), "little")  # of 384 bits
+        # of 384 bits
+        drawn = int.from_bytes(self._words(6).tobytes(), "little")
         return first + bisect_right(sums, drawn * sums[-1] >> 384)
 
     def chosen(self, items: np.ndarray, size: int) -> np.ndarray:
-        """Draw `size` of the items, in their given order; every set of that size is equally likely."""
+        """Draw `size` of the items, in their given order; every set of that size is equally
+        likely.
+        """
         if not 0 <= size <= len(items):
             raise ValueError(f"{size} of {len(items)} cannot be chosen")
-        chosen, moved = np.empty(size, int), {}  # where swaps have put others than were there
-        for index, word in enumerate(self._words(size).tolist()):  # Fisher and Yates
+        # where swaps have put others than were there
+        chosen, moved = np.empty(size, int), {}
+        # Fisher and Yates
+        for index, word in enumerate(self._words(size).tolist()):
             other = index + self._below(len(items) - index, word)
             chosen[index], moved[other] = moved.get(other, other), moved.pop(index, index)
         return items[np.sort(chosen)]
 
     def _below(self, limit: int, word: int) -> int:
-        """Return a number below the limit, drawn again if it falls into the incomplete last stretch, so that none is more likely."""
+        """Return a number below the limit, drawn again if it falls into the incomplete last
+        stretch, so that none is more likely.
+        """
         while word >= 2**64 - 2**64 % limit:
             word = int(self._words(1)[0])
         return word % limit
@@ -100,11 +116,14 @@ class Coins:
 
 @functools.lru_cache(maxsize=4)
 def _binomial_sums(times: int, below: int) -> tuple[int, tuple[int, ...]]:
-    """Return the smallest number of coins with any weight, and the sums of weights up to each number from there.
+    """Return the smallest number of coins with any weight, and the sums of weights up to each
+    number from there.
 
-    Weights are in proportion to the binomial probabilities, in integers, from 2²⁵⁶ at the most likely number down to 0 on both sides: each
-    is that of its neighbour times the ratio of the two, which is at most 1, rounded down. So none is off by more than the number of
-    weights, which is 2¹⁸ for 10⁸ coins: in total variation the square of that, less than 2⁻²⁰⁰."""
+    Weights are in proportion to the binomial probabilities, in integers, from 2²⁵⁶ at the most
+    likely number down to 0 on both sides: each is that of its neighbour times the ratio of the two,
+    which is at most 1, rounded down. So none is off by more than the number of weights, which is
+    2¹⁸ for 10⁸ coins: in total variation the square of that, less than 2⁻²⁰⁰.
+    """
     above = 2**64 - below
     likely = (times + 1) * below >> 64
 
@@ -132,11 +151,13 @@ def _on_host(key: np.ndarray, nonce: np.ndarray, first: int, count: int) -> np.n
             algorithms.ChaCha20(key.astype("<u4").tobytes(), named), mode=None
         ).encryptor()
     except UnsupportedAlgorithm as error:
-        lacking = "OpenSSL on this machine has no ChaCha20, perhaps because of its FIPS mode, and cohorts are drawn with it"
+        lacking = (
+            "OpenSSL on this machine has no ChaCha20, perhaps because of its FIPS mode, and cohorts"
+            " are drawn with it"
+        )
         raise CipherMissing(f"{lacking}: leave that mode, or run on another machine") from error
-    return np.frombuffer(
-        cipher.update(bytes(4 * WORDS * count)), np.uint8
-    )  # zeros, encrypted, are the key stream
+    # zeros, encrypted, are the key stream
+    return np.frombuffer(cipher.update(bytes(4 * WORDS * count)), np.uint8)
 
 
 def _double_round(words: list) -> list:

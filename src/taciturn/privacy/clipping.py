@@ -1,16 +1,18 @@
-"""Bound what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), then weights, then integers.
+"""Bound what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), then
+weights, then integers.
 
-**Guarantee:** for every update and weight, NaN, infinity and empty text included, the report stands for an update of ℓ2 norm at most
-weight × clip norm with weight in [0, 1], and up to 65,535 reports add up exactly. An update that is not finite, or of a norm above
-`LARGEST_UPDATE`, leaves as zero (of one that was made smaller before, what is kept counts). Rounding is on the safe side
+**Guarantee:** for every update and weight, NaN, infinity and empty text included, the report stands
+for an update of ℓ2 norm at most weight × clip norm with weight in [0, 1], and up to 65,535 reports
+add up exactly. An update that is not finite, or of a norm above `LARGEST_UPDATE`, leaves as zero
+(of one that was made smaller before, what is kept counts). Rounding is on the safe side
 (trees.norm_upper_bound; towards zero).
 
-Clip, then weight: ‖w Δ‖ ≤ S by itself, as the paper's Lemma 1 states it, is not enough for the estimator with a clipped
-denominator (tests/privacy/test_estimators.py keeps the counterexample).
+Clip, then weight: ‖w Δ‖ ≤ S by itself, as the paper's Lemma 1 states it, is not enough for the
+estimator with a clipped denominator (tests/privacy/test_estimators.py keeps the counterexample).
 
-Integers: a float32 sum rounds, and how it rounds for everyone else depends on each user, who can thereby move a sum of
-thousands by almost twice the clip norm (tests/privacy/test_clipping.py does). Integers add exactly, in any order. (Residues, for
-secure sums, are in secagg_encoding.py.)
+Integers: a float32 sum rounds, and how it rounds for everyone else depends on each user, who can
+thereby move a sum of thousands by almost twice the clip norm (tests/privacy/test_clipping.py does).
+Integers add exactly, in any order. (Residues, for secure sums, are in secagg_encoding.py.)
 
 **Assumes:** the device runs this code.
 """
@@ -28,13 +30,16 @@ from taciturn.core import Key, Params, PyTree, Report, Update
 from taciturn.privacy import wide
 from taciturn.privacy.wide import Wide
 
-MOST_REPORTS = 2**16 - 1  # that add up in 32 bits, of `STEPS` each
+# that add up in 32 bits, of `STEPS` each
+MOST_REPORTS = 2**16 - 1
 
 
 class ClipSchedule(NamedTuple):
-    """A clip norm for every round, declared before the run; it may only fall (McMahan et al. 2018, Figure 4).
+    """A clip norm for every round, declared before the run; it may only fall (McMahan et al. 2018,
+    Figure 4).
 
-    Noise follows the clip norm, so that the noise multiplier, and with it the cost of a round, stays the same.
+    Noise follows the clip norm, so that the noise multiplier, and with it the cost of a round,
+    stays the same.
 
     >>> schedule = clip_schedule([(0, 20.0), (100, 10.0)])
     >>> [float(schedule.at(round)) for round in (0, 99, 100, 5000)]
@@ -72,36 +77,46 @@ def clip_schedule(steps: float | list[tuple[int, float]]) -> ClipSchedule:
 class Bound(NamedTuple):
     """How an update becomes a bounded report, and by how much one report can move a sum."""
 
-    public: Callable[[jax.Array], PyTree]  # round → what devices must know of it
-    project: Callable[
-        [PyTree, Update], Update
-    ]  # onto the ball; the greedy variant also uses it during local training
-    pack: Callable[
-        [PyTree, Update, Key], PyTree
-    ]  # into what can be added exactly; the key is for rounding at random
-    # the sum of packed reports in integer steps (`Wide`), exactly; in floats where nothing is bounded
+    # round → what devices must know of it
+    public: Callable[[jax.Array], PyTree]
+    # onto the ball; the greedy variant also uses it during local training
+    project: Callable[[PyTree, Update], Update]
+    # into what can be added exactly; the key is for rounding at random
+    pack: Callable[[PyTree, Update, Key], PyTree]
+    # the sum of packed reports in integer steps (`Wide`), exactly; in floats where nothing is
+    # bounded
     unpack: Callable[[PyTree, PyTree], PyTree]
-    step: Callable[[PyTree], jax.Array]  # how long a step is
-    reach: float  # the largest norm of a report, in steps, whatever the round
-    check: Callable[[Params], None]  # raises where the bound does not fit the model
-    clip_norms: tuple[float, ...] = (math.inf,)  # that there are over a run
+    # how long a step is
+    step: Callable[[PyTree], jax.Array]
+    # the largest norm of a report, in steps, whatever the round
+    reach: float
+    # raises where the bound does not fit the model
+    check: Callable[[Params], None]
+    # that there are over a run
+    clip_norms: tuple[float, ...] = (math.inf,)
     modulus: int | None = (
-        None  # M, where sums are known mod M only; reports do not say their weight then
+        # M, where sums are known mod M only; reports do not say their weight then
+        None
     )
-    most_reports: int = MOST_REPORTS  # that add up exactly
+    # that add up exactly
+    most_reports: int = MOST_REPORTS
 
 
 class Whole(NamedTuple):
-    """One layer as (high · 2¹⁵ + low) · S · 2⁻³⁰: two sums of 32 bits with room for 65,535 reports."""
+    """One layer as (high · 2¹⁵ + low) · S · 2⁻³⁰: two sums of 32 bits with room for 65,535
+    reports.
+    """
 
     high: jax.Array
     low: jax.Array
 
 
-# Beyond it training has diverged, and its numbers may overflow in a batch of padding, of which a user has more or fewer according to
-# who is trained beside them. Below it no product of two layers does.
+# Beyond it training has diverged, and its numbers may overflow in a batch of padding, of which a
+# user has more or fewer according to who is trained beside them. Below it no product of two layers
+# does.
 LARGEST_UPDATE = 1e6
-DIGIT = 15  # bits
+# bits
+DIGIT = 15
 STEPS = 2.0**DIGIT
 REACH = STEPS**2
 
@@ -138,12 +153,15 @@ def per_layer_clip(
     clip_norm: float | list[tuple[int, float]] | None = None,
     layers: Mapping[str, float] | None = None,
 ) -> Bound:
-    """Clip each layer to its own S_j, with S = √(Σ S_j²): either S_j = S/√m for all m layers, or `layers` given by name. Departs from
-    McMahan et al. 2018: a layer is a leaf of the parameters, so their LSTM has 6 here; they count 11, with the four gates apart. Both keep
-    ‖Δ‖ ≤ S."""
+    """Clip each layer to its own S_j, with S = √(Σ S_j²): either S_j = S/√m for all m layers, or
+    `layers` given by name. Departs from
+    McMahan et al. 2018: a layer is a leaf of the parameters, so their LSTM has 6 here; they count
+    11, with the four gates apart. Both keep ‖Δ‖ ≤ S.
+    """
     if (clip_norm is None) == (layers is None):
         raise ValueError(
-            "per-layer clipping takes either one clip norm S, shared out as S/√m, or the S_j of every layer"
+            "per-layer clipping takes either one clip norm S, shared out as S/√m, or the S_j of"
+            " every layer"
         )
     total = math.sqrt(sum(norm**2 for norm in layers.values())) if layers else 0.0
     schedule = clip_schedule(total if clip_norm is None else clip_norm)
@@ -166,7 +184,8 @@ def per_layer_clip(
         names = set(trees.layer_names(params))
         if layers is not None and set(layers) != names:
             raise ValueError(
-                f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are {sorted(names)}"
+                f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are"
+                f" {sorted(names)}"
             )
 
     return Bound(schedule.at, project, pack, unpack, step, REACH, check, schedule.norms)

@@ -1,17 +1,20 @@
-"""Noise that is correlated over rounds, so that most of it cancels in their sum: DP-FTRL (Kairouz et al. 2021, Xu et al. 2023).
+"""Noise that is correlated over rounds, so that most of it cancels in their sum: DP-FTRL (Kairouz
+et al. 2021, Xu et al. 2023).
 
-Each `next` gives the *residual* form (C⁻¹ z)_t: what this round adds on top of the noise of the rounds before, so that the server's
-step is plain optax. z is white noise; C is the strategy of privacy/sensitivity.py, and the cost follows from it.
+Each `next` gives the *residual* form (C⁻¹ z)_t: what this round adds on top of the noise of the
+rounds before, so that the server's step is plain optax. z is white noise; C is the strategy of
+privacy/sensitivity.py, and the cost follows from it.
 
-All of them can be *restarted*: given several segments, noise starts anew after each, and what is in the sum by then stays there. Only
-then may a clip norm change (privacy/mechanism.py); otherwise a restart only costs.
+All of them can be *restarted*: given several segments, noise starts anew after each, and what is in
+the sum by then stays there. Only then may a clip norm change (privacy/mechanism.py); otherwise a
+restart only costs.
 
-Everything is integers. Trees are exact: only functions of noised sums are rounded there. Toeplitz strategies feed back the
-integers that were added, times coefficients that are multiples of 2⁻²⁴, rounded; by how much that is off is bounded and counts
-as sensitivity (docs/proofs.md).
+Everything is integers. Trees are exact: only functions of noised sums are rounded there. Toeplitz
+strategies feed back the integers that were added, times coefficients that are multiples of 2⁻²⁴,
+rounded; by how much that is off is bounded and counts as sensitivity (docs/proofs.md).
 
-**Guarantee:** after t rounds the noise given out is the first t rows of C⁻¹ z, where each entry of z is drawn once; but for
-`rounding` steps.
+**Guarantee:** after t rounds the noise given out is the first t rows of C⁻¹ z, where each entry of
+z is drawn once; but for `rounding` steps.
 
 **Assumes:** states are secret: with buffers and nodes the noise can be removed from a model.
 """
@@ -30,19 +33,24 @@ from taciturn.privacy.noise import Draw, Noise, check_multiplier
 from taciturn.privacy.wide import Wide
 
 Next = Callable[[PyTree, Draw], tuple[Wide, PyTree]]
-BITS = 24  # of a coefficient after the point
+# of a coefficient after the point
+BITS = 24
 
 
 class Buffers(NamedTuple):
     """One segment of a BLT: C has 1, Σ ω_j, Σ ω_j θ_j, … down its columns."""
 
     rows: int
-    decay: Sequence[float]  # θ_j
-    scale: Sequence[float]  # ω_j
+    # θ_j
+    decay: Sequence[float]
+    # ω_j
+    scale: Sequence[float]
 
 
 def blt(multiplier: float, *segments: Buffers) -> Noise:
-    """Make buffered linear Toeplitz noise. The state is one number of 64 bits for each parameter and buffer."""
+    """Make buffered linear Toeplitz noise. The state is one number of 64 bits for each parameter
+    and buffer.
+    """
     for _, decay, scale in segments:
         if (
             len(decay) != len(scale)
@@ -50,14 +58,16 @@ def blt(multiplier: float, *segments: Buffers) -> Noise:
             or not all(one > 0 for one in scale)
         ):
             raise ValueError(
-                "a BLT has as many decays as scales; decays lie between 0 and 1, scales are positive"
+                "a BLT has as many decays as scales; decays lie between 0 and 1, scales are"
+                " positive"
             )
     most = max(len(decay) for _, decay, _ in segments)
     # As they are used, and as the cost is computed for.
     exact = [(rows, _fixed(decay), _fixed(scale)) for rows, decay, scale in segments]
     if any(not 0 < one < 2**BITS for _, decays, _ in exact for one in decays):
         raise ValueError(
-            f"a decay of a BLT is a multiple of 2^-{BITS} between 0 and 1; one of these is rounded to an end"
+            f"a decay of a BLT is a multiple of 2^-{BITS} between 0 and 1; one of these is rounded"
+            " to an end"
         )
 
     def init(size: int) -> PyTree:
@@ -83,7 +93,8 @@ def blt(multiplier: float, *segments: Buffers) -> Noise:
         inverse = sensitivity.toeplitz_inverse(columns[-1], rows)
         kept = [np.convolve(inverse, one ** np.arange(rows))[:rows] for one in theta]
         gain = max(gain, *(float(np.linalg.norm(row)) for row in (inverse, *kept)))
-        # A buffer is off by half a step each time it moves, and forgets as it decays; each product by half a step more.
+        # A buffer is off by half a step each time it moves, and forgets as it decays; each product
+        # by half a step more.
         rounding = max(rounding, float(np.sum(omega / (2 * (1 - theta))) + len(theta) / 2))
     strategy = sensitivity.toeplitz(f"BLT with {most} buffers", *columns)
     return _noise(
@@ -104,7 +115,9 @@ class Bands(NamedTuple):
 
 
 def banded(multiplier: float, *segments: Bands) -> Noise:
-    """Make banded Toeplitz noise. The state is one number of 64 bits for each parameter and band but the first."""
+    """Make banded Toeplitz noise. The state is one number of 64 bits for each parameter and band
+    but the first.
+    """
     most = max(len(coefficients) for _, coefficients in segments)
     exact = [_fixed(bands) + [0] * (most - len(bands)) for _, bands in segments]
 
@@ -147,11 +160,14 @@ def _times(number: Wide, coefficient: int) -> Wide:
 
 
 def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
-    """Aggregate in a tree: the sum of t rounds has the noise of the nodes that cover them, one for each 1 in t as a binary number.
+    """Aggregate in a tree: the sum of t rounds has the noise of the nodes that cover them, one for
+    each 1 in t as a binary number.
 
-    With Honaker's reduction a node's noise is the best guess from its own and from those of all nodes below it. The state is one number of
-    64 bits for each parameter and level. A tree that is restarted is completed first: in the last row of its segment the nodes that cover
-    it are replaced by the root of a tree whose other rows are empty, so that less noise stays in the sum."""
+    With Honaker's reduction a node's noise is the best guess from its own and from those of all
+    nodes below it. The state is one number of 64 bits for each parameter and level. A tree that is
+    restarted is completed first: in the last row of its segment the nodes that cover it are
+    replaced by the root of a tree whose other rows are empty, so that less noise stays in the sum.
+    """
     strategy = sensitivity.tree(*lengths, honaker=honaker)
     levels = max(lengths).bit_length()
     own = jnp.asarray(
@@ -162,19 +178,22 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
         return jnp.int32(0), wide.zeros((levels, size))
 
     def guess(own_noise: Wide, below: Wide, weight: jax.Array | int) -> Wide:
-        """Return weight · own + (1 − weight) · below, as below + weight · (own − below): where both are of noised sums over the same rows,
-        only noise is rounded, to the same number whatever the rows summed to."""
+        """Return weight · own + (1 − weight) · below, as below + weight · (own − below): where both
+        are of noised sums over the same rows, only noise is rounded, to the same number whatever
+        the rows summed to.
+        """
         return wide.add(below, wide.times_fraction(wide.subtract(own_noise, below), weight, BITS))
 
     def next(state: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
         done, nodes = state
         round = done + 1
-        completed = jnp.int32(
-            jax.lax.population_count((round & -round) - 1)
-        )  # the level that this round completes
+        # the level that this round completes
+        completed = jnp.int32(jax.lax.population_count((round & -round) - 1))
 
         def climb(level: jax.Array, node: Wide) -> Wide:
-            """Combine the node above: its own noise, and that of the two below, of which the left was kept."""
+            """Combine the node above: its own noise, and that of the two below, of which the left
+            was kept.
+            """
             return guess(draw(level + 1), wide.add(_level(nodes, level), node), own[level + 1])
 
         # Without the reduction, nodes below the one that is completed are never used.
@@ -199,7 +218,8 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
             """Return the root, less the nodes that it replaces."""
             root = _level(nodes, level)
             for height, weight in zip(range(level, level + len(above)), _fixed(above), strict=True):
-                if (rows - 1) >> height & 1:  # the right one of two, of which the left was kept
+                # the right one of two, of which the left was kept
+                if (rows - 1) >> height & 1:
                     root = wide.add(_level(nodes, height), root)
                 root = guess(draw(height + 1), root, weight)
             for height in range(levels):
@@ -241,14 +261,17 @@ def _noise(
     strategy: Strategy,
     **width: Any,
 ) -> Noise:
-    """Join one `next` for each segment of the strategy; the state starts anew with each. `width` are the last fields of `Noise`."""
+    """Join one `next` for each segment of the strategy; the state starts anew with each. `width`
+    are the last fields of `Noise`.
+    """
     check_multiplier(multiplier)
     if not strategy.restarts:
         return Noise(multiplier, init, nexts[0], strategy, **width)
+    # trees of a power of two rows are compiled once
     starts, distinct = (
         np.array(strategy.restarts),
         list(dict.fromkeys(nexts)),
-    )  # trees of a power of two rows are compiled once
+    )
     which = jnp.array([distinct.index(one) for one in nexts])
 
     def begin(size: int) -> PyTree:

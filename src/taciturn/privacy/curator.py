@@ -1,13 +1,17 @@
 """The curator: the only door between users and the server. READ THIRD, after core.py and train.py.
 
-`private_mean` is the middle of McMahan et al. 2018, Algorithm 1: sample, sum, noise, charge, release.
+`private_mean` is the middle of McMahan et al. 2018, Algorithm 1: sample, sum, noise, charge,
+release.
 
-**Guarantee:** what leaves `private_mean` is charged in the population's ledger, on disk, before it leaves. Round r is row r of the
-noise and charge r of the run, whatever crashes there were: the noised release is written down first (privacy/records.py), then charged,
-then given out; one that is charged is given out from its record and never computed again, so no noise meets two totals that leave.
-Every start of a process draws under fresh bytes that are in the ledger (`Account.nonce`), so a copy of a run's folder repeats nothing.
+**Guarantee:** what leaves `private_mean` is charged in the population's ledger, on disk, before it
+leaves. Round r is row r of the noise and charge r of the run, whatever crashes there were: the
+noised release is written down first (privacy/records.py), then charged, then given out; one that is
+charged is given out from its record and never computed again, so no noise meets two totals that
+leave. Every start of a process draws under fresh bytes that are in the ledger (`Account.nonce`), so
+a copy of a run's folder repeats nothing.
 
-**Assumes:** the root is secret (in a simulation it is not, and the ledger says so), and the fleet adds honestly.
+**Assumes:** the root is secret (in a simulation it is not, and the ledger says so), and the fleet
+adds honestly.
 """
 
 import hashlib
@@ -48,11 +52,14 @@ from taciturn.privacy.participation import WrongNumberOfUsers, default_delta, sp
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 from taciturn.privacy.records import Records
 
-MOST_PARAMETERS = 2**31  # of a model whose size is not known when its run is declared
+# of a model whose size is not known when its run is declared
+MOST_PARAMETERS = 2**31
 
 
 class Curator:
-    """Charges what it releases before it releases it. Runs make one from a recipe; for your own loop there is `for_simulation`."""
+    """Charges what it releases before it releases it. Runs make one from a recipe; for your own
+    loop there is `for_simulation`.
+    """
 
     def __init__(
         self,
@@ -65,9 +72,13 @@ class Curator:
     ) -> None:
         participation, mechanism = algorithm.participation, algorithm.mechanism
         if participation.sampled_by_curator and not fleet.everyone_reports:
-            holds = "which holds only where the curator draws the cohort and everyone in it reports; on this fleet devices may drop out"
+            holds = (
+                "which holds only where the curator draws the cohort and everyone in it reports; on"
+                " this fleet devices may drop out"
+            )
             raise ValueError(
-                f"{participation} claims privacy from sampling, {holds}, so use a participation that claims no sampling"
+                f"{participation} claims privacy from sampling, {holds}, so use a participation"
+                " that claims no sampling"
             )
         if account.release != mechanism.event(participation):
             raise ValueError(
@@ -85,11 +96,11 @@ class Curator:
             )
         if account.terms.adjacency != participation.adjacency:
             raise ValueError(
-                f"the account states the adjacency «{account.terms.adjacency}», not «{participation.adjacency}»"
+                f"the account states the adjacency «{account.terms.adjacency}», not"
+                f" «{participation.adjacency}»"
             )
-        sampler.check_bits(
-            jax.local_devices()[0]
-        )  # where `rounds` draws, and before anybody is asked
+        # where `rounds` draws, and before anybody is asked
+        sampler.check_bits(jax.local_devices()[0])
         self.account = account
         self._mechanism, self._participation, self._fleet, self._log = (
             mechanism,
@@ -97,7 +108,8 @@ class Curator:
             fleet,
             log,
         )
-        # Bound to what runs: one root under two recipes or two noise levels shares no key between them.
+        # Bound to what runs: one root under two recipes or two noise levels shares no key between
+        # them.
         self._root = randomness.derive(
             root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0
         )
@@ -105,9 +117,11 @@ class Curator:
         self._release, self._follow, self._public = map(
             jax.jit, (mechanism.release, mechanism.follow, mechanism.public)
         )
-        self._states: dict[int, MechanismState] = {}  # that this round and the next must start from
+        # that this round and the next must start from
+        self._states: dict[int, MechanismState] = {}
         self._one_at_a_time = Lock()
-        self._tries: Counter[int] = Counter()  # at noising a total of that round, in this process
+        # at noising a total of that round, in this process
+        self._tries: Counter[int] = Counter()
         self._program = device_program(algorithm)
         self._secrets: tempfile.TemporaryDirectory | None = None
 
@@ -127,15 +141,19 @@ class Curator:
 
         Args:
             algorithm: what runs; its mechanism and participation are what is charged.
-            users: the text, or any other data, of each user, in arrays of one shape. Their number is taken as public.
-            ledger: a file, made if it does not exist. Every curator is one more run in it, and all of them add up.
+            users: the text, or any other data, of each user, in arrays of one shape. Their number
+                is taken as public.
+            ledger: a file, made if it does not exist. Every curator is one more run in it, and all
+                of them add up.
             rounds: the most there may be.
             epsilon: a budget; the round that would pass it is refused.
             delta: of the budget (default: one over the number of users, squared).
-            seed: makes the run repeatable, and its noise public: the ledger then records that it is a simulation.
+            seed: makes the run repeatable, and its noise public: the ledger then records that it is
+                a simulation.
 
         Returns:
-            The door to these users: give it to `rounds`. `curator.account.guarantee()` returns what was spent.
+            The door to these users: give it to `rounds`. `curator.account.guarantee()` returns what
+                was spent.
 
         Example:
             users = [tt.UserData(batches=np.ones((1, 1, 60)), weight=np.float32(1), steps=1) for _ in range(50)]
@@ -149,17 +167,18 @@ class Curator:
         delta = default_delta(len(users)) if delta is None else delta
         if not 0 < delta < 1 / len(users):
             raise ValueError(
-                f"δ is above 0 and below one over the number of users, {1 / len(users):g}; {delta} is not"
+                f"δ is above 0 and below one over the number of users, {1 / len(users):g}; {delta}"
+                " is not"
             )
         root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
-        identity = hmac.new(
-            randomness.derive(root, "population", 0), digestmod=hashlib.sha256
-        )  # tells others nothing
+        # tells others nothing
+        identity = hmac.new(randomness.derive(root, "population", 0), digestmod=hashlib.sha256)
         for leaf in jax.tree.leaves(list(users)):
             identity.update(np.asarray(leaf).tobytes())
         name = f"simulation-{len(book.runs()) + 1}"
         recipe = (
-            f"{name}, by an algorithm of one's own"  # so that no two runs of one seed share noise
+            # so that no two runs of one seed share noise
+            f"{name}, by an algorithm of one's own"
         )
         drawn = "operating system" if seed is None else "seeded simulation"
         distance = mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds))
@@ -169,10 +188,11 @@ class Curator:
         )
         account = Account(book, terms, mechanism.event(participation))
         account.check_budget()
+        # who took part, as long as the curator lives
         secrets, log = (
             tempfile.TemporaryDirectory(prefix="taciturn-"),
             None,
-        )  # who took part, as long as the curator lives
+        )
         if participation.limits is not None:
             log_key = randomness.derive(root, "participation log", 0)
             log = ParticipationLog(
@@ -186,8 +206,11 @@ class Curator:
     def private_mean(
         self, params: Params, state: MechanismState, round: int
     ) -> tuple[Estimate, MechanismState]:
-        """Return one round's private estimate of the average update, and the mechanism's next state."""
-        with self._one_at_a_time:  # else two threads could make two releases of a round
+        """Return one round's private estimate of the average update, and the mechanism's next
+        state.
+        """
+        # else two threads could make two releases of a round
+        with self._one_at_a_time:
             return self._private_mean(params, state, operator.index(round))
 
     def _private_mean(
@@ -198,26 +221,27 @@ class Curator:
             self._check_log(self._log)
         if round < len(
             self.account.charges
-        ):  # charged, and nobody remembers the result: a crash, or a second call
+            # charged, and nobody remembers the result: a crash, or a second call
+        ):
             release, drawn = self._records.read(
                 round, self.account.charges[round]["record"], params
             )
             after = sampler.checked(self._follow(state, release, self._noise_key(drawn, round)))
         else:
             self.account.check_budget()
-            total = self._total_of_a_new_cohort(
-                params, state, round
-            )  # Σ w_k Δ_k, each already clipped
+            # Σ w_k Δ_k, each already clipped
+            total = self._total_of_a_new_cohort(params, state, round)
             drawn = f"{self.account.nonce.hex()}-{self._tries[round]}"
             self._tries[round] += 1
+            # f̃ + N(0, Iσ²)
             release, after = sampler.checked(
                 self._release(state, total, self._noise_key(drawn, round))
-            )  # f̃ + N(0, Iσ²)
-            self.account.check_alone()  # else the record of another process would be overwritten, which may be charged
+            )
+            # else the record of another process would be overwritten, which may be charged
+            self.account.check_alone()
             record = self._records.write(round, release, drawn)
-            self.account.charge(
-                round, record, self._log.mark(round) if self._log else ""
-            )  # M.accum_priv_spending(z)
+            # M.accum_priv_spending(z)
+            self.account.charge(round, record, self._log.mark(round) if self._log else "")
         self._states = {round: state, round + 1: after}
         return release.estimate, after
 
@@ -226,7 +250,9 @@ class Curator:
         self._records.forget(round)
 
     def _check_state(self, state: MechanismState, round: int) -> None:
-        """Raise unless noise continues where it stopped: from another state, rows would not cancel as their cost assumes."""
+        """Raise unless noise continues where it stopped: from another state, rows would not cancel
+        as their cost assumes.
+        """
         known, rows = self._states.get(round, state), int(state.round)
         same = zip(jax.tree.leaves(known), jax.tree.leaves(state), strict=True)
         if rows != round or not all(
@@ -237,14 +263,18 @@ class Curator:
             )
         if round > len(self.account.charges):
             raise ValueError(
-                f"round {round} cannot come before round {len(self.account.charges)}, which is not charged yet"
+                f"round {round} cannot come before round {len(self.account.charges)}, which is not"
+                " charged yet"
             )
 
     def _check_log(self, log: ParticipationLog) -> None:
         """Raise unless charge r is entry r of the log."""
         charges = self.account.charges
         if not len(charges) <= log.rows <= len(charges) + 1:
-            differ = f"the ledger has {len(charges)} releases and the participation log {log.rows} cohorts"
+            differ = (
+                f"the ledger has {len(charges)} releases and the participation log {log.rows}"
+                " cohorts"
+            )
             raise ParticipationBreach(
                 f"{differ}: they do not belong together, so the run cannot go on"
             )
@@ -257,15 +287,19 @@ class Curator:
             )
 
     def _total_of_a_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
-        """Try until a cohort reports, if there is a log. Each cohort is recorded before anything is summed; a round that fails releases
-        nothing, so it uses no row of noise and counts as no participation, whatever the devices' own timers did."""
+        """Try until a cohort reports, if there is a log. Each cohort is recorded before anything is
+        summed; a round that fails releases nothing, so it uses no row of noise and counts as no
+        participation, whatever the devices' own timers did.
+        """
         log = self._log
         if log is None:
-            cohort = self._drawn(round, "cohort", 0)  # Cᵗ ← sample users with probability q
+            # Cᵗ ← sample users with probability q
+            cohort = self._drawn(round, "cohort", 0)
             return self._total(params, state, cohort, round, 0)
         while True:
             failures = log.failures(round)
-            # If the log has more, a crash came between it and the charge: that cohort was asked, and is this row's.
+            # If the log has more, a crash came between it and the charge: that cohort was asked,
+            # and is this row's.
             if log.rows == round:
                 cohort = self._drawn(round, "cohort", failures)
                 self.account.check_alone()
@@ -274,7 +308,8 @@ class Curator:
                 return self._total(params, state, log.cohort(round), round, failures)
             except FailedRound:
                 if self._participation.sampled_by_curator:
-                    raise  # cohorts that are redrawn until one succeeds are not distributed as claimed
+                    # cohorts that are redrawn until one succeeds are not distributed as claimed
+                    raise
                 self.account.check_alone()
                 log.fail()
 
@@ -288,9 +323,11 @@ class Curator:
     ) -> Report:
         if len(cohort) > self._mechanism.most_reports:
             raise WrongNumberOfUsers(
-                "a cohort is far larger than expected: there are more than participation.users. Raise that number"
+                "a cohort is far larger than expected: there are more than participation.users."
+                " Raise that number"
             )
-        message = Message(params, self._public(state))  # θᵗ, clip norm
+        # θᵗ, clip norm
+        message = Message(params, self._public(state))
         user_key = randomness.jax_key(randomness.derive(self._now, "users", round, attempt))
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
 
@@ -304,7 +341,9 @@ class Curator:
 
 
 class UsersInMemory:
-    """The plainest fleet: each report is computed alone, by one program of one shape, so that none depends on another."""
+    """The plainest fleet: each report is computed alone, by one program of one shape, so that none
+    depends on another.
+    """
 
     everyone_reports = True
 
@@ -320,7 +359,8 @@ class UsersInMemory:
         ):
             # Sums broadcast: a smaller report would be added repeatedly, past its clip norm.
             raise ValueError(
-                "there is at least one user, all users' arrays have one shape and type, and a weight is one number"
+                "there is at least one user, all users' arrays have one shape and type, and a"
+                " weight is one number"
             )
         self._users, self._compiled = users, lru_cache(maxsize=1)(jax.jit)
 
@@ -336,7 +376,8 @@ class UsersInMemory:
         return total
 
 
-@lru_cache(maxsize=8)  # so that runs of one algorithm in one process are compiled once
+# so that runs of one algorithm in one process are compiled once
+@lru_cache(maxsize=8)
 def device_program(algorithm: Algorithm) -> Program:
     """Return what a device runs: train, then bound."""
 

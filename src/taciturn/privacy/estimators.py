@@ -1,8 +1,10 @@
-"""The average update as a function of bounded sensitivity: step C) and Lemma 1 of McMahan et al. 2018.
+"""The average update as a function of bounded sensitivity: step C) and Lemma 1 of McMahan et al.
+2018.
 
-**Guarantee:** adding or removing one user, whose report is w·Δ with ‖Δ‖ ≤ S and 0 ≤ w ≤ 1, moves what `steps` gives by at most
-`sensitivity` × S, whatever the other users report, and also if there are none. Both are computed in integers, exactly: noise is
-added to those, and what is divided afterwards is noised already.
+**Guarantee:** adding or removing one user, whose report is w·Δ with ‖Δ‖ ≤ S and 0 ≤ w ≤ 1, moves
+what `steps` gives by at most `sensitivity` × S, whatever the other users report, and also if there
+are none. Both are computed in integers, exactly: noise is added to those, and what is divided
+afterwards is noised already.
 """
 
 import math
@@ -20,19 +22,24 @@ from taciturn.privacy.wide import Wide
 
 
 class Estimator(NamedTuple):
-    apply: Callable[[Report], Estimate]  # in floats, for runs without privacy
-    steps: Callable[
-        [Wide, jax.Array], Wide
-    ]  # Σ w_k Δ_k and Σ w_k, in steps → what is noised, in steps
-    unit: float  # by which it is multiplied then
+    # in floats, for runs without privacy
+    apply: Callable[[Report], Estimate]
+    # Σ w_k Δ_k and Σ w_k, in steps → what is noised, in steps
+    steps: Callable[[Wide, jax.Array], Wide]
+    # by which it is multiplied then
+    unit: float
     # by number of coordinates, for each unit of clip norm; before that multiplication
     sensitivity: Callable[[int], float]
-    largest: Callable[[int], float]  # size of a coordinate, in clip norms, by number of reports
-    reads_weight: bool = True  # whether it looks at Σ w_k, which not every sum has
+    # size of a coordinate, in clip norms, by number of reports
+    largest: Callable[[int], float]
+    # whether it looks at Σ w_k, which not every sum has
+    reads_weight: bool = True
 
 
 def fixed_denominator(expected_weight: float) -> Estimator:
-    """Estimate f̃_f = Σ w_k Δ_k / qW. The denominator is a constant of the recipe, never the weight of those who reported."""
+    """Estimate f̃_f = Σ w_k Δ_k / qW. The denominator is a constant of the recipe, never the weight
+    of those who reported.
+    """
     _check(expected_weight)
     unit = 1.0 / expected_weight
 
@@ -50,14 +57,17 @@ def fixed_denominator(expected_weight: float) -> Estimator:
 
 
 def clipped_denominator(least_weight: float) -> Estimator:
-    """Estimate f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step. The true Σ w_k is a secret, and a noised sum divided by it
-    would lie on a lattice that reveals it. So the ratio is taken first, in integers, on a lattice that does not depend on it, and noised
-    then; rounding moves each coordinate by up to a step more."""
+    """Estimate f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step. The true Σ w_k is a
+    secret, and a noised sum divided by it would lie on a lattice that reveals it. So the ratio is
+    taken first, in integers, on a lattice that does not depend on it, and noised then; rounding
+    moves each coordinate by up to a step more.
+    """
     _check(least_weight)
     least = math.floor(least_weight * STEPS)
     if not 1 <= least < 2**31:
         raise ValueError(
-            f"the least weight of a cohort, qW_min, lies between 2^-{DIGIT} and 2^16; {least_weight} does not"
+            f"the least weight of a cohort, qW_min, lies between 2^-{DIGIT} and 2^16;"
+            f" {least_weight} does not"
         )
 
     def apply(total: Report) -> Estimate:
@@ -74,7 +84,9 @@ def clipped_denominator(least_weight: float) -> Estimator:
 
 
 def mean() -> Estimator:
-    """Estimate Σ w_k Δ_k / Σ w_k: one user among few can move it anywhere, so for runs without privacy only."""
+    """Estimate Σ w_k Δ_k / Σ w_k: one user among few can move it anywhere, so for runs without
+    privacy only.
+    """
 
     def apply(total: Report) -> Estimate:
         return trees.scale(

@@ -1,12 +1,15 @@
-"""ε, δ, ρ and μ as people read them: rounded up, never to the nearest. A promise may be stated too weak, not too strong.
+"""ε, δ, ρ and μ as people read them: rounded up, never to the nearest. A promise may be stated too
+weak, not too strong.
 
-**Guarantee:** the number that is printed is at least the one that was computed. Limits are compared before anything is rounded.
+**Guarantee:** the number that is printed is at least the one that was computed. Limits are compared
+before anything is rounded.
 """
 
 import math
 from decimal import ROUND_CEILING, Decimal
 
-MEANINGLESS, WEAK = 1000.0, 10.0  # ε above which nothing is promised, and little
+# ε above which nothing is promised, and little
+MEANINGLESS, WEAK = 1000.0, 10.0
 
 
 def epsilon_text(epsilon: float) -> str:
@@ -52,5 +55,7 @@ def _significant(value: float, digits: int) -> str:
 
 
 def _raised(value: float, exponent: int) -> Decimal:
-    """Round up to a multiple of a power of ten. A number that was written in as many digits stays as written."""
+    """Round up to a multiple of a power of ten. A number that was written in as many digits stays
+    as written.
+    """
     return Decimal(repr(value)).quantize(Decimal(1).scaleb(exponent), rounding=ROUND_CEILING)

@@ -1,12 +1,15 @@
 """Compute what a run promises several users at once: a person with two devices, a household.
 
-Of three bounds the smallest: that of a Gaussian mechanism whose sensitivity is k times one user's; that of one user, k times in a row
-(Dwork and Roth 2014, Theorem 2.2, with the δ of its proof); and, where each release samples every user independently, that of a mixture of
-Gaussians, in which j of the k are there with the probability of a binomial distribution (Ganesh 2024). Only the third keeps what sampling
-gives. It needs releases whose noise is independent: under noise that is correlated over rounds two users with different turns move the
-same noise, and fixed-size cohorts are not binomial.
+Of three bounds the smallest: that of a Gaussian mechanism whose sensitivity is k times one user's;
+that of one user, k times in a row (Dwork and Roth 2014, Theorem 2.2, with the δ of its proof); and,
+where each release samples every user independently, that of a mixture of Gaussians, in which j of
+the k are there with the probability of a binomial distribution (Ganesh 2024). Only the third keeps
+what sampling gives. It needs releases whose noise is independent: under noise that is correlated
+over rounds two users with different turns move the same noise, and fixed-size cohorts are not
+binomial.
 
-**Guarantee:** an upper bound for any k users, as far as the accounting's own ε is one for a single user.
+**Guarantee:** an upper bound for any k users, as far as the accounting's own ε is one for a single
+user.
 """
 
 import math
@@ -39,7 +42,9 @@ def group_epsilon(
     accountant: AccountantName = "pld",
     distance: float = 0.0,
 ) -> float:
-    """Return ε at δ for `users` users together, after `releases` of a run and those before it; `distance` as in `accounting.epsilon`."""
+    """Return ε at δ for `users` users together, after `releases` of a run and those before it;
+    `distance` as in `accounting.epsilon`.
+    """
     cost = composed(earlier, repeated(release, releases))
     whole = rho(cost)
     if users < 1:
@@ -63,12 +68,16 @@ def group_epsilon(
 
 
 def chained_share(epsilon: float, users: int) -> float:
-    """Return δ of one user over δ of a group, (e^ε − 1)/(e^kε − 1): along k neighbours δ grows by 1 + e^ε + … + e^((k−1)ε)."""
+    """Return δ of one user over δ of a group, (e^ε − 1)/(e^kε − 1): along k neighbours δ grows by 1
+    + e^ε + … + e^((k−1)ε).
+    """
     return 1 / math.fsum(math.exp(min(step * epsilon, 700.0)) for step in range(users))
 
 
 def _mixture(release: DpEvent, releases: int, users: int) -> DpEvent | None:
-    """Return the mixture of Gaussians that a group makes of releases which sample every user independently; None otherwise."""
+    """Return the mixture of Gaussians that a group makes of releases which sample every user
+    independently; None otherwise.
+    """
     match repeated(release, releases):
         case SelfComposedDpEvent(
             event=PoissonSampledDpEvent(

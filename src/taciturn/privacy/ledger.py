@@ -1,10 +1,14 @@
-"""The ledger of a population: what was ever released about these users, in an append-only, hash-chained file (privacy/chain.py).
+"""The ledger of a population: what was ever released about these users, in an append-only,
+hash-chained file (privacy/chain.py).
 
-It belongs to the *population*, not to a run, because every run on the same users costs them something, even one that is thrown away.
+It belongs to the *population*, not to a run, because every run on the same users costs them
+something, even one that is thrown away.
 
-**Guarantee:** what a run cost is the cost of one release, declared before the first, times the number of its charges. A run that
-does not record that its noise is made of integers has no guarantee for the bits it released, and costs ∞. Under a population's budget
-(privacy/population_budget.py) no run is opened, and no budget set, with which all runs together could pass it.
+**Guarantee:** what a run cost is the cost of one release, declared before the first, times the
+number of its charges. A run that does not record that its noise is made of integers has no
+guarantee for the bits it released, and costs ∞. Under a population's budget
+(privacy/population_budget.py) no run is opened, and no budget set, with which all runs together
+could pass it.
 """
 
 import contextlib
@@ -32,7 +36,8 @@ from taciturn.privacy.groups import group_epsilon
 from taciturn.privacy.population_budget import PopulationBudget, epsilon_of_all
 
 FILE_NAME = "ledger.jsonl"
-INTEGERS = "integers"  # what noise is made of
+# what noise is made of
+INTEGERS = "integers"
 
 
 @dataclass(frozen=True)
@@ -46,15 +51,23 @@ class Guarantee:
     rho: float
     accountant: AccountantName
     adjacency: str
-    randomness: str  # "operating system", or "seeded simulation", whose noise anyone can remove
+    # "operating system", or "seeded simulation", whose noise anyone can remove
+    randomness: str
     head: str
-    continued: bool = False  # whether ε counts earlier runs too, from which this one started
-    claim: str = ""  # about noise and participation, in words
-    sampled: bool = True  # whether the claim rests on who took part being drawn, and secret
-    unit: str = "one user"  # whom it protects
-    release: DpEvent = field(default_factory=NonPrivateDpEvent)  # what one of them costs
-    earlier: tuple[DpEvent, ...] = ()  # what the runs cost that it started from
-    distance: float = 0.0  # of its noise from the normal noise that the costs are about
+    # whether ε counts earlier runs too, from which this one started
+    continued: bool = False
+    # about noise and participation, in words
+    claim: str = ""
+    # whether the claim rests on who took part being drawn, and secret
+    sampled: bool = True
+    # whom it protects
+    unit: str = "one user"
+    # what one of them costs
+    release: DpEvent = field(default_factory=NonPrivateDpEvent)
+    # what the runs cost that it started from
+    earlier: tuple[DpEvent, ...] = ()
+    # of its noise from the normal noise that the costs are about
+    distance: float = 0.0
 
     @property
     def is_private(self) -> bool:
@@ -96,7 +109,9 @@ class Ledger(ChainedFile):
         return [row["run"] for row in self.rows if row["kind"] == "open"]
 
     def guarantee(self, run: str, head: str | None = None, delta: float | None = None) -> Guarantee:
-        """Return what holds for `run` up to row `head` (default: its last), at its own δ unless another is given."""
+        """Return what holds for `run` up to row `head` (default: its last), at its own δ unless
+        another is given.
+        """
         rows = self._opened(run)
         if head is not None:
             positions = [index for index, row in enumerate(rows) if row["hash"] == head]
@@ -106,17 +121,16 @@ class Ledger(ChainedFile):
             rows = rows[: positions[0] + 1]
         terms = rows[0]
         at_delta: float = terms["delta"] if delta is None else delta
-        costs = self.cost(
-            run, rows[-1]["hash"]
-        )  # none where nothing was released: then nothing is spent
+        # none where nothing was released: then nothing is spent
+        costs = self.cost(run, rows[-1]["hash"])
         event = composed(costs[:-1], costs[-1]) if costs else None
         release, accountant = event_from_json(terms["release"]), terms["accountant"]
         return Guarantee(
             run=run,
             releases=sum(row["kind"] == "charge" for row in rows),
-            epsilon=epsilon(event, at_delta, accountant, distance=self.distance(run))
-            if event
-            else 0.0,
+            epsilon=(
+                epsilon(event, at_delta, accountant, distance=self.distance(run)) if event else 0.0
+            ),
             delta=at_delta,
             rho=rho(event) if event else 0.0,
             accountant=accountant,
@@ -158,19 +172,24 @@ class Ledger(ChainedFile):
         if not releases:
             return []
         opened = self.run_rows(run)[0]
-        holds = opened.get("noise") == INTEGERS  # the last bits of floats give away what they hide
+        # the last bits of floats give away what they hide
+        holds = opened.get("noise") == INTEGERS
         return [
             repeated(event_from_json(opened["release"]), releases) if holds else NonPrivateDpEvent()
         ]
 
     def distance(self, run: str) -> float:
-        """Return the distance of the samplers from their ideal, over all releases of a run and of those it started from."""
+        """Return the distance of the samplers from their ideal, over all releases of a run and of
+        those it started from.
+        """
         opened = self.run_rows(run)[0]
         return opened.get("distance", 0.0) + opened.get("lineage_distance", 0.0)
 
     def totals(self, delta: float) -> list[tuple[str, float, float]]:
-        """Return (adjacency, ε, ρ) for each adjacency, of all runs that state it together. Several are composed in RDP: later runs are
-        chosen after seeing earlier ones, and RDP stays valid then."""
+        """Return (adjacency, ε, ρ) for each adjacency, of all runs that state it together. Several
+        are composed in RDP: later runs are chosen after seeing earlier ones, and RDP stays valid
+        then.
+        """
         adjacencies = {run: self.run_rows(run)[0]["adjacency"] for run, _ in self._spent()}
         groups = {
             # What was released without privacy counts under every adjacency.
@@ -184,7 +203,9 @@ class Ledger(ChainedFile):
         return [(one, *self._together(spent, delta)) for one, spent in groups.items()]
 
     def total(self, delta: float) -> tuple[float, float]:
-        """Return (ε, ρ) of all runs together under zero-out (privacy/population_budget.py says why they add up)."""
+        """Return (ε, ρ) of all runs together under zero-out (privacy/population_budget.py says why
+        they add up).
+        """
         return self._together(self._spent(), delta) if self._spent() else (0.0, 0.0)
 
     def _spent(self) -> list[tuple[str, DpEvent]]:
@@ -219,7 +240,8 @@ class Ledger(ChainedFile):
         """Fix the budget, or lower it; raise if the existing runs could pass it."""
         if not (0 < budget.epsilon < 700 and 0 < budget.delta < 1):
             raise LedgerError(
-                "the ε of a budget must lie between 0 and 700, and its δ between 0 and 1: choose others"
+                "the ε of a budget must lie between 0 and 700, and its δ between 0 and 1: choose"
+                " others"
             )
 
         def check(rows: list[Row]) -> None:
@@ -236,7 +258,9 @@ class Ledger(ChainedFile):
     def check_room(
         self, cost: Sequence[DpEvent], distance: float, budget: PopulationBudget | None = None
     ) -> None:
-        """Raise if runs of at most this cost, beside all existing ones, could pass the budget: the present one, or one to be set."""
+        """Raise if runs of at most this cost, beside all existing ones, could pass the budget: the
+        present one, or one to be set.
+        """
         budget = budget or self.budget
         if budget is None:
             return
@@ -245,18 +269,27 @@ class Ledger(ChainedFile):
         distances = distance + sum(self._own_distance(run) for run, own in counted if own)
         if budget.allows(costs, distances):
             return
-        within = f"the budget of these people, {pair_text(budget.epsilon, budget.delta)} for all runs together"
+        within = (
+            f"the budget of these people, {pair_text(budget.epsilon, budget.delta)} for all runs"
+            " together"
+        )
         if any(isinstance(one, NonPrivateDpEvent) for one in cost):
             raise LedgerError(f"a run without privacy (ε = ∞) does not start under {within}")
         if any(isinstance(one, NonPrivateDpEvent) for one in costs):
             raise LedgerError(
-                f"{within}, is passed already: {self.path} has a run without privacy (taciturn ledger show FOLDER)"
+                f"{within}, is passed already: {self.path} has a run without privacy (taciturn"
+                " ledger show FOLDER)"
             )
-        to_do = "give back what runs that will not go on have reserved: taciturn ledger close FOLDER RUN"
+        to_do = (
+            "give back what runs that will not go on have reserved: taciturn ledger close"
+            " FOLDER RUN"
+        )
         raise LedgerError(f"{within}, could be passed: take more noise or fewer rounds, or {to_do}")
 
     def _most(self, run: str) -> int:
-        """Return how many releases of a run count: all that it may make, or, once it is closed, those that it made."""
+        """Return how many releases of a run count: all that it may make, or, once it is closed,
+        those that it made.
+        """
         charges = self._charges(run)
         return (
             charges
@@ -281,7 +314,8 @@ class Ledger(ChainedFile):
         rows = self.run_rows(run)
         if not rows:
             raise LedgerError(
-                f"{self.path} knows no run {run!r}; its runs are: {', '.join(self.runs()) or 'none'}"
+                f"{self.path} knows no run {run!r}; its runs are:"
+                f" {', '.join(self.runs()) or 'none'}"
             )
         return rows
 

@@ -1,15 +1,19 @@
-"""Privacy loss distributions of sampled Gaussian mechanisms, composed so that they are accurate far out in the tail.
+"""Privacy loss distributions of sampled Gaussian mechanisms, composed so that they are accurate far
+out in the tail.
 
-The distribution of one release is on a grid, from above, as dp-accounting makes it (Doroshenko et al. 2022). The library composes many by
-Fourier transforms, with rounding errors of 10⁻¹⁶ times the releases in every entry; summed over a tail they are as large as a δ of 10⁻¹²,
-and of either sign. So the distribution is tilted first: every loss L is weighted by e^(λL), with the λ that puts the middle of the composed
-distribution where its tail weighs δ (Esscher 1932), and the weight is removed at the end. The errors are then small beside δ itself.
+The distribution of one release is on a grid, from above, as dp-accounting makes it (Doroshenko et
+al. 2022). The library composes many by Fourier transforms, with rounding errors of 10⁻¹⁶ times the
+releases in every entry; summed over a tail they are as large as a δ of 10⁻¹², and of either sign.
+So the distribution is tilted first: every loss L is weighted by e^(λL), with the λ that puts the
+middle of the composed distribution where its tail weighs δ (Esscher 1932), and the weight is
+removed at the end. The errors are then small beside δ itself.
 
-**Guarantee:** every ε returned is an upper bound for its event at δ, and never falls as δ shrinks: one tilt serves all δ between two powers
-of two, and what is kept free for rounding grows from each such stretch to the next by more than the rounding.
+**Guarantee:** every ε returned is an upper bound for its event at δ, and never falls as δ shrinks:
+one tilt serves all δ between two powers of two, and what is kept free for rounding grows from each
+such stretch to the next by more than the rounding.
 
-**Assumes:** rounding errors of a Fourier transform are practically independent. Ten standard deviations of their sum are allowed for, and
-where that is not small beside δ, ε is ∞.
+**Assumes:** rounding errors of a Fourier transform are practically independent. Ten standard
+deviations of their sum are allowed for, and where that is not small beside δ, ε is ∞.
 """
 
 import functools
@@ -27,18 +31,25 @@ from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dot
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.optimize import minimize_scalar
 
-DEVIATIONS = 10.0  # of the sum of rounding errors that are allowed for
-OUTSIDE = 1e-18  # of the tilted mass, left out of the window at either end
-REACH = 40.0  # how far below Chernoff's bound δ(ε) is computed, in units of 1/λ
+# of the sum of rounding errors that are allowed for
+DEVIATIONS = 10.0
+# of the tilted mass, left out of the window at either end
+OUTSIDE = 1e-18
+# how far below Chernoff's bound δ(ε) is computed, in units of 1/λ
+REACH = 40.0
 LEAST_TILT = 1e-6
 # of a window: beyond the first the grid is made coarser, beyond the second ε is ∞
 WIDE, MOST_POINTS = 1 << 19, 1 << 22
-MOST_HALVINGS = 60  # of δ: below 10⁻¹⁸ ε is ∞ too
+# of δ: below 10⁻¹⁸ ε is ∞ too
+MOST_HALVINGS = 60
 
 
-@functools.lru_cache(maxsize=4096)  # runs ask for one ε again and again
+# runs ask for one ε again and again
+@functools.lru_cache(maxsize=4096)
 def epsilon_by_loss_distributions(event: DpEvent, delta: float, grid: float) -> float:
-    """Return ε at δ of a Gaussian mechanism, sampled, mixed or neither, repeated or not; ∞ where it cannot be computed."""
+    """Return ε at δ of a Gaussian mechanism, sampled, mixed or neither, repeated or not; ∞ where it
+    cannot be computed.
+    """
     release, count = (
         (event.event, event.count) if isinstance(event, SelfComposedDpEvent) else (event, 1)
     )
@@ -61,7 +72,9 @@ def _more_rounding(halvings: int) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _fitting_grid(release: DpEvent, count: int, grid: float) -> float:
-    """Coarsen the grid where the composed distribution would be too wide for it; the same for every δ."""
+    """Coarsen the grid where the composed distribution would be too wide for it; the same for every
+    δ.
+    """
     while True:
         widths = []
         for lowest, probabilities, _ in _one_release(release, grid):
@@ -77,22 +90,26 @@ def _fitting_grid(release: DpEvent, count: int, grid: float) -> float:
 
 @dataclass(frozen=True)
 class _Tail:
-    """The upper end of a composed distribution: δ(ε) = lost + e^log_scale · (mass − e^(ε − middle) · discounted), over losses > ε."""
+    """The upper end of a composed distribution: δ(ε) = lost + e^log_scale · (mass − e^(ε − middle)
+    · discounted), over losses > ε.
+    """
 
     losses: np.ndarray
-    mass: np.ndarray  # Σ of the weights of this loss and all above it
-    discounted: np.ndarray  # the same, each times e^(middle − loss)
+    # Σ of the weights of this loss and all above it
+    mass: np.ndarray
+    # the same, each times e^(middle − loss)
+    discounted: np.ndarray
     log_scale: float
     middle: float
-    lost: float  # mass at infinity, and outside the window
+    # mass at infinity, and outside the window
+    lost: float
 
     def epsilon(self, delta: float) -> float:
         if delta <= self.lost:
             return math.inf
         wanted = math.exp(min(math.log(delta - self.lost) - self.log_scale, 700.0))
-        above = (
-            self.mass - _exp(self.losses - self.middle) * self.discounted
-        )  # at each loss; the last is 0
+        # at each loss; the last is 0
+        above = self.mass - _exp(self.losses - self.middle) * self.discounted
         first = int(np.argmax(above <= wanted))
         # Below the first loss δ is not known, and at it there is enough.
         if first == 0 or self.mass[first] <= wanted:
@@ -111,7 +128,9 @@ NOTHING_KNOWN = _Tail(np.array([math.inf]), np.zeros(1), np.zeros(1), 0.0, 0.0, 
 
 @functools.lru_cache(maxsize=64)
 def _tails(release: DpEvent, count: int, grid: float, halvings: int) -> list[_Tail]:
-    """Return the tails for both directions in which neighbours may differ: with the user against without, and the reverse."""
+    """Return the tails for both directions in which neighbours may differ: with the user against
+    without, and the reverse.
+    """
     return [
         _tail(*one, count=count, grid=grid, halvings=halvings)
         for one in _one_release(release, grid)
@@ -120,7 +139,9 @@ def _tails(release: DpEvent, count: int, grid: float, halvings: int) -> list[_Ta
 
 @functools.lru_cache(maxsize=64)
 def _one_release(release: DpEvent, grid: float) -> list[tuple[int, np.ndarray, float]]:
-    """Return (the smallest loss in steps of the grid, probabilities, mass at infinity), in both directions."""
+    """Return (the smallest loss in steps of the grid, probabilities, mass at infinity), in both
+    directions.
+    """
     match release:
         case GaussianDpEvent():
             made = from_gaussian_mechanism(
@@ -140,7 +161,9 @@ def _one_release(release: DpEvent, grid: float) -> list[tuple[int, np.ndarray, f
 
 
 def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: float) -> PLDPmf:
-    """Return the losses of a mixture of Gaussians against one at 0, or the reverse, as the library does, but for all ε at once."""
+    """Return the losses of a mixture of Gaussians against one at 0, or the reverse, as the library
+    does, but for all ε at once.
+    """
     noise, shifts = mixture.standard_deviation, np.array(mixture.sensitivities)
     sign = 1.0 if is_there else -1.0
     # All but e⁻⁵⁰ of what is seen lies between.
@@ -163,9 +186,12 @@ def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: fl
 
 
 def _log_ratio(mixture: MixtureOfGaussiansDpEvent, outputs: np.ndarray) -> np.ndarray:
-    """Return the log-ratio of an output's densities under the mixture and without the user. It rises with the output."""
+    """Return the log-ratio of an output's densities under the mixture and without the user. It
+    rises with the output.
+    """
     shifts, variance = np.array(mixture.sensitivities), mixture.standard_deviation**2
-    with np.errstate(divide="ignore"):  # of those who always take part
+    # of those who always take part
+    with np.errstate(divide="ignore"):
         exponents = (
             np.log(mixture.sampling_probs) + (shifts * outputs[:, None] - shifts**2 / 2) / variance
         )
@@ -178,7 +204,8 @@ def _output_of(
     """Return the output of each log-ratio, within these ends."""
     if (
         len(mixture.sensitivities) == 2 and mixture.sensitivities[0] == 0
-    ):  # one who takes part or not: solved by hand
+        # one who takes part or not: solved by hand
+    ):
         shift, probability = mixture.sensitivities[1], mixture.sampling_probs[1]
         likelier = np.maximum(
             (np.expm1(np.minimum(ratios, 700.0)) + probability) / probability, 1e-300
@@ -222,14 +249,18 @@ def _tail(
             if rounding(at) > error:
                 break
             error = rounding(at)
-        tilt /= 2  # Chernoff's bound was far too large: δ is reached below the window, or where rounding is not small
+        # Chernoff's bound was far too large: δ is reached below the window, or where rounding is
+        # not small
+        tilt /= 2
     return NOTHING_KNOWN
 
 
 @dataclass(frozen=True)
 class _Release:
-    steps: np.ndarray  # losses, in steps of the grid
-    logs: np.ndarray  # of their probabilities
+    # losses, in steps of the grid
+    steps: np.ndarray
+    # of their probabilities
+    logs: np.ndarray
     count: int
     grid: float
 
@@ -240,7 +271,9 @@ class _Release:
         return self.count * float(largest + math.log(np.exp(exponents - largest).sum()))
 
     def tilted(self, tilt: float, lost: float) -> tuple[_Tail, Callable[[float], float]]:
-        """Return the composed distribution around the middle of the tilted one, and the rounding error of δ(ε)."""
+        """Return the composed distribution around the middle of the tilted one, and the rounding
+        error of δ(ε).
+        """
         whole, grid = self.log_moment(tilt), self.grid
         # Chernoff's bounds on where the tilted sum lies, but for OUTSIDE of it.
         _, further = _least(
@@ -265,7 +298,8 @@ class _Release:
         discounted = np.cumsum((weights * _exp(middle - places * grid))[::-1])[::-1]
         log_scale = whole - tilt * middle
         beyond = OUTSIDE * math.exp(min(whole - tilt * top * grid, 0.0))
-        # Of an entry of `sums`, as a standard deviation: the transform's rounding and that of its phase, `count` times over.
+        # Of an entry of `sums`, as a standard deviation: the transform's rounding and that of its
+        # phase, `count` times over.
         size = float(np.sqrt(np.mean(np.abs(spectrum) ** 2) / points))
         size *= 4 + math.log2(points) * float(np.linalg.norm(probabilities))
         error = float(np.finfo(np.longdouble).eps) * self.count * size

@@ -1,14 +1,17 @@
 """A mechanism: bound, estimator and noise, welded together.
 
-**Guarantee:** `release` adds integer noise to an exact total before anything is a float. It is, but for `distance`, a rounding of
-the Gaussian mechanism with standard deviation noise multiplier × the estimator's sensitivity × the largest norm of a report (the clip norm
-that it was made under, or a little more where it was rounded at random), and `event` states the cost of exactly that. The standard
-deviation is computed in this file and nowhere else; the proofs are in docs/proofs.md.
+**Guarantee:** `release` adds integer noise to an exact total before anything is a float. It is, but
+for `distance`, a rounding of the Gaussian mechanism with standard deviation noise multiplier × the
+estimator's sensitivity × the largest norm of a report (the clip norm that it was made under, or a
+little more where it was rounded at random), and `event` states the cost of exactly that. The
+standard deviation is computed in this file and nowhere else; the proofs are in docs/proofs.md.
 
-The grid of the noise is finer than the reports' by a power of two that does not depend on the clip norm: in its steps the noise of every
-round is the same, whatever schedules, adaptive clip norms and restarts do.
+The grid of the noise is finer than the reports' by a power of two that does not depend on the clip
+norm: in its steps the noise of every round is the same, whatever schedules, adaptive clip norms and
+restarts do.
 
-**Assumes:** each total is a sum of reports made by `bound`, over a cohort drawn by the participation that `event` is given.
+**Assumes:** each total is a sum of reports made by `bound`, over a cohort drawn by the
+participation that `event` is given.
 """
 
 import dataclasses
@@ -32,34 +35,45 @@ from taciturn.privacy.noise import Noise
 from taciturn.privacy.sampler import Spread
 from taciturn.privacy.wide import Wide
 
-ROOM = 2.0**62  # what is added up stays below it, with a bit to spare
-WIDEST = 2.0**50  # that noise need be, in its own steps
-TAIL = 16  # standard deviations, beyond which nothing falls (once in 2¹⁸⁰)
-MARGIN = 2.0**-20  # by which noise is wider where what is fed back is rounded
+# what is added up stays below it, with a bit to spare
+ROOM = 2.0**62
+# that noise need be, in its own steps
+WIDEST = 2.0**50
+# standard deviations, beyond which nothing falls (once in 2¹⁸⁰)
+TAIL = 16
+# by which noise is wider where what is fed back is rounded
+MARGIN = 2.0**-20
 
 
 class State(NamedTuple):
-    round: jax.Array  # releases so far; the clip schedule reads it
-    noise: PyTree  # secret
+    # releases so far; the clip schedule reads it
+    round: jax.Array
+    # secret
+    noise: PyTree
 
 
 class Grid(NamedTuple):
     """The grid on which a noise is drawn."""
 
-    bits: int  # how much finer than the steps of what is noised
+    # how much finer than the steps of what is noised
+    bits: int
     spread: Spread
 
 
 def _grid(noise: Noise, deviation: float, reach: float, largest: float, size: int) -> Grid:
-    """Choose the grid for noise of this deviation on `size` numbers below `largest`, which one user moves by at most `reach`; in steps."""
+    """Choose the grid for noise of this deviation on `size` numbers below `largest`, which one user
+    moves by at most `reach`; in steps.
+    """
     wanted = deviation * (1 + MARGIN if noise.rounding else 1.0)
     room = ROOM / (largest + TAIL * noise.gain * wanted)
     bits = math.floor(math.log2(min(room, WIDEST / wanted)))
     if bits < 0:
         raise ValueError(
-            f"noise of {deviation:.3g} steps on sums of up to {largest:.3g} does not fit into 64 bits"
+            f"noise of {deviation:.3g} steps on sums of up to {largest:.3g} does not fit into 64"
+            " bits"
         )
-    # The most by which what is fed back can differ between neighbours, over all rows, beyond what the strategy accounts for.
+    # The most by which what is fed back can differ between neighbours, over all rows, beyond what
+    # the strategy accounts for.
     off = 2 * noise.rounding * math.sqrt(size * noise.strategy.rows)
     if off > MARGIN * reach * 2.0**bits:
         coarse = (
@@ -86,11 +100,13 @@ def mechanism(
         )
     if is_private and not math.isfinite(bound.reach * estimator.sensitivity(1)):
         raise ValueError(
-            "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it"
+            "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator"
+            " with it"
         )
     if correlated and len(set(bound.clip_norms)) > 1:
         raise ValueError(
-            "under correlated noise the clip norm cannot change from round to round: use one for the whole run"
+            "under correlated noise the clip norm cannot change from round to round: use one for"
+            " the whole run"
         )
 
     def grid(size: int) -> Grid:
@@ -105,7 +121,8 @@ def mechanism(
         bound.check(params)
         size = trees.size(params)
         if is_private:
-            grid(size)  # raises where it does not fit
+            # raises where it does not fit
+            grid(size)
         return State(jnp.int32(0), noise.init(size))
 
     def release(state: State, total: Report, key: jax.Array) -> tuple[Release, State]:
@@ -144,19 +161,24 @@ def mechanism(
 
 class AdaptiveState(NamedTuple):
     round: jax.Array
-    norms: Norms  # public
-    noise: PyTree  # secret
+    # public
+    norms: Norms
+    # secret
+    noise: PyTree
 
 
 def adaptive_mechanism(
     clip: AdaptiveClip, report_goal: float, noise: Noise, most_reports: int
 ) -> Mechanism:
-    """Build one whose clip norm follows a quantile: the count of bits and the updates are one vector, noised by one strategy. Each row is
-    noised for the clip norm of its own reports: in steps, which are a share of that clip norm, all rows are one mechanism with reports of
-    the same norm. So the count is on a grid as fine as that of the updates."""
+    """Build one whose clip norm follows a quantile: the count of bits and the updates are one
+    vector, noised by one strategy. Each row is noised for the clip norm of its own reports: in
+    steps, which are a share of that clip norm, all rows are one mechanism with reports of the same
+    norm. So the count is on a grid as fine as that of the updates.
+    """
     if noise.multiplier <= 0 or noise.strategy.name == "independent":
         raise ValueError(
-            "adaptive clipping changes the clip norm where correlated noise restarts, and needs such noise"
+            "adaptive clipping changes the clip norm where correlated noise restarts, and needs"
+            " such noise"
         )
     if not 0 < most_reports <= clipping.MOST_REPORTS:
         raise ValueError(
@@ -181,7 +203,8 @@ def adaptive_mechanism(
 
     def init(params: Params) -> AdaptiveState:
         size = trees.size(params)
-        updating(size)  # raises where it does not fit
+        # raises where it does not fit
+        updating(size)
         return AdaptiveState(jnp.int32(0), clip.init(), noise.init(size + 1))
 
     def bound(norms: Norms, update: PyTree, weight: jax.Array, key: jax.Array) -> Report:
@@ -224,7 +247,10 @@ def adaptive_mechanism(
     def event(participation: Participation) -> DpEvent:
         cost = participation.event(noise.multiplier, noise.strategy)
         assert isinstance(cost, CorrelatedDpEvent)
-        counted = "each round also releases how many updates were within the clip norm, at no further cost (z_Δ > z)"
+        counted = (
+            "each round also releases how many updates were within the clip norm, at no further"
+            " cost (z_Δ > z)"
+        )
         return dataclasses.replace(cost, claim=f"{cost.claim}; {counted}")
 
     def distance(size: int, rows: int) -> float:
@@ -244,7 +270,9 @@ def adaptive_mechanism(
 
 
 def _flat(sums: PyTree) -> tuple[Wide, Callable[[jax.Array], Estimate]]:
-    """Flatten all layers into one row of numbers; return also the function that turns a row into layers again."""
+    """Flatten all layers into one row of numbers; return also the function that turns a row into
+    layers again.
+    """
     layers, structure = jax.tree.flatten(sums, is_leaf=wide.is_wide)
     shapes = [layer.low.shape for layer in layers]
     flat = jax.tree.map(
@@ -262,6 +290,8 @@ def _flat(sums: PyTree) -> tuple[Wide, Callable[[jax.Array], Estimate]]:
 
 
 def _distance(noise: Noise, parts: list[tuple[int, Grid]], rows: int) -> float:
-    """Return the total variation distance of all noise of `rows` rows from the noise their cost is computed for; rounded up."""
+    """Return the total variation distance of all noise of `rows` rows from the noise their cost is
+    computed for; rounded up.
+    """
     each = sum(size * (grid.spread.distance + 2.0**-180) for size, grid in parts)
     return each * noise.draws(rows) * (1 + 1e-9)

@@ -1,6 +1,8 @@
-"""Gaussian noise over the rows (rounds) of a run: step D) of McMahan et al. 2018. White noise is drawn only in privacy/sampler.py.
+"""Gaussian noise over the rows (rounds) of a run: step D) of McMahan et al. 2018. White noise is
+drawn only in privacy/sampler.py.
 
-Noise is integers, on a grid that holds the reports' own, and is added before anything is a float (privacy/mechanism.py).
+Noise is integers, on a grid that holds the reports' own, and is added before anything is a float
+(privacy/mechanism.py).
 
 **Guarantee:** `gaussian` gives every coordinate of every row its own draw.
 
@@ -19,22 +21,25 @@ from taciturn.privacy.wide import Wide
 
 INDEPENDENT = independent(10**6)
 
-Draw = Callable[
-    [jax.Array | int], Wide
-]  # a stream of this row's → white noise, one number for each coordinate
+# a stream of this row's → white noise, one number for each coordinate
+Draw = Callable[[jax.Array | int], Wide]
 
 
 class Noise(NamedTuple):
-    multiplier: float  # z: stddev over sensitivity; 0 means no privacy
-    init: Callable[[int], PyTree]  # by number of coordinates; secret
+    # z: stddev over sensitivity; 0 means no privacy
+    multiplier: float
+    # by number of coordinates; secret
+    init: Callable[[int], PyTree]
     next: Callable[[PyTree, Draw], tuple[Wide, PyTree]]
-    strategy: Strategy  # how it is correlated over rounds
-    draws: Callable[[int], int] = lambda rows: (
-        rows
-    )  # the most draws of white noise for this number of rows
-    gain: float = 1.0  # how much wider than white noise the widest released or kept number is
+    # how it is correlated over rounds
+    strategy: Strategy
+    # the most draws of white noise for this number of rows
+    draws: Callable[[int], int] = lambda rows: rows
+    # how much wider than white noise the widest released or kept number is
+    gain: float = 1.0
     rounding: float = (
-        0.0  # by how many steps what is fed back may be off, which counts as sensitivity
+        # by how many steps what is fed back may be off, which counts as sensitivity
+        0.0
     )
 
 

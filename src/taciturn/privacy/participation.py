@@ -2,7 +2,8 @@
 
 **Guarantee:** `event` describes the distribution that `select` draws from.
 
-**Assumes:** only the curator learns who was selected; every member of the cohort is in the sum (`sampled_by_curator`).
+**Assumes:** only the curator learns who was selected; every member of the cohort is in the sum
+(`sampled_by_curator`).
 """
 
 import itertools
@@ -23,7 +24,8 @@ from taciturn.privacy.accounting import CorrelatedDpEvent
 from taciturn.privacy.noise import INDEPENDENT
 from taciturn.privacy.sensitivity import most_participations
 
-LEAST_DELTA = 1e-15  # of defaults: below it loss distributions are lost in rounding, and (1 + e^ε)·2⁻⁶⁰ counts
+# of defaults: below it loss distributions are lost in rounding, and (1 + e^ε)·2⁻⁶⁰ counts
+LEAST_DELTA = 1e-15
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,11 @@ class WrongNumberOfUsers(TaciturnError):
 
 @dataclass(frozen=True)
 class FixedSize:
-    """Exactly `size` users, uniformly without replacement, from a population of at least `users`. Departs from Ramaswamy et al. 2020, Table
-    5: a fixed-size round that loses one user gains another, so the sum moves by up to 2S, not S. The cost is stated for 2S, that is for
-    half the noise multiplier."""
+    """Exactly `size` users, uniformly without replacement, from a population of at least `users`.
+    Departs from Ramaswamy et al. 2020, Table 5: a fixed-size round that loses one user gains
+    another, so the sum moves by up to 2S, not S. The cost is stated for 2S, that is for half the
+    noise multiplier.
+    """
 
     size: int
     users: int
@@ -69,7 +73,8 @@ class FixedSize:
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.users:
             raise ValueError(
-                f"a cohort of {self.size} cannot be drawn without replacement from {self.users} users"
+                f"a cohort of {self.size} cannot be drawn without replacement from {self.users}"
+                " users"
             )
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
@@ -91,21 +96,29 @@ class FixedSize:
 def _check_independent(strategy: Strategy) -> None:
     if strategy.name != "independent":
         raise ValueError(
-            f"{strategy.name} noise is correlated over rounds, where sampling proves nothing: use min-separation"
+            f"{strategy.name} noise is correlated over rounds, where sampling proves nothing: use"
+            " min-separation"
         )
 
 
 @dataclass(frozen=True)
 class MinSeparation:
-    """Any user may take part, but not again within `min_separation` rounds, and at most `max_participations` times (Xu et al. 2023, §2.2).
-    Nothing is claimed about how a cohort is chosen; the curator checks every one against its log before it is summed. Neighbours differ in
-    one user's reports, which are zero in one of them (Kairouz et al. 2021, Definition 1.1)."""
+    """Any user may take part, but not again within `min_separation` rounds, and at most
+    `max_participations` times (Xu et al. 2023, §2.2). Nothing is claimed about how a cohort is
+    chosen; the curator checks every one against its log before it is summed. Neighbours differ in
+    one user's reports, which are zero in one of them (Kairouz et al. 2021, Definition 1.1).
+    """
 
-    size: int  # m, the report goal
-    min_separation: int  # MinS: rounds strictly between two participations of a user
-    max_participations: int  # MaxP
-    rounds: int  # T
-    over_selection: float = 1.0  # how many are asked for each report that is needed
+    # m, the report goal
+    size: int
+    # MinS: rounds strictly between two participations of a user
+    min_separation: int
+    # MaxP
+    max_participations: int
+    # T
+    rounds: int
+    # how many are asked for each report that is needed
+    over_selection: float = 1.0
     adjacency = "zero out one user"
     sampled_by_curator = False
 
@@ -123,13 +136,20 @@ class MinSeparation:
             or self.min_separation < 0
         ):
             raise ValueError(
-                "a min-separation participation needs a report goal, a separation ≥ 0 and at least one participation"
+                "a min-separation participation needs a report goal, a separation ≥ 0 and at least"
+                " one participation"
             )
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         if len(available) < self.asked:
-            few = f"only {len(available)} users may take part in this round, and {self.asked} are wanted"
-            others = f"the others took part less than {self.min_separation} rounds ago, or {self.max_participations} times"
+            few = (
+                f"only {len(available)} users may take part in this round, and {self.asked} are"
+                " wanted"
+            )
+            others = (
+                f"the others took part less than {self.min_separation} rounds ago, or"
+                f" {self.max_participations} times"
+            )
             raise WrongNumberOfUsers(f"{few}: {others}. Lower the cohort or the separation")
         return coins.chosen(available, self.asked)
 
@@ -139,7 +159,8 @@ class MinSeparation:
             strategy.sensitivity_squared(n, self.min_separation, self.max_participations)
             for n in counts
         ]
-        rising = itertools.accumulate(squares, max)  # as it must, but for rounding
+        # as it must, but for rounding
+        rising = itertools.accumulate(squares, max)
         turns = f"at least {self.min_separation} rounds between two participations of a user"
         claim = f"noise: {strategy.name}; {turns}, at most {self.max_participations} participations"
         costs = (GaussianDpEvent(noise_multiplier / math.sqrt(square)) for square in rising)
@@ -148,21 +169,29 @@ class MinSeparation:
 
 @dataclass(frozen=True)
 class CyclicPoisson:
-    """Users take turns, and the curator draws who takes theirs: in row t those whose number is t modulo `cycle`, each independently with
-    probability q. With noise that correlates no rows as far apart as that, a user's turns are separate Gaussian mechanisms, and
-    sampling makes each of them cheaper (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization").
+    """Users take turns, and the curator draws who takes theirs: in row t those whose number is t
+    modulo `cycle`, each independently with probability q. With noise that correlates no rows as far
+    apart as that, a user's turns are separate Gaussian mechanisms, and sampling makes each of them
+    cheaper (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization").
 
-    Neighbours differ in one user's reports, as with MinSeparation: numbers are places in the list of users, which stays the same."""
+    Neighbours differ in one user's reports, as with MinSeparation: numbers are places in the list
+    of users, which stays the same.
+    """
 
-    probability: float  # q, of taking a turn
+    # q, of taking a turn
+    probability: float
     cycle: int
-    rounds: int  # T
+    # T
+    rounds: int
     adjacency = "zero out one user"
     sampled_by_curator = True
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1 or self.cycle < 1 or self.rounds < 1:
-            turns = f"users who take turns every {self.cycle} rounds would have to come with probability {self.probability:.3g}"
+            turns = (
+                f"users who take turns every {self.cycle} rounds would have to come with"
+                f" probability {self.probability:.3g}"
+            )
             raise ValueError(f"{turns}: fewer bands, or smaller cohorts")
 
     @property
@@ -177,7 +206,10 @@ class CyclicPoisson:
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         if strategy.bands is None or strategy.bands > self.cycle:
-            far = f"correlates rows further apart than the {self.cycle} rounds between two turns of a user, where sampling proves nothing"
+            far = (
+                f"correlates rows further apart than the {self.cycle} rounds between two turns of a"
+                " user, where sampling proves nothing"
+            )
             raise ValueError(
                 f"{strategy.name} noise {far}: use banded noise with no more bands than that"
             )
@@ -199,7 +231,9 @@ class CyclicPoisson:
 
 
 def _counts(rounds: int, strategy: Strategy) -> list[int]:
-    """List the numbers of releases to state a cost for. All rounds are charged up front: when to stop may depend on what was seen."""
+    """List the numbers of releases to state a cost for. All rounds are charged up front: when to
+    stop may depend on what was seen.
+    """
     if rounds > strategy.rows:
         raise ValueError(
             f"there is noise for {strategy.rows} rounds, and the claim is about {rounds}"
@@ -213,6 +247,8 @@ def spare_rounds(rounds: int) -> int:
 
 
 def default_delta(users: int) -> float:
-    """Return δ = K⁻², but no less than can be accounted for: K·δ, the probability that the promise fails for any of K users, is at most
-    1/K. (McMahan et al. 2018 take K^−1.1, with which it is 0.25 among a million.)"""
+    """Return δ = K⁻², but no less than can be accounted for: K·δ, the probability that the promise
+    fails for any of K users, is at most 1/K. (McMahan et al. 2018 take K^−1.1, with which it is
+    0.25 among a million.)
+    """
     return max(1 / users**2, LEAST_DELTA)

@@ -1,9 +1,12 @@
-"""The participation log: the curator's secret record of who took part when, which enforces a claim about participation.
+"""The participation log: the curator's secret record of who took part when, which enforces a claim
+about participation.
 
-**Guarantee:** entry r is the cohort of noise row r, as it was asked. It is on disk (fsync) before `record` returns, and one that would
-break the claim is never recorded. Entries carry a chain of keyed checksums, so that what is read back is what this run wrote, in that
-order; an incomplete last entry is removed, and the curator refuses a log whose entries are not those that the ledger's charges
-were marked with. Only the newest entry can be withdrawn, and only by an entry which records that its round failed.
+**Guarantee:** entry r is the cohort of noise row r, as it was asked. It is on disk (fsync) before
+`record` returns, and one that would break the claim is never recorded. Entries carry a chain of
+keyed checksums, so that what is read back is what this run wrote, in that order; an incomplete last
+entry is removed, and the curator refuses a log whose entries are not those that the ledger's
+charges were marked with. Only the newest entry can be withdrawn, and only by an entry which records
+that its round failed.
 
 The log is secret, so it is kept among a run's secrets and deleted with them.
 """
@@ -22,9 +25,11 @@ from taciturn.errors import TaciturnError
 from taciturn.files import sync_folder
 
 _COUNT = struct.Struct("<q")
-_FAILED = -1  # in place of a count: the entry before is of a round that failed
+# in place of a count: the entry before is of a round that failed
+_FAILED = -1
 _CHECKSUM = 16
-NEVER = 2**31 - 1  # a row that no run reaches
+# a row that no run reaches
+NEVER = 2**31 - 1
 
 
 class ParticipationBreach(TaciturnError):
@@ -35,7 +40,9 @@ class ParticipationLog:
     def __init__(
         self, path: Path, min_separation: int, max_participations: int, key: bytes
     ) -> None:
-        """Open a log; `key` is the run's own secret, so the log of another run does not verify. Limits are integers."""
+        """Open a log; `key` is the run's own secret, so the log of another run does not verify.
+        Limits are integers.
+        """
         self.limits = min_separation, max_participations
         self._path, self._distance, self._most, self._key = (
             path,
@@ -46,16 +53,19 @@ class ParticipationLog:
         self._cohorts: list[UserIds] = []
         self._marks: list[str] = []
         self._failures: dict[
-            int, int
-        ] = {}  # row → cohorts that were asked for it and of which too few reported
+            int,
+            int,
+            # row → cohorts that were asked for it and of which too few reported
+        ] = {}
         self._settled = (
-            0  # rows that are in the arrays below; the newest is not, as long as it may still fail
+            # rows that are in the arrays below; the newest is not, as long as it may still fail
+            0
         )
-        self._last, self._times, self._next = (
-            np.zeros(0, np.int32) for _ in range(3)
-        )  # by user: last row + 1, participations, next row
+        # by user: last row + 1, participations, next row
+        self._last, self._times, self._next = (np.zeros(0, np.int32) for _ in range(3))
         self._closest: int | None = None
-        self._end = 0  # of complete entries
+        # of complete entries
+        self._end = 0
         self._chain = self._checksum(b"", repr(self.limits).encode())
         if path.exists():
             self._load()
@@ -66,7 +76,9 @@ class ParticipationLog:
 
     @property
     def observed(self) -> tuple[int | None, int]:
-        """Return (the fewest rounds between two participations of a user, or None; the most participations of one)."""
+        """Return (the fewest rounds between two participations of a user, or None; the most
+        participations of one).
+        """
         self._settle()
         return (None if self._closest is None else self._closest - 1), int(
             self._times.max(initial=0)
@@ -83,7 +95,9 @@ class ParticipationLog:
         return self._cohorts[row]
 
     def mark(self, row: int) -> str:
-        """Return the checksum of this entry and all before it, failed ones too. Every charge carries the mark of its row."""
+        """Return the checksum of this entry and all before it, failed ones too. Every charge
+        carries the mark of its row.
+        """
         return self._marks[row]
 
     def eligible(self, users: UserIds) -> UserIds:
@@ -105,7 +119,9 @@ class ParticipationLog:
         self._add(cohort)
 
     def fail(self) -> None:
-        """Record that too few of the newest cohort reported: nothing is released about them, and the next cohort takes the row."""
+        """Record that too few of the newest cohort reported: nothing is released about them, and
+        the next cohort takes the row.
+        """
         self._check_newest()
         self._append(_COUNT.pack(_FAILED))
         self._drop_newest()
@@ -114,9 +130,8 @@ class ParticipationLog:
         checksum = self._checksum(self._chain, content)
         is_new = not self._path.exists()
         with open(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-            os.ftruncate(
-                file.fileno(), self._end
-            )  # removes an incomplete entry; reading a log changes nothing in it
+            # removes an incomplete entry; reading a log changes nothing in it
+            os.ftruncate(file.fileno(), self._end)
             file.seek(self._end)
             try:
                 file.write(content + checksum)
@@ -137,7 +152,10 @@ class ParticipationLog:
             return "a cohort has a user who is nobody"
         breaking = len(cohort) - len(self.eligible(cohort))
         if breaking:
-            return f"{breaking} users of a cohort took part less than {self._distance - 1} rounds ago, or {self._most} times already"
+            return (
+                f"{breaking} users of a cohort took part less than {self._distance - 1} rounds ago,"
+                f" or {self._most} times already"
+            )
         return None
 
     def _settle(self) -> None:

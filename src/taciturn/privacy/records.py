@@ -1,14 +1,18 @@
-"""The releases of a run, on disk before they are charged and published: a charged row is given out from here, and never computed again.
+"""The releases of a run, on disk before they are charged and published: a charged row is given out
+from here, and never computed again.
 
-A sum may differ the second time (another machine, other devices), and the same noise must not be added to two sums. So a noised release
-is written first; whatever happens then, there is one release for each charge. One that was written and not charged has never left, and
-the next one takes its place. The mechanism's next state is not in it: it follows from the state before and the noise key, in integers
-that are the same on every machine (`Mechanism.follow`).
+A sum may differ the second time (another machine, other devices), and the same noise must not be
+added to two sums. So a noised release is written first; whatever happens then, there is one release
+for each charge. One that was written and not charged has never left, and the next one takes its
+place. The mechanism's next state is not in it: it follows from the state before and the noise key,
+in integers that are the same on every machine (`Mechanism.follow`).
 
-**Guarantee:** a release is on disk (fsync) when `write` returns. `read` gives what was written, or raises: a charge carries the keyed
-checksum of its release. A plain hash would let anyone confirm a guess at what is beneath the noise. The release is hashed in pieces, side
-by side, and the checksum is of their hashes: to change a piece, or their order or number, takes a collision. The
-checksum also covers which noise was drawn: from other bits, as another version draws them, another state would follow.
+**Guarantee:** a release is on disk (fsync) when `write` returns. `read` gives what was written, or
+raises: a charge carries the keyed checksum of its release. A plain hash would let anyone confirm a
+guess at what is beneath the noise. The release is hashed in pieces, side by side, and the checksum
+is of their hashes: to change a piece, or their order or number, takes a collision. The checksum
+also covers which noise was drawn: from other bits, as another version draws them, another state
+would follow.
 
 Records are kept in a run's private folder until its state is saved, and deleted with it.
 """
@@ -33,9 +37,11 @@ from taciturn.errors import TaciturnError
 from taciturn.files import sync_folder, write_atomically
 from taciturn.privacy import sampler
 
-PIECE = 2**18  # bytes that one core hashes: a GPU waits for all of them
+# bytes that one core hashes: a GPU waits for all of them
+PIECE = 2**18
 RESTORE = "Restore the run's private folder from a copy, or start a new run with model.warm_start"
-Content = tuple[bytes, memoryview]  # what it is, in a line, and its numbers
+# what it is, in a line, and its numbers
+Content = tuple[bytes, memoryview]
 
 
 class RecordError(TaciturnError):
@@ -44,13 +50,17 @@ class RecordError(TaciturnError):
 
 class Records:
     def __init__(self, folder: Path | None, key: bytes) -> None:
-        """Open records; `key` is the run's own secret. Without a folder only the last one is kept, in memory, and no run can be resumed."""
+        """Open records; `key` is the run's own secret. Without a folder only the last one is kept,
+        in memory, and no run can be resumed.
+        """
         self._folder, self._key = folder, key
         self._in_memory: dict[int, Content] = {}
         self._beside = ThreadPoolExecutor()
 
     def write(self, row: int, release: Release, drawn: str) -> str:
-        """Keep a release and the name under which its noise was drawn; return the checksum for its charge."""
+        """Keep a release and the name under which its noise was drawn; return the checksum for its
+        charge.
+        """
         leaves = jax.tree.leaves(release)
         about = (
             json.dumps(
@@ -59,9 +69,8 @@ class Records:
             + b"\n"
         )
         numbers = _on_host(leaves)
-        hashes = self._beside.map(
-            _hash, _pieces(numbers)
-        )  # starts now; hashing releases Python's lock
+        # starts now; hashing releases Python's lock
+        hashes = self._beside.map(_hash, _pieces(numbers))
         if self._folder is None:
             self._in_memory = {row: (about, numbers)}
         else:
@@ -72,14 +81,17 @@ class Records:
         return self._checksum(about, hashes)
 
     def read(self, row: int, checksum: str, like: Params) -> tuple[Release, str]:
-        """Return the release of a charge and the name under which its noise was drawn; `like` has the parameters' structure."""
+        """Return the release of a charge and the name under which its noise was drawn; `like` has
+        the parameters' structure.
+        """
         content = self._content(row)
         if content is None and self._folder is None:
             anew = (
                 "begin anew with a new curator, whose releases are charged beside those of this one"
             )
             raise RecordError(
-                f"the release of round {row} is charged, and without a folder only the last one is kept: {anew}"
+                f"the release of round {row} is charged, and without a folder only the last one is"
+                f" kept: {anew}"
             )
         if content is None:
             again = (
@@ -90,7 +102,10 @@ class Records:
             )
         about, numbers = content
         if not hmac.compare_digest(self._checksum(about, map(_hash, _pieces(numbers))), checksum):
-            other = "it was damaged, belongs to another run, or was written by another version of Taciturn (resume the run with that one)"
+            other = (
+                "it was damaged, belongs to another run, or was written by another version of"
+                " Taciturn (resume the run with that one)"
+            )
             raise RecordError(
                 f"the record of round {row} is not the one that was charged: {other}. {RESTORE}"
             )
@@ -131,14 +146,17 @@ def _on_host(leaves: list[jax.Array]) -> memoryview:
     devices = {
         device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()
     }
-    if len(devices) != 1:  # of several, or of none
+    # of several, or of none
+    if len(devices) != 1:
         leaves, devices = jax.device_get(leaves), {jax.local_devices()[0]}
     return np.asarray(_words(*devices)(leaves)).view(np.uint8).data
 
 
 @functools.cache
 def _words(device: Any) -> Callable[[list[jax.Array]], jax.Array]:
-    """Copy leaves as words, so that nothing is rounded, into memory that a GPU writes to directly: touching new pages takes longer."""
+    """Copy leaves as words, so that nothing is rounded, into memory that a GPU writes to directly:
+    touching new pages takes longer.
+    """
     kinds = {memory.kind for memory in device.addressable_memories()}
     place = SingleDeviceSharding(
         device, memory_kind="pinned_host" if "pinned_host" in kinds else None

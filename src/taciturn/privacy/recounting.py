@@ -1,8 +1,11 @@
-"""Write a ledger's costs as events of dp-accounting, so that others can recompute ε without any of our code.
+"""Write a ledger's costs as events of dp-accounting, so that others can recompute ε without any of
+our code.
 
-Each run's cost is one event of that library: a class by its name and its fields, events inside events. Under correlated noise it is the
-one Gaussian mechanism (or the sampled ones, one for each turn) that its rows amount to; that they do is our claim (docs/proofs.md), not
-the library's. Noise multipliers already include sensitivities: those of fixed-size rounds, which replace a user by another, are halved.
+Each run's cost is one event of that library: a class by its name and its fields, events inside
+events. Under correlated noise it is the one Gaussian mechanism (or the sampled ones, one for each
+turn) that its rows amount to; that they do is our claim (docs/proofs.md), not the library's. Noise
+multipliers already include sensitivities: those of fixed-size rounds, which replace a user by
+another, are halved.
 """
 
 from typing import Any
@@ -18,7 +21,9 @@ REPLACE_ONE = "replace one user by another"
 
 
 def events_for_others(ledger: Ledger) -> list[dict[str, Any]]:
-    """List every run that released something: its cost, with that of its start, and what is needed to recompute its ε."""
+    """List every run that released something: its cost, with that of its start, and what is needed
+    to recompute its ε.
+    """
     rows = []
     for run in ledger.runs():
         costs, guarantee = ledger.cost(run), ledger.guarantee(run)

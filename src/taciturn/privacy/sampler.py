@@ -1,17 +1,19 @@
 """White noise in integers: the rounded normal, drawn from tables of a small discrete Gaussian.
 
-The ideal is ⌊y + ½⌋ for y ~ N(0, σ²): for an integer x, x + ⌊y + ½⌋ = ⌊x + y + ½⌋, so that a noised integer is a rounding of the
-Gaussian mechanism, and reveals nothing else. Floating-point noise has no such ideal: it reaches some numbers and not others, and which it
-reaches depends on what it hides.
+The ideal is ⌊y + ½⌋ for y ~ N(0, σ²): for an integer x, x + ⌊y + ½⌋ = ⌊x + y + ½⌋, so that a noised
+integer is a rounding of the Gaussian mechanism, and reveals nothing else. Floating-point noise has
+no such ideal: it reaches some numbers and not others, and which it reaches depends on what it
+hides.
 
-How: X = Σ c_i X_i, where each X_i is a discrete Gaussian of standard deviation `BASE`, looked up in a table of cumulative probabilities by
-comparing 127 random bits, of which 96 are drawn only where the first 31 do not decide; and c_i are integers small enough that each addition
-stays a discrete Gaussian (Micciancio and Walter 2017, "Gaussian sampling over the integers"). σ is so large that a discrete Gaussian and a
-rounded normal are the same to 2⁻⁹⁰ or better. All of it is integers; the bits are ChaCha20's, and the same on every machine, whether a
-GPU's own kernel draws them or not.
+How: X = Σ c_i X_i, where each X_i is a discrete Gaussian of standard deviation `BASE`, looked up in
+a table of cumulative probabilities by comparing 127 random bits, of which 96 are drawn only where
+the first 31 do not decide; and c_i are integers small enough that each addition stays a discrete
+Gaussian (Micciancio and Walter 2017, "Gaussian sampling over the integers"). σ is so large that a
+discrete Gaussian and a rounded normal are the same to 2⁻⁹⁰ or better. All of it is integers; the
+bits are ChaCha20's, and the same on every machine, whether a GPU's own kernel draws them or not.
 
-**Guarantee:** a draw of `white` is within `distance` of independent rounded normals of standard deviation `deviation`, in total variation,
-for uniform bits. docs/proofs.md has the proof.
+**Guarantee:** a draw of `white` is within `distance` of independent rounded normals of standard
+deviation `deviation`, in total variation, for uniform bits. docs/proofs.md has the proof.
 
 **Assumes:** ChaCha20 (privacy/chacha20.py), and a key that no other noise is drawn with.
 """
@@ -35,24 +37,36 @@ from taciturn.errors import TaciturnError
 from taciturn.privacy import chacha20, wide
 from taciturn.privacy.wide import Wide
 
-BASE = 2048  # standard deviation of a table's discrete Gaussian
-BITS = 127  # of a cumulative probability
-LARGEST = 2**15 - 1  # of what a table gives; 16 standard deviations
-WORDS = 4  # of 32 bits, for each draw of each coordinate: 127 bits and a sign
-LANES = chacha20.WORDS  # coordinates whose first words one block holds
+# standard deviation of a table's discrete Gaussian
+BASE = 2048
+# of a cumulative probability
+BITS = 127
+# of what a table gives; 16 standard deviations
+LARGEST = 2**15 - 1
+# of 32 bits, for each draw of each coordinate: 127 bits and a sign
+WORDS = 4
+# coordinates whose first words one block holds
+LANES = chacha20.WORDS
+# blocks that one program of a GPU, and a core, draw from at a time
 HELD, HELD_BY_A_CORE = (
     128,
     4096,
-)  # blocks that one program of a GPU, and a core, draw from at a time
-# A lattice of spacing c meets a Gaussian of standard deviation ≥ 2c: its sums over the lattice differ by 2 exp(−8π²), less than 2⁻¹¹².
+)
+# A lattice of spacing c meets a Gaussian of standard deviation ≥ 2c: its sums over the lattice
+# differ by 2 exp(−8π²), less than 2⁻¹¹².
 SMOOTHING = Fraction(1, 4) - Fraction(1, BASE**2)
-ADDITION_ERROR = 2.0**-111  # of one addition, in total variation
+# of one addition, in total variation
+ADDITION_ERROR = 2.0**-111
 TABLE_ERROR = (LARGEST + 1) * 2.0 ** -(
     BITS + 1
-) + 2.0**-180  # of one look-up: rounded probabilities, and the tail that is cut off
-GUIDED = 3  # steps of a search that a guide begins
-SEEN_ON = ("cpu",)  # platforms whose noise tests have seen
-# The hash of 10⁶ draws at a standard deviation of 2⁵⁷ steps, key 0 … 7, stream 5: for some the first word would decide wrongly.
+    # of one look-up: rounded probabilities, and the tail that is cut off
+) + 2.0**-180
+# steps of a search that a guide begins
+GUIDED = 3
+# platforms whose noise tests have seen
+SEEN_ON = ("cpu",)
+# The hash of 10⁶ draws at a standard deviation of 2⁵⁷ steps, key 0 … 7, stream 5: for some the
+# first word would decide wrongly.
 KNOWN = "a6adeb9d0c219da9aae5c74a99e6941deeb5af95a2e10529c774f6181e00efb4"
 
 
@@ -63,21 +77,27 @@ class OtherBits(TaciturnError):
 class Spread(NamedTuple):
     """Noise of one standard deviation, and how it is composed."""
 
-    deviation: float  # σ, rounded down: the noise is never narrower
-    factors: tuple[int, ...]  # c_i
+    # σ, rounded down: the noise is never narrower
+    deviation: float
+    # c_i
+    factors: tuple[int, ...]
 
     @property
     def distance(self) -> float:
         """Return the distance of one coordinate from the rounded normal, in total variation."""
-        rounding = 0.0203 / self.deviation**2  # between a discrete Gaussian and a rounded normal
+        # between a discrete Gaussian and a rounded normal
+        rounding = 0.0203 / self.deviation**2
         return len(self.factors) * (TABLE_ERROR + ADDITION_ERROR) + rounding
 
 
 def spread(deviation: float) -> Spread:
-    """Return the narrowest noise of at least this standard deviation that can be composed: up to `BASE` steps wider."""
+    """Return the narrowest noise of at least this standard deviation that can be composed: up to
+    `BASE` steps wider.
+    """
     if not BASE <= deviation < 2.0**58:
         raise ValueError(
-            f"whole-number noise has a standard deviation of {BASE} to 2⁵⁸ steps; {deviation:.3g} is outside"
+            f"whole-number noise has a standard deviation of {BASE} to 2⁵⁸ steps; {deviation:.3g}"
+            " is outside"
         )
     wanted, variance, factors = Fraction(deviation) ** 2, Fraction(BASE**2), [1]
     while variance < wanted:
@@ -95,7 +115,8 @@ def white(spread: Spread, key: jax.Array, stream: jax.Array | int, size: int) ->
     return _white(spread, jnp.asarray(key, jnp.uint32), jnp.asarray(stream, jnp.uint32), size)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))  # traced once for all rows, levels and runs
+# traced once for all rows, levels and runs
+@functools.partial(jax.jit, static_argnums=(0, 3))
 def _white(*given: Any) -> Wide:
     return jax.lax.platform_dependent(
         cuda=lambda: in_one_kernel(*given), default=lambda: plain(*given)
@@ -103,7 +124,9 @@ def _white(*given: Any) -> Wide:
 
 
 def plain(spread: Spread, key: jax.Array, stream: jax.Array, size: int) -> Wide:
-    """Draw by definition: a block of ChaCha20 has first words for 16 coordinates, one in each sixteenth of them. A cache holds `held`."""
+    """Draw by definition: a block of ChaCha20 has first words for 16 coordinates, one in each
+    sixteenth of them. A cache holds `held`.
+    """
     blocks = -(-size // LANES)
     held = min(blocks, HELD_BY_A_CORE)
     table, begin, (lower, upper) = (
@@ -127,9 +150,8 @@ def plain(spread: Spread, key: jax.Array, stream: jax.Array, size: int) -> Wide:
 
         return jax.lax.fori_loop(0, len(spread.factors), add, wide.zeros((LANES * held,)))
 
-    drawn = jax.lax.map(
-        draw, jnp.arange(0, blocks, held, dtype=jnp.uint32)
-    )  # the last may draw more than is asked for
+    # the last may draw more than is asked for
+    drawn = jax.lax.map(draw, jnp.arange(0, blocks, held, dtype=jnp.uint32))
     return jax.tree.map(
         lambda one: (
             one.reshape(-1, LANES, held)
@@ -144,8 +166,10 @@ def plain(spread: Spread, key: jax.Array, stream: jax.Array, size: int) -> Wide:
 def in_one_kernel(
     spread: Spread, key: jax.Array, stream: jax.Array, size: int, interpret: bool = False
 ) -> Wide:
-    """Draw the same bits on a GPU (Pallas): a program keeps `HELD` blocks in registers. XLA would write all words of all blocks to
-    memory after every double round, and the state of every search after every step."""
+    """Draw the same bits on a GPU (Pallas): a program keeps `HELD` blocks in registers. XLA would
+    write all words of all blocks to memory after every double round, and the state of every search
+    after every step.
+    """
     blocks = -(-size // LANES)
     programs = -(-blocks // HELD)
     out = (
@@ -196,7 +220,9 @@ def _kernel(factors: int, key_ref, stream_ref, lower_ref, upper_ref, *refs) -> N
 def _words(
     key, name: jax.Array, stream: jax.Array, kind: jax.Array | int, counters: jax.Array
 ) -> list[jax.Array]:
-    """Draw blocks for the term of this name: kind 0 has first words, and kind 1 + lane has further words for that lane."""
+    """Draw blocks for the term of this name: kind 0 has first words, and kind 1 + lane has further
+    words for that lane.
+    """
     return chacha20.blocks(
         key, counters, (name.astype(jnp.uint32), stream, jnp.asarray(kind, jnp.uint32))
     )
@@ -204,22 +230,28 @@ def _words(
 
 @functools.cache
 def check_bits(device: Any) -> None:
-    """Raise unless this device draws the same bits as all others. Tests cover CPUs; GPUs are tried once in each process."""
+    """Raise unless this device draws the same bits as all others. Tests cover CPUs; GPUs are tried
+    once in each process.
+    """
     if device.platform in SEEN_ON:
         return
-    key = jax.device_put(np.arange(8, dtype=np.uint32), device)  # wherever else JAX would put it
+    # wherever else JAX would put it
+    key = jax.device_put(np.arange(8, dtype=np.uint32), device)
     drawn = jax.jit(lambda key: white(spread(2.0**57), key, 5, 10**6))(key)
     if hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest() != KNOWN:
         to_do = (
             "Nothing was released. Update JAX and the driver, or train on CPUs (JAX_PLATFORMS=cpu)"
         )
         raise OtherBits(
-            f"on {device.device_kind} noise has other bits than elsewhere, so nothing is known of it. {to_do}"
+            f"on {device.device_kind} noise has other bits than elsewhere, so nothing is known of"
+            f" it. {to_do}"
         )
 
 
 def checked(made: PyTree) -> PyTree:
-    """Return what was drawn, or raise if its devices draw other bits: its arguments decide where it was drawn, else JAX's settings."""
+    """Return what was drawn, or raise if its devices draw other bits: its arguments decide where it
+    was drawn, else JAX's settings.
+    """
     for device in set().union(*(leaf.devices() for leaf in jax.tree.leaves(made))):
         check_bits(device)
     return made
@@ -244,9 +276,11 @@ def discrete(
     more: Callable[[Any], list[jax.Array]],
     guide: jax.Array | None = None,
 ) -> jax.Array:
-    """Draw a discrete Gaussian from each first word: one bit is the sign, 31 are looked up. Where they do not decide (for one draw in
-    190,000), `more` draws three more words, and all 127 bits are looked up: with a guide, which says where a search begins, one draw after
-    another; without one, as in a GPU's registers, all at once."""
+    """Draw a discrete Gaussian from each first word: one bit is the sign, 31 are looked up. Where
+    they do not decide (for one draw in 190,000), `more` draws three more words, and all 127 bits
+    are looked up: with a guide, which says where a search begins, one draw after another; without
+    one, as in a GPU's registers, all at once.
+    """
     number = first >> 1
 
     def decide(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -276,7 +310,9 @@ def discrete(
 def _search(
     table: tuple, words: list[jax.Array], start: jax.Array | int = 0, steps: int = 15
 ) -> jax.Array:
-    """Count the entries of the table that are no larger, or, if only their first words are compared, smaller."""
+    """Count the entries of the table that are no larger, or, if only their first words are
+    compared, smaller.
+    """
 
     def halve(step: jax.Array, found: jax.Array) -> jax.Array:
         size = jnp.int32(2 ** (steps - 1)) >> step
@@ -291,8 +327,10 @@ def _search(
 
 
 def _stretch(number: jax.Array) -> jax.Array:
-    """Name the stretch of first words that this one lies in: by the length, and the eight bits after the leading one, of what it is short
-    of the largest. So stretches are shorter where the table is denser."""
+    """Name the stretch of first words that this one lies in: by the length, and the eight bits
+    after the leading one, of what it is short of the largest. So stretches are shorter where the
+    table is denser.
+    """
     short = jnp.uint32(2**31 - 1) - number
     zeros = jax.lax.clz(short)
     return ((32 - zeros << 8) + (short << zeros << 1 >> 24)).astype(jnp.int32)
@@ -300,7 +338,9 @@ def _stretch(number: jax.Array) -> jax.Array:
 
 @functools.cache
 def guide() -> np.ndarray:
-    """Count for each stretch the entries of the table that lie below all of it; fewer than 2³ more lie below a number in it."""
+    """Count for each stretch the entries of the table that lie below all of it; fewer than 2³ more
+    lie below a number in it.
+    """
     first = cumulative()[0]
     with jax.ensure_compile_time_eval():
         stretches = np.asarray(_stretch(jnp.asarray(first[first < 2**31])))
@@ -309,17 +349,21 @@ def guide() -> np.ndarray:
 
 @functools.cache
 def cumulative() -> tuple[np.ndarray, ...]:
-    """Compute P(|X| ≤ k) · 2¹²⁷ for k = 0, 1, …, in four words, with 60 digits; X is the discrete Gaussian, P(k) ∝ exp(−k²/2 BASE²)."""
+    """Compute P(|X| ≤ k) · 2¹²⁷ for k = 0, 1, …, in four words, with 60 digits; X is the discrete
+    Gaussian, P(k) ∝ exp(−k²/2 BASE²).
+    """
     context = Context(prec=60)
     factor = context.exp(context.divide(Decimal(-1), Decimal(BASE**2)))
-    ratio = context.sqrt(factor)  # of the next probability to this one: exp(−(2k + 1)/2 BASE²)
+    # of the next probability to this one: exp(−(2k + 1)/2 BASE²)
+    ratio = context.sqrt(factor)
     share, sums = Decimal(1), [Decimal(1)]
     for _ in range(1, LARGEST + 1):
         share, ratio = context.multiply(share, ratio), context.multiply(ratio, factor)
         sums.append(context.add(sums[-1], context.multiply(Decimal(2), share)))
     scale = context.divide(Decimal(2**BITS), sums[-1])
     whole = [int(context.multiply(sum, scale).to_integral_value()) for sum in sums[:-1]]
-    whole.append(2**BITS)  # larger than any number that is looked up
+    # larger than any number that is looked up
+    whole.append(2**BITS)
     shifts = (96, 64, 32, 0)
     return tuple(
         np.array([number >> shift & 0xFFFFFFFF for number in whole], np.uint32) for shift in shifts

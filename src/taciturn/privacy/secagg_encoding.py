@@ -1,22 +1,29 @@
-"""Reports for a secure sum: integers mod M (Xu et al. 2023, §2.4 and Algorithm 2: the device's lines, and "unshift, unscale, and
-unrotate"; conditional rounding is from Kairouz, Liu and Steinke 2021, "The distributed discrete Gaussian mechanism").
+"""Reports for a secure sum: integers mod M (Xu et al. 2023, §2.4 and Algorithm 2: the device's
+lines, and "unshift, unscale, and unrotate"; conditional rounding is from Kairouz, Liu and Steinke
+2021, "The distributed discrete Gaussian mechanism").
 
-**Guarantee:** for every update, weight, round and coin, a report is a vector of integers, each at most C_∞ in size, of ℓ2 norm at
-most s · C_inflated. Both are checked on the integers, in integers, so that no rounding of floats before can break them. One
-report moves a sum by up to C_inflated, not by the clip norm C, and `reach` says so: rounding makes a report longer. Up to n_max
-reports add up exactly: their sum mod M, or mod any multiple of M, gives the sum itself, whoever dropped out.
+**Guarantee:** for every update, weight, round and coin, a report is a vector of integers, each at
+most C_∞ in size, of ℓ2 norm at most s · C_inflated. Both are checked on the integers, in integers,
+so that no rounding of floats before can break them. One report moves a sum by up to C_inflated, not
+by the clip norm C, and `reach` says so: rounding makes a report longer. Up to n_max
+reports add up exactly: their sum mod M, or mod any multiple of M, gives the sum itself, whoever
+dropped out.
 
-Rotation is in blocks: a Walsh–Hadamard matrix over the root of its size is orthonormal, so is a matrix with several of them along its
-diagonal, and so are signs. No norm changes, and blocks of 2¹⁶ pad 2.4 million parameters by 1 %, where a single one would by 75 %. A
-block has parameters at equal distances, and thereby its share of every layer. If an update has all its length in one block, coordinates
-are still sub-Gaussian with σ = sC/√(size of a block), and C_∞ is made for that.
+Rotation is in blocks: a Walsh–Hadamard matrix over the root of its size is orthonormal, so is a
+matrix with several of them along its diagonal, and so are signs. No norm changes, and blocks of 2¹⁶
+pad 2.4 million parameters by 1 %, where a single one would by 75 %. A block has parameters at equal
+distances, and thereby its share of every layer. If an update has all its length in one block,
+coordinates are still sub-Gaussian with σ = sC/√(size of a block), and C_∞ is made for that.
 
-Departs from Algorithm 2 in five places. Reports are not shifted by C_∞: the sum of n would have to be unshifted by n · C_∞, where the
-paper prints C_∞, and to take the residue next to zero a server need not know n. M is a power of two, for the n_max reports that may come
-and not the m that are hoped for. C_∞ follows from the bits there are, and s from C_∞; the paper has s, and C_∞ = ⌈2sC ln d/√d⌉, about as
-much. Coordinates are clipped each for itself. A device that fails to round `TRIES` times rounds towards zero, or reports zero.
+Departs from Algorithm 2 in five places. Reports are not shifted by C_∞: the sum of n would have to
+be unshifted by n · C_∞, where the paper prints C_∞, and to take the residue next to zero a server
+need not know n. M is a power of two, for the n_max reports that may come and not the m that are
+hoped for. C_∞ follows from the bits there are, and s from C_∞; the paper has s, and C_∞ = ⌈2sC ln
+d/√d⌉, about as much. Coordinates are clipped each for itself. A device that fails to round `TRIES`
+times rounds towards zero, or reports zero.
 
-**Assumes:** the device runs this code. Neither signs nor the coins of rounding are secrets: what is guaranteed holds for all of them.
+**Assumes:** the device runs this code. Neither signs nor the coins of rounding are secrets: what is
+guaranteed holds for all of them.
 """
 
 import math
@@ -32,14 +39,17 @@ from taciturn.privacy import chacha20, wide
 from taciturn.privacy.clipping import DIGIT, MOST_REPORTS, Bound
 from taciturn.privacy.wide import Wide
 
-ALPHA = math.exp(
-    -0.5
-)  # α, as in production: the largest share of roundings that are refused, of the longest updates
-TRIES = 64  # which all fail once in 10¹⁴
-CLIPPED = 1e-6  # how often an update with all its length in one block loses anything to C_∞
+# α, as in production: the largest share of roundings that are refused, of the longest updates
+ALPHA = math.exp(-0.5)
+# which all fail once in 10¹⁴
+TRIES = 64
+# how often an update with all its length in one block loses anything to C_∞
+CLIPPED = 1e-6
 MOST_INFLATION = 2.0
-INFLATION = 1.001  # C_inflated/C at most, where the number of bits is not given; the paper's settings give 1.0005
-LARGEST_BLOCK = 2**16  # of integers below 2¹⁵ this many add up in 32 bits
+# C_inflated/C at most, where the number of bits is not given; the paper's settings give 1.0005
+INFLATION = 1.001
+# of integers below 2¹⁵ this many add up in 32 bits
+LARGEST_BLOCK = 2**16
 LARGEST_COORDINATE = 2**15 - 1
 LARGEST_SIZE = 2**31
 MOST_BITS = 30
@@ -53,14 +63,21 @@ class Encoding(NamedTuple):
     (24, 2424832, 7274496)
     """
 
-    size: int  # d
+    # d
+    size: int
     block: int
-    padded: int  # d̃, a multiple of the block
-    most_reports: int  # n_max
-    bits: int  # log₂ M
-    largest: int  # C_∞
-    radius: float  # s · C, of an update before it is rounded
-    limit: int  # (s · C_inflated)², of a report
+    # d̃, a multiple of the block
+    padded: int
+    # n_max
+    most_reports: int
+    # log₂ M
+    bits: int
+    # C_∞
+    largest: int
+    # s · C, of an update before it is rounded
+    radius: float
+    # (s · C_inflated)², of a report
+    limit: int
 
     @property
     def modulus(self) -> int:
@@ -74,7 +91,9 @@ class Encoding(NamedTuple):
 
     @property
     def upload_bytes(self) -> int:
-        """Return the size of a report whose residues are packed without gaps (fleets/secure_aggregation/bit_packing.py)."""
+        """Return the size of a report whose residues are packed without gaps
+        (fleets/secure_aggregation/bit_packing.py).
+        """
         return math.ceil(self.padded * self.bits / 8)
 
 
@@ -82,11 +101,14 @@ class Rotation(NamedTuple):
     """What devices must know of a round."""
 
     clip_norm: jax.Array
-    round: jax.Array  # names the signs ξ
+    # names the signs ξ
+    round: jax.Array
 
 
 def encoding(size: int, most_reports: int, bits: int | None = None) -> Encoding:
-    """Choose constants for sums of up to `most_reports` updates of `size` parameters, in `bits` bits or as many as `INFLATION` takes."""
+    """Choose constants for sums of up to `most_reports` updates of `size` parameters, in `bits`
+    bits or as many as `INFLATION` takes.
+    """
     if not 0 < size <= LARGEST_SIZE:
         raise ValueError(f"a secure sum is of 1 to {LARGEST_SIZE} parameters, not {size}")
     if not 0 < most_reports <= MOST_REPORTS:
@@ -98,7 +120,8 @@ def encoding(size: int, most_reports: int, bits: int | None = None) -> Encoding:
     enough = next((one.bits for one in made if one.inflation <= MOST_INFLATION), MOST_BITS)
     if not enough <= bits <= MOST_BITS:
         raise ValueError(
-            f"a secure sum of {most_reports} reports of {size} parameters takes {enough} to {MOST_BITS} bits each, not {bits}"
+            f"a secure sum of {most_reports} reports of {size} parameters takes {enough} to"
+            f" {MOST_BITS} bits each, not {bits}"
         )
     return made[bits - least]
 
@@ -109,24 +132,30 @@ def _encoding(size: int, most_reports: int, bits: int) -> Encoding:
     )
     padded = size + -size % block
     largest = min((2**bits - 1) // (2 * most_reports), LARGEST_COORDINATE)
-    # Hoeffding: a sum of x_i with random signs passes t·‖x‖ with a probability of at most 2 exp(−t²/2); there are d̃ of them.
+    # Hoeffding: a sum of x_i with random signs passes t·‖x‖ with a probability of at most 2
+    # exp(−t²/2); there are d̃ of them.
     deviations = math.sqrt(2 * math.log(2 * padded / CLIPPED))
     radius = largest * max(1.0, math.sqrt(block) / deviations)
-    needed = (2 * largest * most_reports).bit_length()  # the smallest M ≥ 2 · C_∞ · n_max + 1
+    # the smallest M ≥ 2 · C_∞ · n_max + 1
+    needed = (2 * largest * most_reports).bit_length()
     limit = math.floor(inflated_square(radius, padded))
     return Encoding(size, block, padded, most_reports, needed, largest, radius, limit)
 
 
 def inflated_square(radius: float, size: int) -> float:
-    """Return s²C² + d/4 + √(2 ln(1/α)) · (sC + √d/2): stochastic rounding passes it with a probability of at most α."""
+    """Return s²C² + d/4 + √(2 ln(1/α)) · (sC + √d/2): stochastic rounding passes it with a
+    probability of at most α.
+    """
     return (
         radius**2 + size / 4 + math.sqrt(2 * math.log(1 / ALPHA)) * (radius + math.sqrt(size) / 2)
     )
 
 
 def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
-    """Encode what `clip` leaves of an update in residues mod M. `params` may be only shapes. Reports do not state their weight: a fixed
-    denominator does not need it, and no other is possible, because rounding makes light reports longer than weight × clip norm."""
+    """Encode what `clip` leaves of an update in residues mod M. `params` may be only shapes.
+    Reports do not state their weight: a fixed denominator does not need it, and no other is
+    possible, because rounding makes light reports longer than weight × clip norm.
+    """
     shapes, structure = (
         [jnp.shape(leaf) for leaf in jax.tree.leaves(params)],
         jax.tree.structure(params),
@@ -148,16 +177,17 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
             flat * (encoded.radius / rotation.clip_norm), (0, encoded.padded - encoded.size)
         )
         signed = scaled * (1.0 - 2.0 * _coins(encoded, rotation).astype(jnp.float32))
-        turned = hadamard(signed.reshape(encoded.block, -1)) / math.sqrt(
-            encoded.block
-        )  # a block is a column, of distant parameters
+        # a block is a column, of distant parameters
+        turned = hadamard(signed.reshape(encoded.block, -1)) / math.sqrt(encoded.block)
         whole = conditionally_rounded(encoded, turned, key)
         return jnp.ravel(jax.lax.bitcast_convert_type(whole, jnp.uint32)) & jnp.uint32(
             encoded.modulus - 1
         )
 
     def unpack(rotation: Rotation, total: jax.Array) -> PyTree:
-        """Return H · x: turned back but for the factor 1/√(size of a block), which is in the length of a step."""
+        """Return H · x: turned back but for the factor 1/√(size of a block), which is in the length
+        of a step.
+        """
         turned = jax.tree.map(
             jnp.ravel, _exactly_turned(centred(encoded, total).reshape(encoded.block, -1))
         )
@@ -202,9 +232,12 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
 
 
 def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax.Array:
-    """Round each value up or down at random, on average to itself, and repeat until the norm is within the limit."""
+    """Round each value up or down at random, on average to itself, and repeat until the norm is
+    within the limit.
+    """
     below = jnp.floor(values)
-    fraction = values - below  # exact in floats, unlike a sum with the coin
+    # exact in floats, unlike a sum with the coin
+    fraction = values - below
 
     def attempt(
         state: tuple[jax.Array, jax.Array, jax.Array],
@@ -224,8 +257,9 @@ def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax
 
 
 def within(whole: jax.Array, limit: int) -> jax.Array:
-    """Tell whether the squares of integers below 2¹⁵, in at most 2¹⁵ columns of at most 2¹⁶, add up to at most the limit, exactly: in
-    halves of 16 bits, so that no sum overflows."""
+    """Tell whether the squares of integers below 2¹⁵, in at most 2¹⁵ columns of at most 2¹⁶, add up
+    to at most the limit, exactly: in halves of 16 bits, so that no sum overflows.
+    """
     squares = jnp.square(whole).astype(jnp.uint32)
     low, high = (jnp.sum(half, axis=0, dtype=jnp.uint32) for half in _halves(squares))
     ones, carried, more, top = (
@@ -242,7 +276,9 @@ def _halves(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def centred(encoded: Encoding, total: jax.Array) -> jax.Array:
-    """Return the number next to zero with this residue mod M: the sum of up to n_max reports, added in integers of enough bits."""
+    """Return the number next to zero with this residue mod M: the sum of up to n_max reports, added
+    in integers of enough bits.
+    """
     spare = 32 - encoded.bits
     return (
         jax.lax.bitcast_convert_type(jnp.asarray(total).astype(jnp.uint32) << spare, jnp.int32)
@@ -251,7 +287,9 @@ def centred(encoded: Encoding, total: jax.Array) -> jax.Array:
 
 
 def hadamard(columns: jax.Array) -> jax.Array:
-    """Return H · x for every column x, over the last axis but one: exact in integers, its own inverse up to a factor of its size."""
+    """Return H · x for every column x, over the last axis but one: exact in integers, its own
+    inverse up to a factor of its size.
+    """
     *_, size, width = columns.shape
     turned, step = columns, 1
     while step < size:
@@ -262,13 +300,17 @@ def hadamard(columns: jax.Array) -> jax.Array:
 
 
 def _exactly_turned(whole: jax.Array) -> Wide:
-    """Return H · x of integers below 2²⁹, exactly. By roundings one user could move a total further than the noise is made for."""
+    """Return H · x of integers below 2²⁹, exactly. By roundings one user could move a total further
+    than the noise is made for.
+    """
     high, low = hadamard(jnp.stack([whole >> DIGIT, whole & (2**DIGIT - 1)]))
     return wide.add(wide.shifted(wide.of(high), DIGIT), wide.of(low))
 
 
 def _coins(encoded: Encoding, rotation: Rotation) -> jax.Array:
-    """Return the signs ξ (1 for minus) of a round: the same on all devices and the server; not secret, so under a key of zeros."""
+    """Return the signs ξ (1 for minus) of a round: the same on all devices and the server; not
+    secret, so under a key of zeros.
+    """
     blocks = jnp.arange(math.ceil(encoded.padded / (32 * chacha20.WORDS)), dtype=jnp.uint32)
     nonce = jax.lax.bitcast_convert_type(rotation.round, jnp.uint32), jnp.uint32(0), jnp.uint32(0)
     words = jnp.concatenate(chacha20.blocks(np.zeros(8, np.uint32), blocks, nonce))

@@ -1,13 +1,15 @@
 """Compute how far one user can move a whole run under noise that is correlated over rounds.
 
-Row t of a run is x_t + (C⁻¹ z)_t: the estimate of round t and correlated noise, where z is white noise of noise multiplier × clip
-norm and C, the *strategy*, is lower triangular with entries ≥ 0. Multiplied by C that is C x + z, one Gaussian mechanism, so only
-‖C u‖ counts, for the rounds in which a user takes part. A claim about participation (at least MinS rounds strictly between two of
+Row t of a run is x_t + (C⁻¹ z)_t: the estimate of round t and correlated noise, where z is white
+noise of noise multiplier × clip norm and C, the *strategy*, is lower triangular with entries ≥ 0.
+Multiplied by C that is C x + z, one Gaussian mechanism, so only ‖C u‖ counts, for the rounds in
+which a user takes part. A claim about participation (at least MinS rounds strictly between two of
 them, at most MaxP in all) leaves a largest one; its square is computed here.
 
-**Guarantee:** `sensitivity_squared(rows, MinS, MaxP)` is at least ‖C U‖² for all participations that the claim allows among the first
-`rows` rows and all reports of norm at most 1 (no entry of C is negative, so reports that point the same way are the worst). It is
-exact, but for trees of more than 64 participations.
+**Guarantee:** `sensitivity_squared(rows, MinS, MaxP)` is at least ‖C U‖² for all participations
+that the claim allows among the first `rows` rows and all reports of norm at most 1 (no entry of C
+is negative, so reports that point the same way are the worst). It is exact, but for trees of more
+than 64 participations.
 """
 
 import functools
@@ -43,7 +45,8 @@ def segments(rows: int, restarts: tuple[int, ...]) -> list[int]:
 def _restarts(lengths: Sequence[int]) -> tuple[int, ...]:
     if not lengths or min(lengths) < 1:
         raise ValueError(
-            f"noise that is restarted has at least one row in every segment; these have {list(lengths)}"
+            "noise that is restarted has at least one row in every segment; these have"
+            f" {list(lengths)}"
         )
     return tuple(itertools.accumulate(lengths))[:-1]
 
@@ -56,7 +59,9 @@ def _named(name: str, restarts: tuple[int, ...]) -> str:
 
 
 def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
-    """Build C from its first column, constant on diagonals, one column for each segment; coefficients must fall to no less than 0."""
+    """Build C from its first column, constant on diagonals, one column for each segment;
+    coefficients must fall to no less than 0.
+    """
     for column in columns:
         falling = np.all(np.diff(column) <= 1e-12) and np.all(np.asarray(column) >= 0)
         if not (len(column) and column[0] == 1 and falling):
@@ -71,9 +76,8 @@ def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
 
     def squared(rows: int, min_separation: int, max_participations: int) -> float:
         lengths = segments(rows, restarts)
-        largest = {
-            (0, 0): 0.0
-        }  # (participations so far, rows of the next segment that are too soon) → ‖C u‖²
+        # (participations so far, rows of the next segment that are too soon) → ‖C u‖²
+        largest = {(0, 0): 0.0}
         for position, (column, length) in enumerate(zip(majorants, lengths, strict=False)):
             after: dict[tuple[int, int], float] = {}
             for (before, rest), value in largest.items():
@@ -104,8 +108,10 @@ def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
 
 
 def _earliest(column: np.ndarray, rest: int, distance: int, most: int) -> list[float]:
-    """Return ‖C u‖² in one segment for 0, 1, 2, … participations, none in its first `rest` rows. Falling coefficients are worst when a
-    user takes part as early as possible (Kalinin and Lampert 2024, Theorem 2)."""
+    """Return ‖C u‖² in one segment for 0, 1, 2, … participations, none in its first `rest` rows.
+    Falling coefficients are worst when a user takes part as early as possible (Kalinin and Lampert
+    2024, Theorem 2).
+    """
     squares, moved = [0.0], np.zeros(len(column))
     for start in range(rest, len(column), distance)[:most]:
         moved[start:] += column[: len(column) - start]
@@ -122,19 +128,24 @@ def toeplitz_inverse(coefficients: np.ndarray, rows: int) -> np.ndarray:
 
 
 def blt_coefficients(decay: Sequence[float], scale: Sequence[float], rows: int) -> np.ndarray:
-    """Return 1, Σ ω_j, Σ ω_j θ_j, Σ ω_j θ_j², …: buffered linear Toeplitz (McMahan, Xu and Zhang 2024)."""
+    """Return 1, Σ ω_j, Σ ω_j θ_j, Σ ω_j θ_j², …: buffered linear Toeplitz (McMahan, Xu and Zhang
+    2024).
+    """
     powers = np.asarray(decay)[:, None] ** np.arange(rows - 1)
     return np.concatenate([[1.0], np.asarray(scale) @ powers])
 
 
 # Binary trees.
 
-MOST_EXACT = 64  # participations; the exact search takes seconds beyond
+# participations; the exact search takes seconds beyond
+MOST_EXACT = 64
 
 
 def tree(*lengths: int, honaker: bool) -> Strategy:
-    """Give every complete node of a binary tree over the rounds its own noise (Kairouz et al. 2021). With several lengths there is a tree
-    for each segment between restarts; all but the last are completed by empty rows, so that only the noise of a root stays."""
+    """Give every complete node of a binary tree over the rounds its own noise (Kairouz et al.
+    2021). With several lengths there is a tree for each segment between restarts; all but the last
+    are completed by empty rows, so that only the noise of a root stays.
+    """
     restarts = _restarts(lengths)
     levels = max(lengths).bit_length() + 1
     own = tree_weights(levels) if honaker else np.ones(levels)
@@ -157,7 +168,9 @@ def tree(*lengths: int, honaker: bool) -> Strategy:
 
 
 def completed_weights(rows: int, honaker: bool) -> list[float]:
-    """Return the `tree_weights` of the nodes over the last row of a tree that ends there; the empty part of a node has no noise."""
+    """Return the `tree_weights` of the nodes over the last row of a tree that ends there; the empty
+    part of a node has no noise.
+    """
     level = (rows & -rows).bit_length() - 1
     weights = [float(tree_weights(level + 1)[-1]) if honaker else 1.0]
     whole = tree_weights(rows.bit_length() + 1)
@@ -170,8 +183,9 @@ def completed_weights(rows: int, honaker: bool) -> list[float]:
 
 
 def tree_weights(levels: int) -> np.ndarray:
-    """Return v_l, the variance of the best estimate of a node's noise from its own and the nodes below, and the weight of its own in it
-    (Honaker 2015): v_0 = 1, 1/v_l = 1 + 1/(2 v_{l−1})."""
+    """Return v_l, the variance of the best estimate of a node's noise from its own and the nodes
+    below, and the weight of its own in it (Honaker 2015): v_0 = 1, 1/v_l = 1 + 1/(2 v_{l−1}).
+    """
     weights = [1.0]
     while len(weights) < levels:
         weights.append(1 / (1 + 1 / (2 * weights[-1])))
@@ -182,9 +196,12 @@ def tree_weights(levels: int) -> np.ndarray:
 def tree_sensitivity_squared(
     rows: int, min_separation: int, max_participations: int, restarts: tuple[int, ...] = ()
 ) -> float:
-    """Return the largest Σ (participations inside)² over all nodes that have noise; exact. A subtree is summed up by its frontier: for each
-    number of participations in it and each value of the sum, how much room can be left free at its right end, as a function of the room
-    that is to be left free at its left end. Two neighbours join if the room between them adds up to the separation."""
+    """Return the largest Σ (participations inside)² over all nodes that have noise; exact. A
+    subtree is summed up by its frontier: for each number of participations in it and each value of
+    the sum, how much room can be left free at its right end, as a function of the room that is to
+    be left free at its left end. Two neighbours join if the room between them adds up to the
+    separation.
+    """
     distance = min_separation + 1
     most = min(max_participations, most_participations(rows, min_separation))
     lengths = segments(rows, restarts)
@@ -195,7 +212,8 @@ def tree_sensitivity_squared(
             for length, end in zip(lengths, ends, strict=True)
         )
     leaf = _Frontier({(1, 1): np.where(np.arange(distance) <= 0, 0, -1)}, 1)
-    whole = [leaf]  # complete subtrees by level
+    # complete subtrees by level
+    whole = [leaf]
     while 1 << len(whole) <= max(lengths):
         whole.append(_joined(whole[-1], whole[-1], distance, most, square=True))
 
@@ -216,7 +234,8 @@ def tree_sensitivity_squared(
     for length, end in zip(lengths, ends, strict=True):
         if end in restarts:
             parts = [completed((length - 1).bit_length(), length)]
-        else:  # the largest comes first
+        else:
+            # the largest comes first
             parts = [
                 whole[level]
                 for level in reversed(range(length.bit_length()))
@@ -228,7 +247,9 @@ def tree_sensitivity_squared(
 
 
 def _fullest(length: int, is_completed: bool, distance: int, most: int) -> float:
-    """Count every node of a segment as full as it can be: an upper bound, exact where users may take part in every round."""
+    """Count every node of a segment as full as it can be: an upper bound, exact where users may
+    take part in every round.
+    """
     levels = (length - 1).bit_length() + 1 if is_completed else length.bit_length()
     sizes = 2 ** np.arange(levels)
     nodes = -(-length // sizes) if is_completed else length // sizes

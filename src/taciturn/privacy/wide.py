@@ -1,7 +1,9 @@
-"""Integers of 64 bits in two words of 32, so that noise and totals are exact whatever JAX is set to.
+"""Integers of 64 bits in two words of 32, so that noise and totals are exact whatever JAX is set
+to.
 
-JAX has 64-bit integers only where a process switched them on for everything, and else silently truncates numbers to 32 bits. These are
-two's complement: the number is high · 2³² + low, modulo 2⁶⁴. Every operation is exact modulo 2⁶⁴.
+JAX has 64-bit integers only where a process switched them on for everything, and else silently
+truncates numbers to 32 bits. These are two's complement: the number is high · 2³² + low, modulo
+2⁶⁴. Every operation is exact modulo 2⁶⁴.
 
 >>> number = times(of(jnp.int32(-3)), 1_000_000_007)
 >>> int(to_numpy(number)), int(to_numpy(rounded_shift(number, 10)))
@@ -20,8 +22,10 @@ LOW_HALF = np.uint32(0xFFFF)
 
 
 class Wide(NamedTuple):
-    high: jax.Array  # int32
-    low: jax.Array  # uint32
+    # int32
+    high: jax.Array
+    # uint32
+    low: jax.Array
 
 
 def is_wide(node: object) -> bool:
@@ -94,7 +98,9 @@ def times(number: Wide, factor: int | jax.Array) -> Wide:
 
 
 def times_fraction(number: Wide, factor: int | jax.Array, bits: int) -> Wide:
-    """Return ⌊number · factor / 2^bits + ½⌋ for a factor of up to 2^bits ≤ 2²⁴; no overflow on the way unless the result overflows."""
+    """Return ⌊number · factor / 2^bits + ½⌋ for a factor of up to 2^bits ≤ 2²⁴; no overflow on the
+    way unless the result overflows.
+    """
     whole, rest = (
         shifted_down(number, bits),
         Wide(jnp.zeros_like(number.high), number.low & np.uint32((1 << bits) - 1)),
@@ -126,7 +132,9 @@ def divided(number: Wide, divisor: jax.Array) -> Wide:
 
 
 def to_float(number: Wide, unit: jax.Array | float) -> jax.Array:
-    """Return number · unit in float32: rounded, so for what is noised already and for what has no privacy."""
+    """Return number · unit in float32: rounded, so for what is noised already and for what has no
+    privacy.
+    """
     is_negative = number.high < 0
     size = where(is_negative, negative(number), number)
     high, low = _unsigned(size.high).astype(jnp.float32), size.low.astype(jnp.float32)

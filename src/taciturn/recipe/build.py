@@ -1,5 +1,7 @@
-"""From a recipe to objects: the only place where a name in a file becomes a constructor. What a recipe leaves open, the noise of a budget
-and the coefficients of correlated noise, is worked out here before anything is spent."""
+"""From a recipe to objects: the only place where a name in a file becomes a constructor. What a
+recipe leaves open, the noise of a budget and the coefficients of correlated noise, is worked out
+here before anything is spent.
+"""
 
 import math
 from collections.abc import Sequence
@@ -69,7 +71,9 @@ def language_model(
 def _shared_model(
     kind: ModelKind, section: str, vocabulary: int, product: DTypeLike
 ) -> LanguageModel:
-    """Build one object for one architecture, so that programs for it are compiled once per process."""
+    """Build one object for one architecture, so that programs for it are compiled once per
+    process.
+    """
     model = ModelSection.model_validate_json(section)
     return kind.build(
         vocabulary, model.model_dump() | {"dropout_rate": model.dropout, "product": product}
@@ -86,7 +90,8 @@ def server_optimizer(
         case "momentum" | "nesterov":
             return optax.sgd(learning_rate, momentum=momentum, nesterov=name == "nesterov")
         case "adam":
-            # As in Reddi et al. 2021: estimates are small and noisy, so ε is far larger than for gradients.
+            # As in Reddi et al. 2021: estimates are small and noisy, so ε is far larger than for
+            # gradients.
             return optax.adam(learning_rate, b1=momentum, b2=0.99, eps=1e-3)
 
 
@@ -138,8 +143,11 @@ def rows(recipe: Recipe) -> int:
 
 
 def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
-    """Build what a recipe runs; recipes that differ only in people, seed, saving or measuring share it, compiled once."""
-    if recipe.uses_general_text:  # a text that may change on disk
+    """Build what a recipe runs; recipes that differ only in people, seed, saving or measuring share
+    it, compiled once.
+    """
+    # a text that may change on disk
+    if recipe.uses_general_text:
         return _algorithm(recipe, vocabulary)
     shared = recipe.with_settings("data", population="").with_settings(
         "run", seed=None, evaluate_every=1, save_every=1
@@ -163,7 +171,8 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
         recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum
     )
     bound, chosen = bound_of(recipe), participation(recipe)
-    if recipe.privacy.encoding == "modular":  # the same clip, with reports in residues
+    # the same clip, with reports in residues
+    if recipe.privacy.encoding == "modular":
         params = jax.eval_shape(model.init, jax.random.key(0))
         bound = modular(bound, params, report_encoding(recipe, params))
     update = _user_update(recipe, model, local, bound.project if recipe.privacy.greedy else None)
@@ -194,12 +203,16 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
 def most_reports(recipe: Recipe) -> int:
     """Return n_max: the most reports in a total."""
     chosen, cohort = participation(recipe), recipe.participation.cohort
-    most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never exceeded by chance
+    # never exceeded by chance
+    most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)
     asked = chosen.asked if isinstance(chosen, MinSeparation) else 0
     beside = recipe.canaries.synthetic_users + min(recipe.audit.users, AUDITED_AT_ONCE)
     n_max = min(MOST_REPORTS, max(most, asked)) + beside
     if n_max > MOST_REPORTS:
-        many = f"{beside} synthetic users beside a cohort of {cohort:g} are more than the {MOST_REPORTS} reports that a total holds"
+        many = (
+            f"{beside} synthetic users beside a cohort of {cohort:g} are more than the"
+            f" {MOST_REPORTS} reports that a total holds"
+        )
         raise ValueError(f"{many}: lower canaries.users or canaries.per_cell, or audit with fewer")
     return n_max
 
@@ -214,7 +227,8 @@ def _user_update(
         recipe.local.loss_power,
     )
     match recipe.local.forgetting:
-        case "none" if recipe.algorithm == "dp-fedsgd":  # the others are refused with it
+        # the others are refused with it
+        case "none" if recipe.algorithm == "dp-fedsgd":
             update = fedsgd_update(
                 partial(cross_entropy, model, power=recipe.local.loss_power), local
             )
@@ -222,7 +236,8 @@ def _user_update(
             update = fedavg_update(step, local, project)
         case "rehearsal":
             corpus = general_text(recipe)
-            assert corpus is not None  # the recipe is refused otherwise
+            # the recipe is refused otherwise
+            assert corpus is not None
             rows = general_rows(corpus, layout(recipe, corpus.vocabulary).cut)
             update = fedavg_update(rehearsing(step, rows, recipe.local.user_share), local, project)
         case "distillation":
@@ -241,13 +256,17 @@ def upload_size(recipe: Recipe, params: Params) -> int:
 
 
 def general_text(recipe: Recipe, to_test: bool = False) -> PublicCorpus | None:
-    """Load what devices rehearse or predict, or what is measured beside users, if there is such a text."""
+    """Load what devices rehearse or predict, or what is measured beside users, if there is such a
+    text.
+    """
     folder = recipe.data.general_test if to_test else recipe.data.general
     return PublicCorpus.load(Path(folder)) if folder else None
 
 
 def with_general_text(recipe: Recipe) -> Recipe:
-    """Return the recipe with a digest of its general text, so that a run is resumed with the same."""
+    """Return the recipe with a digest of its general text, so that a run is resumed with the
+    same.
+    """
     corpus = general_text(recipe)
     if corpus is None:
         return recipe
@@ -259,14 +278,16 @@ def with_general_text(recipe: Recipe) -> Recipe:
 
 
 def _predicted_text(recipe: Recipe, model: LanguageModel) -> Text:
-    settings, key = recipe.transfer, jax.random.key(0)  # what predictions are about is not secret
+    # what predictions are about is not secret
+    settings, key = recipe.transfer, jax.random.key(0)
     corpus = general_text(recipe) if settings.text == "general" else None
     if corpus is None:
         return lambda params: beginnings(model, params, settings.rows, settings.length, key)
     rows = general_rows(corpus, Unrolls(settings.length))
     if len(rows) < settings.rows:
         raise ValueError(
-            f"[transfer] rows = {settings.rows}: the general text has only {len(rows)} of that length"
+            f"[transfer] rows = {settings.rows}: the general text has only {len(rows)} of that"
+            " length"
         )
     taken = rows[jax.random.choice(key, len(rows), (settings.rows,), replace=False)]
     return lambda params: taken
@@ -343,8 +364,10 @@ def _optimal_coefficients(recipe: Recipe, length: int) -> dict[str, list[float]]
 def with_noise(
     recipe: Recipe, vocabulary: int, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0
 ) -> Recipe:
-    """Return the recipe with its noise worked out: the strategy, and the multiplier from the budget, where it names none. What its start
-    has already cost, and how far that was from the ideal, is included."""
+    """Return the recipe with its noise worked out: the strategy, and the multiplier from the
+    budget, where it names none. What its start has already cost, and how far that was from the
+    ideal, is included.
+    """
     recipe = with_strategy(recipe)
     if not recipe.is_private or recipe.privacy.noise_multiplier is not None:
         return recipe

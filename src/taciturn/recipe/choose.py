@@ -1,8 +1,10 @@
-"""Choose a recipe for people and a machine: cohort, rounds and server rate by a rule fitted on other people (docs/choosing.md).
+"""Choose a recipe for people and a machine: cohort, rounds and server rate by a rule fitted on
+other people (docs/choosing.md).
 
-Every update is longer than the clip norm, so people give a direction, and the server's rate decides how far the model goes in it. Two
-lengths decide what a training is worth: how far the model could go if all pulled the same way, and how far noise carries it meanwhile.
-49 measurements, ε from 0.5 to 8, agree with `expected_gain` to 0.06 points (root mean square; experiments/keyboard/fitting).
+Every update is longer than the clip norm, so people give a direction, and the server's rate decides
+how far the model goes in it. Two lengths decide what a training is worth: how far the model could
+go if all pulled the same way, and how far noise carries it meanwhile. 49 measurements, ε from 0.5
+to 8, agree with `expected_gain` to 0.06 points (root mean square; experiments/keyboard/fitting).
 """
 
 import math
@@ -20,7 +22,8 @@ from taciturn.recipe.text import RecipeError, to_toml
 
 CLIP_NORM, MOMENTUM, UNROLL = 0.25, 0.9, 80
 LOSS_POWER = 0.05
-# Of the square of the clip norm, by layer of a CIFG: most of an update (65 % is in the projection) is not where most is learned.
+# Of the square of the clip norm, by layer of a CIFG: most of an update (65 % is in the projection)
+# is not where most is learned.
 LAYER_SHARES = {
     "word_embedding": 0.37,
     "projection": 0.30,
@@ -30,15 +33,20 @@ LAYER_SHARES = {
     "word_bias": 0.03,
     "gate_bias": 0.02,
 }
-FASTEST = 1.0  # server rate; without clipping, a run at twice this rate diverged
-LOUDEST = 45.0  # how far noise may carry the model: a little less than the best, since too much costs more than too little
+# server rate; without clipping, a run at twice this rate diverged
+FASTEST = 1.0
+# how far noise may carry the model: a little less than the best, since too much costs more than too
+# little
+LOUDEST = 45.0
 ROUNDS = (25, 50, 100, 200, 400)
+# of the people in a cohort; more gains nothing that more rounds would not
 SHARES = (
     0.03,
     0.1,
     0.3,
-)  # of the people in a cohort; more gains nothing that more rounds would not
-ENOUGH = 0.03  # points of AccuracyTop1 that are not worth a longer training
+)
+# points of AccuracyTop1 that are not worth a longer training
+ENOUGH = 0.03
 LEAST_COHORT = 10
 
 
@@ -46,13 +54,17 @@ LEAST_COHORT = 10
 class Task:
     """What is asked for, and the means for it."""
 
-    users: int  # as publicly stated
+    # as publicly stated
+    users: int
     epsilon: float
     delta: float
     parameters: int
-    seconds: float  # allowed for the rounds
-    users_per_second: float  # trained on this machine
-    round_seconds: float = 0.0  # of a round besides training: noise, record, charge
+    # allowed for the rounds
+    seconds: float
+    # trained on this machine
+    users_per_second: float
+    # of a round besides training: noise, record, charge
+    round_seconds: float = 0.0
 
     def duration(self, rounds: int, cohort: int) -> float:
         return rounds * (self.round_seconds + cohort / self.users_per_second)
@@ -65,11 +77,13 @@ class Plan(NamedTuple):
     cohort: int
     server_rate: float
     noise_multiplier: float
-    gain: float  # points of AccuracyTop1 over the start, by the rule
+    # points of AccuracyTop1 over the start, by the rule
+    gain: float
 
 
 def expected_gain(way: float, noise: float) -> float:
-    """Return the points of AccuracyTop1 over a good start, for a model that could go `way` far and that noise carries `noise` far.
+    """Return the points of AccuracyTop1 over a good start, for a model that could go `way` far and
+    that noise carries `noise` far.
 
     >>> round(expected_gain(250.0, 50.0), 2)  # 100 rounds at rate 1
     2.12
@@ -78,7 +92,8 @@ def expected_gain(way: float, noise: float) -> float:
 
 
 def best_plan(task: Task) -> Plan:
-    """Return the shortest plan that fits the time and comes within `ENOUGH` of the best. `exactly` works out its noise.
+    """Return the shortest plan that fits the time and comes within `ENOUGH` of the best. `exactly`
+    works out its noise.
 
     >>> plan = best_plan(Task(9_000, 4.0, 9_000**-1.1, 2_400_000, seconds=300, users_per_second=2_000))
     >>> plan.rounds, plan.cohort
@@ -86,7 +101,8 @@ def best_plan(task: Task) -> Plan:
     """
     if SHARES[-1] * task.users < LEAST_COHORT:
         raise RecipeError(
-            f"{task.users} people are too few: there is no cohort of {LEAST_COHORT} to hide in; build a larger population"
+            f"{task.users} people are too few: there is no cohort of {LEAST_COHORT} to hide in;"
+            " build a larger population"
         )
     mu = _mu(task)
     plans = [
@@ -95,7 +111,10 @@ def best_plan(task: Task) -> Plan:
     ]
     if not plans:
         minutes = task.duration(ROUNDS[0], LEAST_COHORT) / 60
-        shortest = f"the shortest training, {ROUNDS[0]} rounds of {LEAST_COHORT}, takes {minutes:.1f} minutes on this machine"
+        shortest = (
+            f"the shortest training, {ROUNDS[0]} rounds of {LEAST_COHORT}, takes {minutes:.1f}"
+            " minutes on this machine"
+        )
         raise RecipeError(f"{shortest} without compiling and measuring. Allow more --minutes")
     best = max(plan.gain for plan in plans)
     return min(
@@ -146,22 +165,27 @@ def _mu(task: Task) -> float:
 
 
 def _about(mu: float, share: float, rounds: int) -> float:
-    """Return the noise multiplier in the limit of many rounds (Bu et al. 2019), off by up to a third: only to compare plans."""
+    """Return the noise multiplier in the limit of many rounds (Bu et al. 2019), off by up to a
+    third: only to compare plans.
+    """
     return 1 / math.sqrt(math.log1p((mu / share) ** 2 / rounds))
 
 
 def _plan(task: Task, rounds: int, cohort: int, noise_multiplier: float) -> Plan:
-    reach = CLIP_NORM / (1 - MOMENTUM)  # of a round at rate 1, when momentum has built up
+    # of a round at rate 1, when momentum has built up
+    reach = CLIP_NORM / (1 - MOMENTUM)
     noise = reach * noise_multiplier / cohort * math.sqrt(rounds * task.parameters)
     way = reach * (rounds - 1 / (1 - MOMENTUM) + 1)
     fastest = min(FASTEST, LOUDEST / noise)
-    rates = [fastest * 0.8**slower for slower in range(30)]  # with very few people less is more
+    # with very few people less is more
+    rates = [fastest * 0.8**slower for slower in range(30)]
     rate = float(f"{max(rates, key=lambda rate: expected_gain(rate * way, rate * noise)):.2g}")
     return Plan(rounds, cohort, rate, noise_multiplier, expected_gain(rate * way, rate * noise))
 
 
 class Choice(NamedTuple):
-    section: str  # "" for those above all sections
+    # "" for those above all sections
+    section: str
     key: str
     value: Any
     why: str
@@ -176,7 +200,9 @@ def choices(
     on_cpu: bool,
     measured: int,
 ) -> list[Choice]:
-    """List the whole recipe. `architecture` is that of the start; the model is `measured` so often between its start and its end."""
+    """List the whole recipe. `architecture` is that of the start; the model is `measured` so often
+    between its start and its end.
+    """
     defaults = ModelSection().model_dump(mode="json")
     built = {name: value for name, value in architecture.items() if value != defaults[name]}
     whole = "as the start is; all of it is trained: freezing lost more than it saved in noise"
@@ -257,7 +283,10 @@ def choices(
 
 
 def _clipping(architecture: dict[str, Any]) -> list[Choice]:
-    short = f"{CLIP_NORM} in all: shorter than any update, so that each gives a direction; 0.1 and 0.5 do as well"
+    short = (
+        f"{CLIP_NORM} in all: shorter than any update, so that each gives a direction; 0.1 and 0.5"
+        " do as well"
+    )
     if architecture.get("kind") != "cifg" or architecture.get("tied"):
         return [Choice("privacy", "clip_norm", CLIP_NORM, short)]
     norms = {

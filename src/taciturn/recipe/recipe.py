@@ -1,7 +1,9 @@
-"""A run's recipe: frozen, validated, in TOML. A key that does not exist is an error, and so is a value out of range.
+"""A run's recipe: frozen, validated, in TOML. A key that does not exist is an error, and so is a
+value out of range.
 
-Everything privacy depends on is a constant here, written down before the run: how many users there are, how many take part, how far one may
-move the model. Counts measured on users' text are never used instead.
+Everything privacy depends on is a constant here, written down before the run: how many users there
+are, how many take part, how far one may move the model. Counts measured on users' text are never
+used instead.
 """
 
 import hashlib
@@ -16,9 +18,12 @@ from taciturn.privacy.sensitivity import most_participations
 from taciturn.recipe import rules, sections
 from taciturn.recipe.sections import Section, setting
 
-SCHEMA = 1  # counts changes in the meaning of omitted settings
+# counts changes in the meaning of omitted settings
+SCHEMA = 1
 FOR_PAPERS = {
-    "transfer-learning": "learns from devices' average prediction, not their updates; no privacy (ε = ∞)"
+    "transfer-learning": (
+        "learns from devices' average prediction, not their updates; no privacy (ε = ∞)"
+    )
 }
 NAMES_OF_FILES = {
     "data": {"population", "general", "general_test"},
@@ -28,7 +33,9 @@ NAMES_OF_FILES = {
 
 
 class Recipe(Section):
-    """What a run is, before it begins. Sections may be dicts: `Recipe(data={"population": "people"}, …)`; docs/recipe.md lists all."""
+    """What a run is, before it begins. Sections may be dicts: `Recipe(data={"population":
+    "people"}, …)`; docs/recipe.md lists all.
+    """
 
     algorithm: AlgorithmName = setting(
         "dp-fedavg", "fedavg has no privacy (ε = ∞)", for_papers=FOR_PAPERS
@@ -55,13 +62,14 @@ class Recipe(Section):
     def fingerprint(self) -> str:
         """Return a digest of everything that shapes the run; where its files are does not.
 
-        Only what differs from the defaults is hashed: a setting that is added later, with a default that keeps the old behaviour, changes
-        no fingerprint, so that unfinished runs can be resumed and devices of different versions agree. Therefore a default, or the meaning
-        of an omitted setting (a δ, a noise, a clip norm), may only be changed together with SCHEMA."""
+        Only what differs from the defaults is hashed: a setting that is added later, with a default
+        that keeps the old behaviour, changes no fingerprint, so that unfinished runs can be resumed
+        and devices of different versions agree. Therefore a default, or the meaning of an omitted
+        setting (a δ, a noise, a clip norm), may only be changed together with SCHEMA.
+        """
         settings = self.model_dump(mode="json", exclude_defaults=True, exclude=NAMES_OF_FILES)
-        content = {
-            name: value for name, value in settings.items() if value != {}
-        }  # sections of file paths only
+        # sections of file paths only
+        content = {name: value for name, value in settings.items() if value != {}}
         content |= {"schema": SCHEMA, "canaries_planted": self.canaries.text is not None}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

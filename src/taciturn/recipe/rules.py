@@ -1,7 +1,9 @@
-"""What goes with what in a recipe, in two tables: COMPATIBLE, of choices that exclude each other, and RULES, of everything else.
+"""What goes with what in a recipe, in two tables: COMPATIBLE, of choices that exclude each other,
+and RULES, of everything else.
 
-The first row that a recipe breaks is reported to its author. docs/recipe.md prints both tables (tests/recipe/reference.py); therefore
-a rule has its settings in braces, to be filled in for the recipe that breaks it.
+The first row that a recipe breaks is reported to its author. docs/recipe.md prints both tables
+(tests/recipe/reference.py); therefore a rule has its settings in braces, to be filled in for the
+recipe that breaks it.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ if TYPE_CHECKING:
 
 
 class Pairing(NamedTuple):
-    """Which values of one setting go with which of another. A value that is not named goes with all."""
+    """Which values of one setting go with which of another. A value that is not named goes with
+    all.
+    """
 
-    setting: str  # `section.name`; `noise` is the recipe's, worked out
+    # `section.name`; `noise` is the recipe's, worked out
+    setting: str
     other: str
     goes_with: dict[str, tuple[str, ...]]
     why: str
@@ -35,7 +40,10 @@ class Pairing(NamedTuple):
     def sentence(self, recipe: Recipe) -> str:
         value, other = attrgetter(self.setting, self.other)(recipe)
         possible = " or ".join(f'"{one}"' for one in self.goes_with[value])
-        return f'{_in_file(self.setting)} = "{value}" goes with {_in_file(self.other)} = {possible}, not with "{other}": {self.why}'
+        return (
+            f'{_in_file(self.setting)} = "{value}" goes with {_in_file(self.other)} = {possible},'
+            f' not with "{other}": {self.why}'
+        )
 
 
 class Rule(NamedTuple):
@@ -65,16 +73,18 @@ def _drops_out(recipe: Recipe) -> bool:
     return recipe.fleet.kind in ("check-in", "devices")
 
 
+# of the strategy, for noise that has any
 COEFFICIENTS = {
     "blt": {"decay", "scale"},
     "banded": {"bands"},
-}  # of the strategy, for noise that has any
+}
 
 NOT_FTRL, NOT_PRIVATE = (
     ("dp-fedavg", "dp-fedsgd", "fedavg", "transfer-learning"),
     ("fedavg", "transfer-learning"),
 )
-CONSTANT = ("flat", "per-layer")  # clip norms that do not adapt
+# clip norms that do not adapt
+CONSTANT = ("flat", "per-layer")
 COMPATIBLE = (
     Pairing(
         "privacy.encoding",
@@ -129,19 +139,22 @@ COMPATIBLE = (
         "fleet.kind",
         "privacy.encoding",
         {"queue": ("integer",)},
-        "reports in a queue come from different rounds, each with its own rotation, so residues cannot be added",
+        "reports in a queue come from different rounds, each with its own rotation, so residues"
+        " cannot be added",
     ),
     Pairing(
         "fleet.kind",
         "privacy.clipping",
         {"queue": CONSTANT},
-        "a queue sums reports that were made in earlier rounds, so there is one clip norm for the whole run",
+        "a queue sums reports that were made in earlier rounds, so there is one clip norm for the"
+        " whole run",
     ),
     Pairing(
         "noise",
         "privacy.clipping",
         {"independent": CONSTANT},
-        'independent noise has nothing to restart, so adaptive clip norms belong to algorithm = "dp-ftrl" and its correlated noise',
+        "independent noise has nothing to restart, so adaptive clip norms belong to algorithm ="
+        ' "dp-ftrl" and its correlated noise',
     ),
     Pairing(
         "algorithm",
@@ -159,7 +172,8 @@ COMPATIBLE = (
         "algorithm",
         "privacy.estimator",
         dict.fromkeys(NOT_PRIVATE, ("fixed",)),
-        "without privacy a sum is divided by the actual weight, so leave out estimator and least_weight",
+        "without privacy a sum is divided by the actual weight, so leave out estimator and"
+        " least_weight",
     ),
     Pairing(
         "algorithm",
@@ -173,13 +187,15 @@ RULES = (
     # one section
     Rule(
         lambda r: r.participation.cohort > r.participation.users,
-        "[participation] cohort = {participation.cohort:g} is more than users = {participation.users}: lower the cohort, or raise users",
+        "[participation] cohort = {participation.cohort:g} is more than users ="
+        " {participation.users}: lower the cohort, or raise users",
     ),
     Rule(
         lambda r: (
             r.participation.kind in ("fixed", "min-separation") and r.participation.cohort % 1 != 0
         ),
-        '[participation] kind = "{participation.kind}" has cohorts of one size: cohort must be an integer',
+        '[participation] kind = "{participation.kind}" has cohorts of one size: cohort must be an'
+        " integer",
     ),
     Rule(
         lambda r: (
@@ -217,24 +233,29 @@ RULES = (
     ),
     Rule(
         lambda r: 0 < r.audit.users < 16,
-        "[audit] users = {audit.users} are too few to show anything: take a thousand, or at least 16",
+        "[audit] users = {audit.users} are too few to show anything: take a thousand, or at"
+        " least 16",
     ),
     Rule(
         lambda r: r.transfer.rows % r.transfer.batch_size != 0,
-        "[transfer] rows = {transfer.rows} must be a multiple of batch_size = {transfer.batch_size}",
+        "[transfer] rows = {transfer.rows} must be a multiple of batch_size ="
+        " {transfer.batch_size}",
     ),
     Rule(
         lambda r: max(r.canaries.copies) > r.canaries.sentences,
-        "[canaries] copies = {canaries.copies} do not fit into {canaries.sentences} sentences: raise sentences, or lower copies",
+        "[canaries] copies = {canaries.copies} do not fit into {canaries.sentences} sentences:"
+        " raise sentences, or lower copies",
     ),
     # privacy
     Rule(
         lambda r: r.privacy.noise_multiplier == 0 and r.algorithm not in ("dp-fedavg", "dp-fedsgd"),
-        '[privacy] noise_multiplier = 0 belongs to algorithm = "dp-fedavg" or "dp-fedsgd"; without privacy, use algorithm = "fedavg"',
+        '[privacy] noise_multiplier = 0 belongs to algorithm = "dp-fedavg" or "dp-fedsgd"; without'
+        ' privacy, use algorithm = "fedavg"',
     ),
     Rule(
         lambda r: r.privacy.noise_multiplier == 0 and len(_limits(r)) > 1,
-        "[privacy] noise_multiplier = 0 is a run without privacy (ε = ∞), which has no budget: leave out epsilon and rho, or the zero",
+        "[privacy] noise_multiplier = 0 is a run without privacy (ε = ∞), which has no budget:"
+        " leave out epsilon and rho, or the zero",
     ),
     Rule(
         lambda r: r.privacy.noise_multiplier == 0 and r.privacy.encoding == "modular",
@@ -242,7 +263,8 @@ RULES = (
     ),
     Rule(
         lambda r: r.algorithm in NOT_PRIVATE and bool(_limits(r)),
-        'algorithm = "{algorithm}" has no privacy: leave out noise_multiplier, epsilon and rho, or choose "dp-fedavg"',
+        'algorithm = "{algorithm}" has no privacy: leave out noise_multiplier, epsilon and rho, or'
+        ' choose "dp-fedavg"',
     ),
     Rule(
         lambda r: r.is_private and not _limits(r),
@@ -250,76 +272,87 @@ RULES = (
     ),
     Rule(
         lambda r: r.delta * r.participation.users >= 1,
-        "δ = {recipe.delta:.2g} is at least one over the number of users, which would allow publishing one user's text: leave out "
-        "[privacy] delta (it is then 1/users²), or lower it",
+        "δ = {recipe.delta:.2g} is at least one over the number of users, which would allow"
+        " publishing one user's text: leave out [privacy] delta (it is then 1/users²), or lower it",
     ),
     Rule(
         lambda r: bool(r.audit.users) and not r.is_private,
-        '[audit] users test what a run claims, and one without privacy (noise_multiplier = 0, or algorithm = "fedavg") claims nothing',
+        "[audit] users test what a run claims, and one without privacy (noise_multiplier = 0, or"
+        ' algorithm = "fedavg") claims nothing',
     ),
     Rule(
         lambda r: r.audit.users > r.most_audit_users,
-        "[audit] {audit.users} users are too many for {run.rounds} rounds: take at most {recipe.most_audit_users}",
+        "[audit] {audit.users} users are too many for {run.rounds} rounds: take at most"
+        " {recipe.most_audit_users}",
     ),
     # noise that is correlated over rounds
     Rule(
         lambda r: bool(r.privacy.restart_rounds) and r.noise == "independent",
-        '[privacy] restart_rounds belong to algorithm = "dp-ftrl" and its correlated noise: independent noise has nothing to restart',
+        '[privacy] restart_rounds belong to algorithm = "dp-ftrl" and its correlated noise:'
+        " independent noise has nothing to restart",
     ),
     Rule(
         lambda r: r.algorithm == "dp-ftrl" and isinstance(r.privacy.clip_norm, list),
-        'algorithm = "dp-ftrl" has one clip norm for the whole run, or starts from one clip_norm and adapts it: leave out the schedule',
+        'algorithm = "dp-ftrl" has one clip norm for the whole run, or starts from one clip_norm'
+        " and adapts it: leave out the schedule",
     ),
     Rule(
         lambda r: (
             r.privacy.strategy is not None
             and r.privacy.strategy.keys() != COEFFICIENTS.get(r.noise, set())
         ),
-        '[privacy] strategy has other coefficients than noise = "{recipe.noise}": bands for "banded", decay and scale for "blt"',
+        '[privacy] strategy has other coefficients than noise = "{recipe.noise}": bands for'
+        ' "banded", decay and scale for "blt"',
     ),
     Rule(
         lambda r: any(
             not one or len(one) % r.noise_segments for one in (r.privacy.strategy or {}).values()
         ),
-        "[privacy] strategy must have the same number of coefficients for each of the {recipe.noise_segments} segments of the noise",
+        "[privacy] strategy must have the same number of coefficients for each of the"
+        " {recipe.noise_segments} segments of the noise",
     ),
     Rule(
         lambda r: (
             r.participation.kind == "cyclic-poisson"
             and r.privacy.bands * r.participation.cohort > r.participation.users
         ),
-        "{participation.users} users who take turns every {privacy.bands} rounds cannot fill cohorts of {participation.cohort:g}: "
-        "lower the cohort, or privacy.bands to {recipe.turns}",
+        "{participation.users} users who take turns every {privacy.bands} rounds cannot fill"
+        " cohorts of {participation.cohort:g}: lower the cohort, or privacy.bands to"
+        " {recipe.turns}",
     ),
     # fleets, and how often someone can take part
     Rule(
         lambda r: _drops_out(r) and (r.fleet.most_reports or math.inf) < r.participation.cohort,
-        "[fleet] most_reports = {fleet.most_reports} is less than the report goal, {participation.cohort:g}: every round would fail",
+        "[fleet] most_reports = {fleet.most_reports} is less than the report goal,"
+        " {participation.cohort:g}: every round would fail",
     ),
     Rule(
         lambda r: _drops_out(r) and r.asked * (1 - r.fleet.dropout_rate) < r.participation.cohort,
-        "{recipe.asked:.0f} devices are asked, a share of {fleet.dropout_rate:g} drops out, and {participation.cohort:g} reports "
-        "are needed: most rounds would fail; raise [fleet] over_selection",
+        "{recipe.asked:.0f} devices are asked, a share of {fleet.dropout_rate:g} drops out, and"
+        " {participation.cohort:g} reports are needed: most rounds would fail; raise [fleet]"
+        " over_selection",
     ),
     Rule(
         lambda r: _drops_out(r) and math.ceil(r.asked) > MOST_REPORTS,
-        f"{{recipe.asked:.0f}} devices are asked in a round, and a sum holds {MOST_REPORTS} reports: lower the cohort",
+        f"{{recipe.asked:.0f}} devices are asked in a round, and a sum holds {MOST_REPORTS}"
+        " reports: lower the cohort",
     ),
     Rule(
         lambda r: (
             r.participation.min_separation is not None
             and (r.participation.min_separation + 1) * r.asked > r.participation.users
         ),
-        "with {participation.users} users, of whom {recipe.asked:.0f} are asked in a round, {recipe.possible_separation} rounds of rest "
-        "are possible, not {participation.min_separation}",
+        "with {participation.users} users, of whom {recipe.asked:.0f} are asked in a round,"
+        " {recipe.possible_separation} rounds of rest are possible, not"
+        " {participation.min_separation}",
     ),
     Rule(
         lambda r: (
             r.participation.users * (r.participation.max_participations or math.inf)
             < r.participation.cohort * r.run.rounds
         ),
-        "[participation] max_participations = {participation.max_participations} of {participation.users} users cannot fill "
-        "{run.rounds} rounds of {participation.cohort:g}",
+        "[participation] max_participations = {participation.max_participations} of"
+        " {participation.users} users cannot fill {run.rounds} rounds of {participation.cohort:g}",
     ),
     Rule(
         lambda r: (
@@ -327,21 +360,24 @@ RULES = (
             and r.algorithm == "transfer-learning"
             and r.transfer.text == "generated"
         ),
-        "in a queue devices have different models, which generate different texts: predictions about them cannot be added. Use [transfer] "
-        'text = "general"',
+        "in a queue devices have different models, which generate different texts: predictions"
+        ' about them cannot be added. Use [transfer] text = "general"',
     ),
     Rule(
         lambda r: r.fleet.kind == "queue" and isinstance(r.privacy.clip_norm, list),
-        'with [fleet] kind = "queue" there is one clip norm for the whole run, not a schedule: a queue sums reports of earlier rounds',
+        'with [fleet] kind = "queue" there is one clip norm for the whole run, not a schedule: a'
+        " queue sums reports of earlier rounds",
     ),
     Rule(
         lambda r: r.fleet.kind == "queue" and r.in_flight < r.participation.cohort,
-        "[fleet] in_flight = {recipe.in_flight} devices that train at a time never complete a round of {participation.cohort:g}",
+        "[fleet] in_flight = {recipe.in_flight} devices that train at a time never complete a round"
+        " of {participation.cohort:g}",
     ),
     # settings that would silently do nothing
     Rule(
         lambda r: (r.data.general is None) == r.uses_general_text,
-        '[data] general = "a folder of public text" goes with [local] forgetting = "rehearsal" or [transfer] text = "general"',
+        '[data] general = "a folder of public text" goes with [local] forgetting = "rehearsal" or'
+        ' [transfer] text = "general"',
     ),
     Rule(
         lambda r: r.algorithm != "transfer-learning" and r.transfer != TransferSection(),
@@ -357,22 +393,27 @@ RULES = (
                 or r.server != ServerSection()
             )
         ),
-        'algorithm = "transfer-learning" sums predictions, not updates: leave out clip norms, [server] and [upload]',
+        'algorithm = "transfer-learning" sums predictions, not updates: leave out clip norms,'
+        " [server] and [upload]",
     ),
     Rule(
         lambda r: r.privacy.encoding == "modular" and r.upload != UploadSection(),
-        '[privacy] encoding = "modular" sends every parameter in as many bits as its sum needs: leave out [upload]',
+        '[privacy] encoding = "modular" sends every parameter in as many bits as its sum needs:'
+        " leave out [upload]",
     ),
     Rule(
         lambda r: r.privacy.greedy and r.algorithm != "dp-fedavg",
-        '[privacy] greedy clipping belongs to algorithm = "dp-fedavg", which has several local steps',
+        '[privacy] greedy clipping belongs to algorithm = "dp-fedavg", which has several local'
+        " steps",
     ),
     Rule(
         lambda r: r.algorithm == "dp-fedsgd" and r.local.max_gradient_norm is not None,
-        'algorithm = "dp-fedsgd" sends one gradient, which is clipped: leave out local.max_gradient_norm',
+        'algorithm = "dp-fedsgd" sends one gradient, which is clipped: leave out'
+        " local.max_gradient_norm",
     ),
     Rule(
         lambda r: r.local.loss_power > 0 and r.local.forgetting == "distillation",
-        '[local] loss_power is for learning words, and forgetting = "distillation" learns predictions: leave out one of them',
+        '[local] loss_power is for learning words, and forgetting = "distillation" learns'
+        " predictions: leave out one of them",
     ),
 )

@@ -1,6 +1,7 @@
 """The settings of a recipe and their limits; what goes with what is in recipe/rules.py.
 
-A default, and the meaning of an omitted setting, may change only together with `recipe.SCHEMA`: fingerprints leave out defaults.
+A default, and the meaning of an omitted setting, may change only together with `recipe.SCHEMA`:
+fingerprints leave out defaults.
 """
 
 from collections.abc import Callable
@@ -13,13 +14,18 @@ from taciturn.models.registry import KINDS, model_kind
 from taciturn.privacy.clipping import clip_schedule
 from taciturn.privacy.noise import check_multiplier
 
-MOST_A_ROUND = 60_000  # users
-AUDITED_AT_ONCE = 1024  # audit users whose turn a round may be, in and out
-DEFAULT_CLIP_NORM = 0.8  # Ramaswamy et al. 2020, Table 1
+# users
+MOST_A_ROUND = 60_000
+# audit users whose turn a round may be, in and out
+AUDITED_AT_ONCE = 1024
+# Ramaswamy et al. 2020, Table 1
+DEFAULT_CLIP_NORM = 0.8
 
 
 def setting(default: Any, meaning: str, *, for_papers: Any = False, **limits: Any) -> Any:
-    """Define a setting. `for_papers`: true where it only serves to reproduce papers, or its values that do, and what they mean."""
+    """Define a setting. `for_papers`: true where it only serves to reproduce papers, or its values
+    that do, and what they mean.
+    """
     return Field(
         default=default, description=meaning, json_schema_extra={"for_papers": for_papers}, **limits
     )
@@ -78,7 +84,8 @@ class ModelSection(Section):
     )
     warm_start: str | None = setting(
         None,
-        "run folder or model.safetensors; taciturn:english is public text and comes with the package",
+        "run folder or model.safetensors; taciturn:english is public text and comes with the"
+        " package",
     )
 
 
@@ -95,14 +102,16 @@ class LocalSection(Section):
     update_penalty: float = setting(0.0, "L2 penalty on the update", ge=0)
     loss_power: float = setting(
         0.0,
-        "q of the loss (1 − p^q)/q (Zhang and Sabuncu 2018): unpredictable words count less; 0 is −log p",
+        "q of the loss (1 − p^q)/q (Zhang and Sabuncu 2018): unpredictable words count less; 0 is"
+        " −log p",
         ge=0,
         le=1,
     )
     forgetting: Literal["none", "rehearsal", "distillation"] = setting(
         "none",
-        "what is done against forgetting the general language (Popov et al. 2018): nothing; general text mixed into the "
-        "user's; or the predictions of the model that was sent, as a second target",
+        "what is done against forgetting the general language (Popov et al. 2018): nothing; general"
+        " text mixed into the user's; or the predictions of the model that was sent, as a second"
+        " target",
     )
     user_share: float = setting(
         0.5, "λ: the user's own share of what a device learns from", gt=0, le=1
@@ -145,8 +154,8 @@ class ServerSection(Section):
 class ParticipationSection(Section):
     kind: names.ParticipationKind = setting(
         "poisson",
-        "min-separation claims no sampling (dp-ftrl, and runs without privacy); with cyclic-poisson users take turns every "
-        "privacy.bands rounds (dp-ftrl)",
+        "min-separation claims no sampling (dp-ftrl, and runs without privacy); with cyclic-poisson"
+        " users take turns every privacy.bands rounds (dp-ftrl)",
         for_papers={"fixed": "cohorts of one size, drawn without replacement"},
     )
     users: PositiveInt = Field(
@@ -183,7 +192,8 @@ class ParticipationSection(Section):
 class PrivacySection(Section):
     clip_norm: Annotated[float | list[tuple[int, float]] | None, checked(clip_schedule)] = setting(
         None,
-        "S, or a falling schedule [[round, S], …] (default: 0.8, Ramaswamy et al. 2020; without privacy none)",
+        "S, or a falling schedule [[round, S], …] (default: 0.8, Ramaswamy et al. 2020; without"
+        " privacy none)",
     )
     clipping: names.Clipping = setting(
         "flat",
@@ -213,18 +223,21 @@ class PrivacySection(Section):
     )
     noise: names.NoiseKind | None = setting(
         None,
-        "how it is correlated over rounds (default: dp-ftrl blt, with cyclic-poisson banded; all others independent)",
+        "how it is correlated over rounds (default: dp-ftrl blt, with cyclic-poisson banded; all"
+        " others independent)",
         for_papers={"honaker": "a tree whose nodes are also estimated from their children"},
     )
     restart_rounds: list[PositiveInt] | None = setting(
         None,
-        "correlated noise starts anew after these (default: never; with adaptive clipping 128, 1152, 2176, …)",
+        "correlated noise starts anew after these (default: never; with adaptive clipping 128,"
+        " 1152, 2176, …)",
     )
     bands: PositiveInt = setting(32, "of banded noise")
     buffers: PositiveInt = setting(3, "of blt noise", le=4)
     strategy: dict[str, list[float]] | None = setting(
         None,
-        "coefficients of banded or blt noise, by segment; worked out, and written into the run's own recipe",
+        "coefficients of banded or blt noise, by segment; worked out, and written into the run's"
+        " own recipe",
     )
     encoding: names.ReportEncoding = setting(
         "integer",
@@ -246,10 +259,14 @@ class PrivacySection(Section):
 class FleetSection(Section):
     kind: names.FleetKind = setting(
         "simulated",
-        "users simulated here, everyone in every round; or simulated devices that check in at night, keep a timer and drop out; "
-        "or real devices over a network, whose reports are added by a secure sum (`taciturn fleet serve`)",
+        "users simulated here, everyone in every round; or simulated devices that check in at"
+        " night, keep a timer and drop out; or real devices over a network, whose reports are added"
+        " by a secure sum (`taciturn fleet serve`)",
         for_papers={
-            "queue": "devices train on the model they last got, and a round closes when enough have reported (Popov et al. 2018)"
+            "queue": (
+                "devices train on the model they last got, and a round closes when enough have"
+                " reported (Popov et al. 2018)"
+            )
         },
     )
     in_flight: PositiveInt | None = setting(
@@ -258,7 +275,8 @@ class FleetSection(Section):
     timer_hours: float = setting(24.0, "that a device rests after an upload", gt=0)
     lifetime_participations: PositiveInt | None = setting(
         None,
-        "devices: reports that one sends in its lifetime, in all runs, summed or not (default: max_participations)",
+        "devices: reports that one sends in its lifetime, in all runs, summed or not (default:"
+        " max_participations)",
     )
     over_selection: float = setting(1.3, "devices asked for each report that is needed", ge=1)
     most_reports: PositiveInt | None = setting(
@@ -285,11 +303,13 @@ class FleetSection(Section):
 class CanarySection(Section):
     text: str | None = setting(
         None,
-        "folder made by `taciturn data public`: what synthetic users write besides secrets; none: no canaries",
+        "folder made by `taciturn data public`: what synthetic users write besides secrets; none:"
+        " no canaries",
     )
     rate: float = setting(
         0.575,
-        "probability that each takes part in a round (Ramaswamy et al. 2020: 1,150 of 2,000 rounds)",
+        "probability that each takes part in a round (Ramaswamy et al. 2020: 1,150 of 2,000"
+        " rounds)",
         gt=0,
         le=1,
     )
@@ -306,9 +326,10 @@ class CanarySection(Section):
 class AuditSection(Section):
     users: int = setting(
         0,
-        "synthetic users who send random directions, by a fair coin, with whom `taciturn audit run` tests what is "
-        "claimed; the same as `train --audit N`. With 1,000 the audit sees noise that is 1.3 times too small, with 10,000 noise 1.1 times "
-        "too small, where people do not drown it",
+        "synthetic users who send random directions, by a fair coin, with whom `taciturn audit run`"
+        " tests what is claimed; the same as `train --audit N`. With 1,000 the audit sees noise"
+        " that is 1.3 times too small, with 10,000 noise 1.1 times too small, where people do not"
+        " drown it",
         ge=0,
     )
 

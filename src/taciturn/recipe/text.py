@@ -15,7 +15,8 @@ from taciturn.files import not_a, write_atomically
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
 
-MUST_BE: dict[str, str] = {  # by pydantic's kinds of errors
+# by pydantic's kinds of errors
+MUST_BE: dict[str, str] = {
     **dict.fromkeys(
         ("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "an integer"
     ),
@@ -27,7 +28,8 @@ MUST_BE: dict[str, str] = {  # by pydantic's kinds of errors
     "less_than_equal": "{le:g} or less",
 }
 Checked = TypeVar("Checked", bound=BaseModel)
-BARE = re.compile(r"[A-Za-z0-9_-]+")  # TOML's keys without quotes
+# TOML's keys without quotes
+BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class RecipeError(TaciturnError):
@@ -59,7 +61,8 @@ def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
         ) from None
     except UnicodeDecodeError:
         raise RecipeError(
-            f"{path} is not text in UTF-8, so it is not a recipe; name a file in TOML (docs/recipe.md)"
+            f"{path} is not text in UTF-8, so it is not a recipe; name a file in TOML"
+            " (docs/recipe.md)"
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(
@@ -101,13 +104,15 @@ def _set(content: dict[str, Any], setting: str) -> None:
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        parsed = value  # a word without quotes
+        # a word without quotes
+        parsed = value
     target = content
     for section in sections:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
             raise RecipeError(
-                f"--set {setting}: {section} is a value, not a section; leave out what follows {section}"
+                f"--set {setting}: {section} is a value, not a section; leave out what follows"
+                f" {section}"
             )
     target[key] = parsed
 
@@ -144,13 +149,19 @@ def _sentence(error: Any, section: type[BaseModel]) -> str:
     wanted = (MUST_BE.get(error["type"]) or message.removeprefix("Input should be ")).format(
         **error.get("ctx", {})
     )
-    return f"{name} must be {'a number, or a schedule [[0, 0.8], [500, 0.4]]' if place[-1] == 'clip_norm' else wanted}, not {given!r}"
+    return (
+        f"{name} must be"
+        f" {'a number, or a schedule [[0, 0.8], [500, 0.4]]' if place[-1] == 'clip_norm' else wanted},"
+        f" not {given!r}"
+    )
 
 
 def to_toml(
     content: dict[str, Any], comments: Mapping[tuple[str, str], str] = {}, section: str = ""
 ) -> str:
-    """Write settings as TOML, each with the comment that `comments` has for its section and key, if any."""
+    """Write settings as TOML, each with the comment that `comments` has for its section and key, if
+    any.
+    """
     names = {
         key: key if BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False) for key in content
     }
@@ -158,7 +169,10 @@ def to_toml(
     for key, value in content.items():
         if not isinstance(value, dict):
             comment = comments.get((section, key))
-            text += f"{names[key]} = {json.dumps(value, ensure_ascii=False)}{f'  # {comment}' if comment else ''}\n"
+            text += (
+                f"{names[key]} ="
+                f" {json.dumps(value, ensure_ascii=False)}{f'  # {comment}' if comment else ''}\n"
+            )
     text = f"[{section}]\n{text}" if section and text else text
     for key, value in content.items():
         if isinstance(value, dict):

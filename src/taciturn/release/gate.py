@@ -18,12 +18,15 @@ def check_not_personal(card: ModelCard, what: Path | str) -> None:
     """Refuse a personal model at every exit: the card stays with the file."""
     if card.personal:
         raise ExportRefused(
-            f"{what} is a personal model of one person's own text, which stays on this device: name a run"
+            f"{what} is a personal model of one person's own text, which stays on this device: name"
+            " a run"
         )
 
 
 def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guarantee:
-    """Return what the ledger says about exactly these parameters; refuse where the two do not match."""
+    """Return what the ledger says about exactly these parameters; refuse where the two do not
+    match.
+    """
     check_not_personal(card, "this")
     if card.run is None or card.ledger_head is None:
         raise ExportRefused(
@@ -37,13 +40,18 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
     }
     row = next((row for row in ledger.run_rows(card.run) if recorded.items() <= row.items()), None)
     if row is None:
-        unknown = f"{ledger.path} does not know these parameters as run {card.run}'s at row {card.ledger_head[:12]}…"
+        unknown = (
+            f"{ledger.path} does not know these parameters as run {card.run}'s at row"
+            f" {card.ledger_head[:12]}…"
+        )
         raise ExportRefused(
             f"{unknown}: the model was changed, belongs to another population, or rows are missing"
         )
-    if row.get("card", card_digest(card)) != card_digest(card):  # old rows have none
+    # old rows have none
+    if row.get("card", card_digest(card)) != card_digest(card):
         raise ExportRefused(
-            f"{ledger.path} knows these parameters with other words or another description: the model file was changed"
+            f"{ledger.path} knows these parameters with other words or another description: the"
+            " model file was changed"
         )
     return ledger.guarantee(card.run, card.ledger_head)
 
@@ -54,5 +62,8 @@ def check_may_leave(guarantee: Guarantee, non_private: bool) -> None:
             f"run {guarantee.run} has no privacy (ε = ∞); to export it anyway, add --non-private"
         )
     if guarantee.epsilon == math.inf and not non_private:
-        nothing = f"guarantees nothing at δ = {delta_text(guarantee.delta)} (ε = ∞); to export it anyway, add --non-private"
+        nothing = (
+            f"guarantees nothing at δ = {delta_text(guarantee.delta)} (ε = ∞); to export it anyway,"
+            " add --non-private"
+        )
         raise ExportRefused(f"the noise of run {guarantee.run} {nothing}")

@@ -1,5 +1,5 @@
-"""Models and states on disk. A *model* is public: parameters, their description, and the ledger row of their history. A *state* is
-what a run needs to resume, and secret.
+"""Models and states on disk. A *model* is public: parameters, their description, and the ledger row
+of their history. A *state* is what a run needs to resume, and secret.
 """
 
 import hashlib
@@ -18,8 +18,10 @@ from taciturn.core import Params, PyTree
 from taciturn.errors import TaciturnError
 from taciturn.files import not_a, write_atomically
 
-SHIPPED = "taciturn:english"  # names the public-text start that comes with the package
-BFLOAT16 = np.dtype(jax.numpy.bfloat16)  # how it is shipped
+# names the public-text start that comes with the package
+SHIPPED = "taciturn:english"
+# how it is shipped
+BFLOAT16 = np.dtype(jax.numpy.bfloat16)
 _STARTS = Path(__file__).parents[1] / "starts"
 
 
@@ -33,17 +35,22 @@ class ModelCard:
 
     architecture: dict[str, Any]
     vocabulary: tuple[str, ...]
-    text: dict[str, str]  # language and unit of the vocabulary: how text is split into its words
+    # language and unit of the vocabulary: how text is split into its words
+    text: dict[str, str]
     run: str | None = (
-        None  # its name in the population's ledger; none for a model of public text alone
+        # its name in the population's ledger; none for a model of public text alone
+        None
     )
     ledger_head: str | None = None
     round: int = 0
-    public_sources: tuple[str, ...] = ()  # public text that went into it
+    # public text that went into it
+    public_sources: tuple[str, ...] = ()
     sentences: bool = (
-        False  # whether it was trained on single sentences, and so starts afresh after each
+        # whether it was trained on single sentences, and so starts afresh after each
+        False
     )
-    personal: bool = False  # whether it then learned from one person's own text, and so never leaves their device
+    # whether it then learned from one person's own text, and so never leaves their device
+    personal: bool = False
 
     @property
     def public_text(self) -> tuple[str, ...]:
@@ -55,7 +62,9 @@ class ModelCard:
 
 
 def save_model(path: Path, params: Params, card: ModelCard, mode: int = 0o644) -> None:
-    """Write a model. One without privacy may hold what people wrote: give it a mode that only its owner may read."""
+    """Write a model. One without privacy may hold what people wrote: give it a mode that only its
+    owner may read.
+    """
     content = safetensors.numpy.save(
         _named(params), {"taciturn": json.dumps(_said(card), sort_keys=True)}
     )
@@ -63,7 +72,9 @@ def save_model(path: Path, params: Params, card: ModelCard, mode: int = 0o644) -
 
 
 def load_model(path: Path) -> tuple[Params, ModelCard]:
-    """Load parameters as a nested dict, and the card. `path` is a model file, a folder that holds model.safetensors, or `SHIPPED`."""
+    """Load parameters as a nested dict, and the card. `path` is a model file, a folder that holds
+    model.safetensors, or `SHIPPED`.
+    """
     if str(path) == SHIPPED:
         path = _STARTS / "english.safetensors"
     where, path = path, path / "model.safetensors" if path.is_dir() else path
@@ -81,18 +92,22 @@ def load_model(path: Path) -> tuple[Params, ModelCard]:
                 f"{where} has no model yet: resume it with taciturn train --resume --run {where}"
             ) from None
         raise ModelFileError(
-            f"{not_a('a run or a model', where)}; name a folder with a model.safetensors, or such a file"
+            f"{not_a('a run or a model', where)}; name a folder with a model.safetensors, or such a"
+            " file"
         ) from None
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelFileError(
-            f"{path} is not a model file, or is damaged; name a run's folder, or restore the file from a copy"
+            f"{path} is not a model file, or is damaged; name a run's folder, or restore the file"
+            " from a copy"
         ) from error
     if "taciturn" not in metadata:
         raise ModelFileError(
-            f"{path} was not written by taciturn, so nothing is known about its privacy; name a model that was"
+            f"{path} was not written by taciturn, so nothing is known about its privacy; name a"
+            " model that was"
         )
     for array in named.values():
-        array.flags.writeable = False  # what the ledger knows is what is used
+        # what the ledger knows is what is used
+        array.flags.writeable = False
     card = json.loads(metadata["taciturn"])
     for name in ("vocabulary", "public_sources"):
         card[name] = tuple(card[name])
@@ -109,7 +124,9 @@ def params_digest(params: Params) -> str:
 
 
 def card_digest(card: ModelCard) -> str:
-    """Return a digest of what a card states, apart from its place in the ledger, which records this."""
+    """Return a digest of what a card states, apart from its place in the ledger, which records
+    this.
+    """
     said = _said(card)
     for place in ("run", "ledger_head", "round"):
         del said[place]
@@ -117,8 +134,11 @@ def card_digest(card: ModelCard) -> str:
 
 
 def _said(card: ModelCard) -> dict[str, Any]:
-    """Return what a card states; `personal` is omitted where false, as in older files and ledgers."""
-    said = dict(vars(card))  # not asdict, which copies ten thousand words one by one
+    """Return what a card states; `personal` is omitted where false, as in older files and
+    ledgers.
+    """
+    # not asdict, which copies ten thousand words one by one
+    said = dict(vars(card))
     if not card.personal:
         del said["personal"]
     return said

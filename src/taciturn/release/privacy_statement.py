@@ -1,4 +1,6 @@
-"""The guarantee of a run in words, written from the ledger, never from what was planned. statement.toml has the sentences."""
+"""The guarantee of a run in words, written from the ledger, never from what was planned.
+statement.toml has the sentences.
+"""
 
 import math
 import textwrap
@@ -11,14 +13,18 @@ from taciturn.files import to_json
 from taciturn.privacy.figures import MEANINGLESS, WEAK, delta_text, epsilon_text, mu_text, rho_text
 from taciturn.privacy.ledger import Guarantee
 
-TWO_DEVICES, HOUSEHOLD = 2, 4  # users who may be one person, or live with one
-STRONG = 1.0  # ε up to which a guarantee is a strong one (Ponomareva et al. 2023, §5.2)
+# users who may be one person, or live with one
+TWO_DEVICES, HOUSEHOLD = 2, 4
+# ε up to which a guarantee is a strong one (Ponomareva et al. 2023, §5.2)
+STRONG = 1.0
 WORDS = tomllib.loads((files("taciturn.release") / "statement.toml").read_text("utf-8"))
 
 
 def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: str = "") -> str:
-    """Write a page for those who must defend the model: the points of Ponomareva et al. 2023, §5.3, as Xu et al. 2023 report them.
-    `observed` is what happened, beside the claim; it never replaces the claim."""
+    """Write a page for those who must defend the model: the points of Ponomareva et al. 2023, §5.3,
+    as Xu et al. 2023 report them. `observed` is what happened, beside the claim; it never replaces
+    the claim.
+    """
     parts = [_paragraph(f"Privacy of run {guarantee.run}")]
     if guarantee.is_private and guarantee.is_simulated:
         parts.append(_paragraph(WORDS["simulation"]))
@@ -29,14 +35,18 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
     last = {
         "Not covered": WORDS["not_covered"],
         "To delete": WORDS["to_delete"],
-        "Public": f"{'; '.join(public_sources)}; the recipe, and the numbers of users and rounds in it.",
+        "Public": (
+            f"{'; '.join(public_sources)}; the recipe, and the numbers of users and rounds in it."
+        ),
         "Ledger row": guarantee.head,
     }
     return "\n".join([*parts, "".join(_item(name, text) for name, text in last.items())])
 
 
 def personal_statement(run: str | None, head: str | None) -> str:
-    """Describe a model that learned from its owner after its run: its start, and that it has no guarantee."""
+    """Describe a model that learned from its owner after its run: its start, and that it has no
+    guarantee.
+    """
     start = (
         "a model of public text"
         if run is None
@@ -59,7 +69,10 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
         epsilon_text(guarantee.epsilon),
         guarantee.unit.replace("one user", "each person"),
     )
-    figures = f"{'ε is' if epsilon.startswith('>') else 'ε ='} {epsilon} and δ = {delta_text(guarantee.delta)}"
+    figures = (
+        f"{'ε is' if epsilon.startswith('>') else 'ε ='} {epsilon} and δ ="
+        f" {delta_text(guarantee.delta)}"
+    )
     promise = words["private"].format(learned_from=learned_from, figures=figures, unit=unit)
     levels = {"strong": STRONG, "moderate": WEAK, "weak": MEANINGLESS}
     worth = next(
@@ -107,14 +120,20 @@ def _points(guarantee: Guarantee, observed: str) -> Iterator[tuple[str, str]]:
     yield "Unit", f"{guarantee.unit}, with everything they wrote."
     yield (
         "Adjacency",
-        f"{guarantee.adjacency} ({WORDS['adjacency'].get(guarantee.adjacency, guarantee.adjacency)}).",
+        (
+            f"{guarantee.adjacency}"
+            f" ({WORDS['adjacency'].get(guarantee.adjacency, guarantee.adjacency)})."
+        ),
     )
     two, four = (epsilon_text(guarantee.for_group(users)) for users in (TWO_DEVICES, HOUSEHOLD))
     yield "Groups", WORDS["groups"].format(two=two, four=four)
     exactly = WORDS["gaussian"] + ("." if guarantee.continued else "; ε is exact for it.")
     yield (
         "Accounting",
-        f"{WORDS['accountant'][guarantee.accountant] if guarantee.sampled else exactly} Figures are rounded up.",
+        (
+            f"{WORDS['accountant'][guarantee.accountant] if guarantee.sampled else exactly} Figures"
+            " are rounded up."
+        ),
     )
     distance = WORDS["distance" if guarantee.distance else "no_distance"].format(
         distance=delta_text(guarantee.distance)
@@ -144,8 +163,11 @@ def statement_json(guarantee: Guarantee, public_sources: tuple[str, ...]) -> str
         "epsilon_of_two_devices": guarantee.for_group(TWO_DEVICES),
         "epsilon_of_a_household": guarantee.for_group(HOUSEHOLD),
         "public_sources": list(public_sources),
-        "private": guarantee.epsilon < math.inf
-        and not guarantee.is_simulated,  # a seed's noise can be removed
+        "private": (
+            guarantee.epsilon < math.inf
+            # a seed's noise can be removed
+            and not guarantee.is_simulated
+        ),
         "simulation": guarantee.is_simulated,
     }
     return to_json(content, indent=2, ensure_ascii=False) + "\n"

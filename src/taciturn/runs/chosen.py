@@ -1,7 +1,8 @@
 """A recipe worked out for people, an ε and this machine; recipe/choose.py has the rules.
 
-Nothing about the people who will be protected is read but roughly how many they are, unless the caller states it. How much they write, and
-so how fast a round is, is measured on held-out users, who have no guarantee.
+Nothing about the people who will be protected is read but roughly how many they are, unless the
+caller states it. How much they write, and so how fast a round is, is measured on held-out users,
+who have no guarantee.
 """
 
 import time
@@ -28,9 +29,12 @@ from taciturn.recipe.text import RecipeError, parse_recipe
 from taciturn.release.model_file import ModelCard, load_model
 from taciturn.runs.speed import best_time, round_seconds
 
-CPU_SAMPLE, ACCELERATOR_SAMPLE = 48, 1000  # held-out users in a timed round
-MORE_MEASUREMENTS = 4  # on all held-out users between the first and the last, if they take at most a tenth of the time
-UNFORESEEN = 0.1  # share of the time kept in reserve
+# held-out users in a timed round
+CPU_SAMPLE, ACCELERATOR_SAMPLE = 48, 1000
+# on all held-out users between the first and the last, if they take at most a tenth of the time
+MORE_MEASUREMENTS = 4
+# share of the time kept in reserve
+UNFORESEEN = 0.1
 
 
 class Chosen(NamedTuple):
@@ -41,8 +45,8 @@ class Chosen(NamedTuple):
 
 
 def publicly(users: int) -> int:
-    """Round down to a number that may be published: coarser for fewer users, by at most a percent for many, or cohorts
-    would be larger than planned.
+    """Round down to a number that may be published: coarser for fewer users, by at most a percent
+    for many, or cohorts would be larger than planned.
 
     >>> publicly(37), publicly(9_364), publicly(1_098_765)
     (30, 9300, 1090000)
@@ -60,7 +64,9 @@ def chosen_recipe(
     users: int | None = None,
     doing: Callable[[str], None] = unwatched,
 ) -> Chosen:
-    """Choose for the people in `folder`, and the model of public text that `start` names. Call `doing` with each step that begins."""
+    """Choose for the people in `folder`, and the model of public text that `start` names. Call
+    `doing` with each step that begins.
+    """
     began = time.perf_counter()
     population, held_out = Population(folder), HeldOutUsers(folder)
     params, card = load_model(Path(start))
@@ -68,7 +74,8 @@ def chosen_recipe(
     held_out.check_enough()
     if not len(population):
         raise RecipeError(
-            f"the people of {folder} have their text on devices: write a recipe, and train with taciturn fleet serve"
+            f"the people of {folder} have their text on devices: write a recipe, and train with"
+            " taciturn fleet serve"
         )
     users = users or publicly(len(population))
     on_cpu = jax.default_backend() == "cpu"
@@ -94,13 +101,15 @@ def chosen_recipe(
     seconds = (1 - UNFORESEEN) * 60 * minutes - aside
     if seconds < 0:
         raise RecipeError(
-            f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow more --minutes"
+            f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow"
+            " more --minutes"
         )
     doing("working out the noise")
     task = replace(task, seconds=seconds, users_per_second=speed, round_seconds=a_round)
     try:
         plan = exactly(task, best_plan(task))
-    except ValueError as error:  # an ε that needs no noise, or that no noise reaches
+    # an ε that needs no noise, or that no noise reaches
+    except ValueError as error:
         raise RecipeError(str(error)) from None
     made = choices(task, plan, str(folder), start, card.architecture, on_cpu, more)
     return Chosen(task, plan, made, parse_recipe(content_of(made)))
@@ -109,17 +118,22 @@ def chosen_recipe(
 def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ...]) -> None:
     if card.run is not None or card.personal:
         raise RecipeError(
-            f"{start} learned from people, and a recipe is worked out only for starts of public text; write your own"
+            f"{start} learned from people, and a recipe is worked out only for starts of public"
+            " text; write your own"
         )
     if card.architecture.get("kind") not in KINDS:
         raise RecipeError(
             f"{start} is not a neural model: private training starts from one; name another"
         )
     if card.vocabulary != words:
-        built = "taciturn data build --vocabulary …; without it they are those of the start that comes with taciturn"
+        built = (
+            "taciturn data build --vocabulary …; without it they are those of the start that comes"
+            " with taciturn"
+        )
         named = "or name public text with the words of the people: --public FOLDER"
         raise RecipeError(
-            f"{start} knows other words than {folder}. Build the people with its words ({built}), {named}"
+            f"{start} knows other words than {folder}. Build the people with its words ({built}),"
+            f" {named}"
         )
 
 
@@ -139,7 +153,9 @@ def _sample(held_out: HeldOutUsers, least_tokens: int, most: int) -> Sample:
 def _timed(
     draft: Recipe, sample: Sample, params: Params, words: int, doing: Callable[[str], None]
 ) -> tuple[float, float, float, float]:
-    """Return seconds to compile; users a second; seconds of a round besides training; seconds to measure a model on the sample."""
+    """Return seconds to compile; users a second; seconds of a round besides training; seconds to
+    measure a model on the sample.
+    """
     users = len(sample.texts)
     timed = draft.with_settings("privacy", epsilon=None, noise_multiplier=1.0, delta=1e-9)
     timed = timed.with_settings("participation", users=users, cohort=users)

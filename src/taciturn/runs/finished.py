@@ -1,4 +1,6 @@
-"""Finished models: whom they protect, what the ledger says about them, and what they are worth on held-out users, alone or compared."""
+"""Finished models: whom they protect, what the ledger says about them, and what they are worth on
+held-out users, alone or compared.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -47,7 +49,9 @@ def population_of(folder: Path) -> Population:
 
 
 def guarantee_of(loaded: LoadedModel) -> Guarantee:
-    """Return what its users' ledger says about exactly this model; refuse a model that the ledger does not know."""
+    """Return what its users' ledger says about exactly this model; refuse a model that the ledger
+    does not know.
+    """
     if loaded.card is None:
         raise ExportRefused(
             f"{loaded.path} does not say where it comes from: nothing is known about its privacy"
@@ -55,7 +59,8 @@ def guarantee_of(loaded: LoadedModel) -> Guarantee:
     check_not_personal(loaded.card, loaded.path)
     if not loaded.is_of_users:
         raise ExportRefused(
-            f"{loaded.path} is made of public text only: it protects nobody, so there is no guarantee to export it with"
+            f"{loaded.path} is made of public text only: it protects nobody, so there is no"
+            " guarantee to export it with"
         )
     return verified_guarantee(loaded.params, loaded.card, open_ledger(population_of(loaded.path)))
 
@@ -79,33 +84,39 @@ def learned_from(loaded: LoadedModel) -> str | None:
 
 
 def folder_known_to(loaded: LoadedModel) -> Path:
-    """Return the population of all on whom this model and its starts were trained; refuse if that is unknown."""
+    """Return the population of all on whom this model and its starts were trained; refuse if that
+    is unknown.
+    """
     population = population_of(loaded.path)
     ledger, opened = open_ledger(population), opened_row(loaded)
     while True:
         if opened["population"] != population.id:
             raise RunError(
-                f"{population.folder} was built again since {opened['run']} was trained on it, so its users are no longer known"
+                f"{population.folder} was built again since {opened['run']} was trained on it, so"
+                " its users are no longer known"
             )
         if not opened["lineage"]:
             return population.folder
-        earlier = ledger.rows[
-            : ledger.rows.index(opened)
-        ]  # a run also records its start, as its own round 0
+        # a run also records its start, as its own round 0
+        earlier = ledger.rows[: ledger.rows.index(opened)]
         before = next((row for row in earlier if row.get("params") == opened["start"]), None)
         if before is None:
             raise RunError(
-                f"{opened['run']} started from a model of other users than {population.folder}'s, and they are unknown here"
+                f"{opened['run']} started from a model of other users than {population.folder}'s,"
+                " and they are unknown here"
             )
         opened = ledger.run_rows(before["run"])[0]
 
 
 class Evaluation(NamedTuple):
-    """A run's model on held-out users, with what the ledger says about it. Every figure has a `value` and a 95 % `margin` over users."""
+    """A run's model on held-out users, with what the ledger says about it. Every figure has a
+    `value` and a 95 % `margin` over users.
+    """
 
     scores: Scores
     guarantee: Guarantee
-    rebuilt: bool  # whether the population's text was replaced since the run
+    # whether the population's text was replaced since the run
+    rebuilt: bool
 
     @property
     def accuracy_top1(self) -> Interval:
@@ -117,7 +128,8 @@ class Evaluation(NamedTuple):
 
 
 class FinishedRun:
-    """A run that has ended: its guarantee, its accuracy, and its exports. Made by `train`, or opened by its folder.
+    """A run that has ended: its guarantee, its accuracy, and its exports. Made by `train`, or
+    opened by its folder.
 
     Example:
         run = tt.FinishedRun("runs/first")
@@ -144,11 +156,15 @@ class FinishedRun:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Return what its users' ledger says about exactly this model. Raises where the two do not match."""
+        """Return what its users' ledger says about exactly this model. Raises where the two do not
+        match.
+        """
         return guarantee_of(self.model)
 
     def predictor(self, blocklist: Iterable[str] = ()) -> Predictor:
-        """Answer a keyboard: `suggest("see you ")` gives the next words; those of `blocklist` are never among them."""
+        """Answer a keyboard: `suggest("see you ")` gives the next words; those of `blocklist` are
+        never among them.
+        """
         return Predictor(self.model.model, self.model.vocabulary, blocklist)
 
     def export(
@@ -160,17 +176,21 @@ class FinishedRun:
             out: a new folder.
             to: "model", "onnx", "onnx-int8", "arpa", "combined" or "js".
             non_private: export a model without any guarantee.
-            how: a `blocklist`, `words` to sample and `entries` to keep as n-grams, `progress` (export/formats.py).
+            how: a `blocklist`, `words` to sample and `entries` to keep as n-grams, `progress`
+                (export/formats.py).
 
         Returns:
-            The files, the guarantee, and how well the file agrees with the model. Nothing is written before ledger and model agree.
+            The files, the guarantee, and how well the file agrees with the model. Nothing is
+            written before ledger and model agree.
         """
         return Export(
             self.model, self.guarantee, learned_from(self.model), to, non_private, **how
         ).write(Path(out))
 
     def evaluate(self, on: str | Path | None = None, progress: Progress = unwatched) -> Evaluation:
-        """Measure on the held-out users of the run's population, or of another one of the same words (`on`). They have no guarantee."""
+        """Measure on the held-out users of the run's population, or of another one of the same
+        words (`on`). They have no guarantee.
+        """
         test = self._test(on)
         scores = evaluate(test.model, test.params, test.texts, test.cut, progress)
         return Evaluation(scores, test.guarantee, test.is_rebuilt and on is None)
@@ -178,10 +198,12 @@ class FinishedRun:
     def report(
         self, beside: Sequence[str | Path] | None = None, progress: StageProgress = unwatched
     ) -> Path:
-        """Write RUN/report.html: the guarantee, curves, and what the model is worth to which people, beside its start and n-grams.
+        """Write RUN/report.html: the guarantee, curves, and what the model is worth to which
+        people, beside its start and n-grams.
 
         Args:
-            beside: folders of n-grams to compare with; by default those that lie beside the run's folder and know the same words.
+            beside: folders of n-grams to compare with; by default those that lie beside the run's
+                folder and know the same words.
             progress: called with what is being measured, how much of it is done, and of how much.
         """
         test = self._test()
@@ -231,7 +253,8 @@ class FinishedRun:
         population = Population(Path(on)) if on else own
         if population.vocabulary.words != card.vocabulary:
             raise RunError(
-                f"{population.folder} has another vocabulary than {self.folder}; build it with --vocabulary {self.folder}"
+                f"{population.folder} has another vocabulary than {self.folder}; build it with"
+                f" --vocabulary {self.folder}"
             )
         if not population.folder.samefile(own.folder):
             check_strangers(population.folder, folder_known_to(load_word_model(self.folder)))
@@ -260,13 +283,16 @@ class FinishedRun:
         on: str | Path | None = None,
         progress: StageProgress = unwatched,
     ) -> tuple[Evaluation, Evaluation]:
-        """Measure both on the same held-out users: of the population `on`, or else of this run's."""
+        """Measure both on the same held-out users: of the population `on`, or else of this
+        run's.
+        """
         if (
             _model_to_measure(self.folder)[1].vocabulary
             != _model_to_measure(other.folder)[1].vocabulary
         ):
             raise RunError(
-                f"{self.folder} and {other.folder} know different words, so their figures cannot be compared"
+                f"{self.folder} and {other.folder} know different words, so their figures cannot be"
+                " compared"
             )
         on = on or self.recipe.data.population
         ours, theirs = (
@@ -275,7 +301,8 @@ class FinishedRun:
         )
         if not np.array_equal(ours.scores.tokens, theirs.scores.tokens):
             raise RunError(
-                f"{self.folder} and {other.folder} read text in different pieces ([data] layout), so they cannot be compared"
+                f"{self.folder} and {other.folder} read text in different pieces ([data] layout),"
+                " so they cannot be compared"
             )
         return ours, theirs
 
@@ -283,9 +310,13 @@ class FinishedRun:
         """Audit the run from outside; refuse one that was trained with nothing to audit."""
         if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, canaries)):
             recipe_of(self.folder)
-            to_do = "(users of random directions), or with [canaries] text = a folder of public text (shared secrets), and audit that run"
+            to_do = (
+                "(users of random directions), or with [canaries] text = a folder of public text"
+                " (shared secrets), and audit that run"
+            )
             raise RunError(
-                f"{self.folder} has neither audit users nor canaries: train with --audit 1000 {to_do}"
+                f"{self.folder} has neither audit users nor canaries: train with --audit 1000"
+                f" {to_do}"
             )
         own, releases = self.evaluate(), self.guarantee.releases
         typed = self.model
@@ -307,9 +338,12 @@ class _Test(NamedTuple):
     cut: Cut
     guarantee: Guarantee
     ledger: Ledger
-    own: Path  # of the population that the run was trained on
-    opened: Row  # what the run declared
-    is_rebuilt: bool  # whether the population's text was replaced since
+    # of the population that the run was trained on
+    own: Path
+    # what the run declared
+    opened: Row
+    # whether the population's text was replaced since
+    is_rebuilt: bool
 
 
 def _start_of(recipe: Recipe, opened: Row) -> Params | None:
@@ -323,7 +357,8 @@ def _ngrams_beside(folder: Path, test: _Test) -> list[LoadedModel]:
     """Load the n-grams in folders beside the run's that can be compared with it."""
     found = []
     for path in sorted(folder.resolve().parent.glob("*/model.safetensors")):
-        if not (path.parent / "recipe.toml").exists():  # a run is not n-grams, and large
+        # a run is not n-grams, and large
+        if not (path.parent / "recipe.toml").exists():
             with suppress(TaciturnError):
                 found.append(_ngrams(path.parent, test))
     return found
@@ -337,7 +372,8 @@ def _ngrams(path: Path, test: _Test) -> LoadedModel:
         )
     if loaded.vocabulary.words != test.vocabulary.words:
         raise RunError(
-            f"{path} knows other words than the run, so their figures cannot be compared; count it on text with the same words"
+            f"{path} knows other words than the run, so their figures cannot be compared; count it"
+            " on text with the same words"
         )
     if loaded.is_of_users:
         counted_on = population_of(path).folder

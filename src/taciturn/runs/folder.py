@@ -11,7 +11,8 @@ from taciturn.files import check_new_folder, locked, not_a, sync_folder, write_a
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
 
-FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # how a root file begins
+# how a root file begins
+FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"
 
 
 class RunError(TaciturnError):
@@ -23,14 +24,18 @@ def check_new_run(folder: Path) -> None:
     interrupted = (folder / "private" / "root").exists()
     check_new_folder(
         folder,
-        "resume it with --resume, or choose another --run"
-        if interrupted
-        else "choose another --run",
+        (
+            "resume it with --resume, or choose another --run"
+            if interrupted
+            else "choose another --run"
+        ),
     )
 
 
 def alone_in(folder: Path) -> AbstractContextManager[BinaryIO]:
-    """Lock a run for one process: a second would overwrite what the first is charged for. The recipe file is locked, as it stays."""
+    """Lock a run for one process: a second would overwrite what the first is charged for. The
+    recipe file is locked, as it stays.
+    """
     busy = RunError(
         f"another process is using {folder}: wait until it ends, or stop it; then add --resume"
     )
@@ -45,10 +50,13 @@ def save_root(folder: Path, root: bytes, seeded: bool) -> None:
 
 
 def load_root(folder: Path) -> tuple[bytes, bool]:
-    """Load the root of a run's randomness, if the run has not ended, and whether it comes from a seed."""
+    """Load the root of a run's randomness, if the run has not ended, and whether it comes from a
+    seed.
+    """
     path = folder / "private" / "root"
     if not path.exists():
-        delete_secrets(folder)  # if a crash left some of them
+        # if a crash left some of them
+        delete_secrets(folder)
         page = (
             ""
             if (folder / "report.html").exists()
@@ -59,13 +67,16 @@ def load_root(folder: Path) -> tuple[bytes, bool]:
     kind, root = path.read_bytes()[: len(FROM_SEED)], path.read_bytes()[len(FROM_SEED) :]
     if kind not in (FROM_ENTROPY, FROM_SEED) or len(root) != randomness.ROOT_BYTES:
         raise RunError(
-            f"{path} is damaged, so this run cannot be resumed: start another one. What it released stays charged"
+            f"{path} is damaged, so this run cannot be resumed: start another one. What it released"
+            " stays charged"
         )
     return root, kind == FROM_SEED
 
 
 def delete_secrets(folder: Path) -> None:
-    """Delete the root first: a crash meanwhile leaves a finished run, never one that could resume from an older state."""
+    """Delete the root first: a crash meanwhile leaves a finished run, never one that could resume
+    from an older state.
+    """
     if (folder / "private").exists():
         (folder / "private" / "root").unlink(missing_ok=True)
         sync_folder(folder / "private")

@@ -1,4 +1,6 @@
-"""A run from its first round to its last: started by `train_run`, interrupted at any moment, resumed by `resume_run`."""
+"""A run from its first round to its last: started by `train_run`, interrupted at any moment,
+resumed by `resume_run`.
+"""
 
 import csv
 import io
@@ -54,13 +56,18 @@ from taciturn.runs.run import Run
 from taciturn.train import TrainState, rounds, start
 
 LOG = logging.getLogger("taciturn")
-SMOOTHED_OVER = 5  # evaluations (McMahan et al. 2018, §3)
-Row = dict[str, Any]  # column → value
-Progress = Callable[[int, int, Row], None]  # rounds done, rounds in all, last metrics
+# evaluations (McMahan et al. 2018, §3)
+SMOOTHED_OVER = 5
+# column → value
+Row = dict[str, Any]
+# rounds done, rounds in all, last metrics
+Progress = Callable[[int, int, Row], None]
 
 
 class Metrics:
-    """metrics.jsonl and metrics.csv; rows of rounds lost in a crash are dropped when the run is resumed."""
+    """metrics.jsonl and metrics.csv; rows of rounds lost in a crash are dropped when the run is
+    resumed.
+    """
 
     def __init__(self, folder: Path, round: int) -> None:
         self.folder = folder
@@ -95,12 +102,15 @@ class TrainedRun(FinishedRun):
         clip_estimate: float | None,
     ) -> None:
         super().__init__(folder)
+        # of the parameters it started (or was resumed) from, and of its own
         self.before, self.scores = (
             before,
             scores,
-        )  # of the parameters it started (or was resumed) from, and of its own
-        self.stopped = stopped  # why it ended before its last round, if it did
-        self.clip_estimate = clip_estimate  # where an adaptive clip norm ended
+        )
+        # why it ended before its last round, if it did
+        self.stopped = stopped
+        # where an adaptive clip norm ended
+        self.clip_estimate = clip_estimate
 
 
 def train_run(
@@ -109,12 +119,14 @@ def train_run(
     progress: Progress = unwatched,
     connected: Connected | None = None,
 ) -> TrainedRun:
-    """Train a model as a recipe says. Every round is charged in the population's ledger before its result is used.
+    """Train a model as a recipe says. Every round is charged in the population's ledger before its
+    result is used.
 
     Args:
         recipe: a recipe, or a file in TOML.
         folder: a new one, of the run. One process at a time works in it.
-        progress: called after every round with the rounds done, all rounds, and the last measurements by name. If it raises, the run
+        progress: called after every round with the rounds done, all rounds, and the last
+            measurements by name. If it raises, the run
             is interrupted there.
         connected: the devices of a fleet, where the recipe is for one.
 
@@ -146,8 +158,10 @@ def train_run(
         except LedgerError:
             if not (
                 folder / "model.safetensors"
-            ).exists():  # otherwise another process has resumed it meanwhile
-                shutil.rmtree(folder)  # a refused run leaves nothing to resume
+                # otherwise another process has resumed it meanwhile
+            ).exists():
+                # a refused run leaves nothing to resume
+                shutil.rmtree(folder)
             raise
         return _train_loop(run, run.fresh_state(), progress)
 
@@ -187,16 +201,20 @@ def resume_run(
             return _train_loop(run, state, progress)
         if run.account.ledger.run_rows(folder.name):
             run.account.reopen(None)
-        else:  # interrupted before it was declared
+        else:
+            # interrupted before it was declared
             run.account.open()
         return _train_loop(run, run.fresh_state(), progress)
 
 
 def _close_if_finished(folder: Path, recipe: Recipe) -> None:
-    """Close a run that crashed after its secrets were deleted and before its ledger recorded that: nothing else still can."""
+    """Close a run that crashed after its secrets were deleted and before its ledger recorded that:
+    nothing else still can.
+    """
     if (folder / "private" / "root").exists() or not (folder / "guarantee.json").exists():
         return
-    with suppress(TaciturnError):  # without its ledger there is nothing to close
+    # without its ledger there is nothing to close
+    with suppress(TaciturnError):
         ledger, name = (
             open_ledger(build.population(recipe)),
             from_json((folder / "guarantee.json").read_text())["run"],
@@ -224,7 +242,8 @@ def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
         except (BudgetExhausted, TooFewDevices) as reason:
             stopped = str(reason)
             break
-        except LinkError:  # no devices for now: keep what was done
+        # no devices for now: keep what was done
+        except LinkError:
             _save(run, state)
             raise
         jax.block_until_ready(state.server)
@@ -248,7 +267,9 @@ def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
 
 
 def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
-    """Make a row of metrics.csv. Where the claim rests on who was drawn, the number of reports is secret: the expected one is used."""
+    """Make a row of metrics.csv. Where the claim rests on who was drawn, the number of reports is
+    secret: the expected one is used.
+    """
     guarantee, stats, params = run.account.guarantee(), run.fleet.stats(), state.server.params
     uploads = stats.get("uploads", round(guarantee.releases * run.recipe.participation.cohort))
     found = {
@@ -271,7 +292,9 @@ def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
 
 
 def _latest_row(run: Run, rows: list[Row]) -> Row:
-    """Return the last evaluation; for real devices also what has been spent and sent since, which is known at once."""
+    """Return the last evaluation; for real devices also what has been spent and sent since, which
+    is known at once.
+    """
     if run.recipe.fleet.kind != "devices":
         return rows[-1]
     failed = run.log.failed if run.log else 0
@@ -284,18 +307,25 @@ def _latest_row(run: Run, rows: list[Row]) -> Row:
 
 
 def _diverged(rows: list[Row]) -> str | None:
-    """Say why a run that only gets worse on held-out users should not spend the rest of its budget."""
+    """Say why a run that only gets worse on held-out users should not spend the rest of its
+    budget.
+    """
     first, last = rows[0]["loss"], rows[-1]["loss"]
     if last < 1.5 * first:
         return None
-    to_do = "Lower server.momentum or server.learning_rate (noise adds up in momentum), or take larger cohorts"
+    to_do = (
+        "Lower server.momentum or server.learning_rate (noise adds up in momentum), or take larger"
+        " cohorts"
+    )
     return (
         f"the loss on held-out users rose from {first:.1f} to {last:.1f}: the run diverges. {to_do}"
     )
 
 
 def _save(run: Run, state: TrainState) -> None:
-    """Save the state before the model, as it decides where a run resumes; and observers before both, as their estimates are then gone."""
+    """Save the state before the model, as it decides where a run resumes; and observers before
+    both, as their estimates are then gone.
+    """
     costs = (*run.account.terms.lineage, run.account.release)
     mode = 0o600 if any(isinstance(cost, NonPrivateDpEvent) for cost in costs) else 0o644
     for observer in run.observers:
@@ -317,7 +347,9 @@ def _savable(state: TrainState) -> dict[str, Any]:
 
 
 def _finish(run: Run, state: TrainState, scores: Scores, first: Scores | None) -> None:
-    """Say what the run promises, delete its secrets, and write its page; `first` are the scores of its start, where they are known."""
+    """Say what the run promises, delete its secrets, and write its page; `first` are the scores of
+    its start, where they are known.
+    """
     _save(run, state)
     guarantee = run.account.guarantee()
     card = run.card(state.round, guarantee.head)
@@ -327,8 +359,10 @@ def _finish(run: Run, state: TrainState, scores: Scores, first: Scores | None) -
     write_atomically(
         run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode()
     )
-    delete_secrets(run.folder)  # and with them all that could remove the noise
-    run.account.close()  # it can no longer be resumed
+    # and with them all that could remove the noise
+    delete_secrets(run.folder)
+    # it can no longer be resumed
+    run.account.close()
     try:
         start = first or run.evaluate(run.initial_params())
         write_report(
@@ -342,7 +376,8 @@ def _finish(run: Run, state: TrainState, scores: Scores, first: Scores | None) -
         )
     except (
         Exception
-    ) as error:  # whatever it is: the run is finished, and must not look as if it should be resumed
+        # whatever it is: the run is finished, and must not look as if it should be resumed
+    ) as error:
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         LOG.warning(
             "the run is finished; only its page could not be written (%s): taciturn report %s",
@@ -352,7 +387,9 @@ def _finish(run: Run, state: TrainState, scores: Scores, first: Scores | None) -
 
 
 def _norms(public: PyTree) -> dict[str, float]:
-    """Return the clip norm in force, and the estimate it follows where it adapts; both are public."""
+    """Return the clip norm in force, and the estimate it follows where it adapts; both are
+    public.
+    """
     if isinstance(public, Norms):
         return {"clip_norm": float(public.clip_norm), "clip_estimate": float(public.estimate)}
     return {"clip_norm": float(public.clip_norm if isinstance(public, Rotation) else public)}
@@ -361,7 +398,9 @@ def _norms(public: PyTree) -> dict[str, float]:
 def _observed_participation(
     log: ParticipationLog | None, participation: Participation, stats: Mapping[str, float]
 ) -> str:
-    """Report the recorded participation, beside the claim (Xu et al. 2023); not where who took part is secret."""
+    """Report the recorded participation, beside the claim (Xu et al. 2023); not where who took part
+    is secret.
+    """
     if log is None or participation.sampled_by_curator:
         return ""
     separation, times = log.observed
@@ -372,7 +411,13 @@ def _observed_participation(
     )
     came = f"{rest}, at most {times} participations of a user"
     if "days" in stats:
-        came += f", counting all who were asked; {stats['days']:.1f} simulated days, {log.failed} failed rounds"
+        came += (
+            f", counting all who were asked; {stats['days']:.1f} simulated days, {log.failed}"
+            " failed rounds"
+        )
     if "staleness" in stats and times:
-        came += f"; reports were about models {stats['staleness']:.1f} rounds old, at most {stats['largest_staleness']}"
+        came += (
+            f"; reports were about models {stats['staleness']:.1f} rounds old, at most"
+            f" {stats['largest_staleness']}"
+        )
     return came

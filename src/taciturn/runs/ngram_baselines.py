@@ -1,8 +1,10 @@
-"""N-grams counted on text: what a neural model has to beat. Counted on users' text they have no guarantee at all, and say so.
+"""N-grams counted on text: what a neural model has to beat. Counted on users' text they have no
+guarantee at all, and say so.
 
-**Guarantee:** none. A count of four words may be one person's sentence. So the ledger of the population is charged with ε = ∞ before
-the first text is read, and the model is exported only as non-private (`taciturn export --non-private`). For an n-gram with a
-guarantee, distil it from a private model: `taciturn export RUN --to arpa`.
+**Guarantee:** none. A count of four words may be one person's sentence. So the ledger of the
+population is charged with ε = ∞ before the first text is read, and the model is exported only as
+non-private (`taciturn export --non-private`). For an n-gram with a guarantee, distil it from a
+private model: `taciturn export RUN --to arpa`.
 """
 
 import json
@@ -31,7 +33,8 @@ from taciturn.runs.folder import RunError
 from taciturn.runs.run import unit_of
 
 NOT_NEW = "name a new folder"
-ANY_DELTA = 1e-10  # ε is ∞ at any
+# ε is ∞ at any
+ANY_DELTA = 1e-10
 
 
 def count_public(
@@ -61,7 +64,10 @@ def count_population(
     """Charge first, then count."""
     check_new_folder(out, NOT_NEW)
     if not non_private:
-        to_do = "for an n-gram with one, train a private model and export it: taciturn export RUN --to arpa"
+        to_do = (
+            "for an n-gram with one, train a private model and export it: taciturn export RUN --to"
+            " arpa"
+        )
         counts = f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞)"
         raise RunError(f"{counts}. If you mean that, add --non-private; {to_do}")
     population = Population(folder)

@@ -1,6 +1,7 @@
 """Train a model on public text, from which private training starts.
 
-While it trains, its folder holds pretraining.safetensors, from which it resumes. In the end there are model.safetensors and
+While it trains, its folder holds pretraining.safetensors, from which it resumes. In the end there
+are model.safetensors and
 pretraining.json: what was measured, epoch by epoch, on public text that was held out.
 """
 
@@ -44,18 +45,22 @@ from taciturn.release.model_file import (
 from taciturn.runs.warm_start import differences
 
 CHECKPOINT = "pretraining.safetensors"
-Progress = Callable[[int, int, str], None]  # steps done, of how many, how well it goes
+# steps done, of how many, how well it goes
+Progress = Callable[[int, int, str], None]
 
 
 class Epoch(NamedTuple):
     """What was measured after one epoch over the public text."""
 
-    epoch: int  # from 1
+    # from 1
+    epoch: int
     training_loss: float
-    loss: float  # on held-out text, like the next two
+    # on held-out text, like the next two
+    loss: float
     perplexity: float
     accuracy_top1: float
-    seconds: float  # of training, without measuring
+    # of training, without measuring
+    seconds: float
     tokens_per_second: float
 
 
@@ -63,15 +68,19 @@ class Course(NamedTuple):
     """The state of a training on public text between two epochs."""
 
     training: Training
-    best: Params  # of the epoch with the lowest loss on held-out text
+    # of the epoch with the lowest loss on held-out text
+    best: Params
     epochs: tuple[Epoch, ...]
 
 
 class Pretrained(NamedTuple):
     epochs: tuple[Epoch, ...]
-    best: Epoch  # whose parameters were written
-    held_out: str  # what it was measured on
-    stopped: str | None  # why it ended before its last epoch, if it did
+    # whose parameters were written
+    best: Epoch
+    # what it was measured on
+    held_out: str
+    # why it ended before its last epoch, if it did
+    stopped: str | None
 
 
 def pretrained(
@@ -83,7 +92,9 @@ def pretrained(
     resume: bool = False,
     start: Path | None = None,
 ) -> Pretrained:
-    """Train on public text, from `start` if given, and write the best epoch's model to `out`; `resume` continues to the same result."""
+    """Train on public text, from `start` if given, and write the best epoch's model to `out`;
+    `resume` continues to the same result.
+    """
     if not resume:
         check_new_folder(
             out,
@@ -102,7 +113,8 @@ def pretrained(
         )
         trainer = pretraining(loss, text, schedule)
         params = model.init(jax.random.key(schedule.seed))
-    except ValueError as error:  # a width that does not fit the heads, a text too short
+    # a width that does not fit the heads, a text too short
+    except ValueError as error:
         raise RecipeError(str(error)) from None
     sources = (corpus.source,)
     if start:
@@ -146,7 +158,8 @@ def pretrained(
     save_model(out / "model.safetensors", course.best, card)
     (
         out / CHECKPOINT
-    ).unlink()  # last: interrupted before this, it resumes from the checkpoint, with the same result
+        # last: interrupted before this, it resumes from the checkpoint, with the same result
+    ).unlink()
     sync_folder(out)
     return Pretrained(course.epochs, best, measured_on, stopped)
 
@@ -160,7 +173,8 @@ def _public_start(
         raise RecipeError(f"{start} is another model: {differing}; set the same with --set")
     if card.run is not None or card.personal:
         raise RecipeError(
-            f"{start} learned from people; pretraining must start from a model of public text: name another"
+            f"{start} learned from people; pretraining must start from a model of public text: name"
+            " another"
         )
     if card.vocabulary != words:
         raise RecipeError(
@@ -176,7 +190,8 @@ def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
             saved = json.loads((file.metadata() or {}).get("terms", "{}"))
     except safetensors.SafetensorError as error:
         raise RecipeError(f"{path} cannot be read ({error}); delete it to start again") from None
-    names = dict.fromkeys([*terms, *saved])  # a start that was named before is noticed too
+    # a start that was named before is noticed too
+    names = dict.fromkeys([*terms, *saved])
     differing = [
         f"{name} is {saved.get(name)}, not {terms.get(name)}"
         for name in names

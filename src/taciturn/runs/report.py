@@ -1,7 +1,9 @@
-"""RUN/report.html: what a run guarantees and what it is worth, on one page for those who decide about it.
+"""RUN/report.html: what a run guarantees and what it is worth, on one page for those who decide
+about it.
 
-It is post-processing: about protected people it says only what the ledger and the released models do. All figures are
-averages over held-out people, who have no guarantee, and over no fewer of them than `LEAST_HELD_OUT`.
+It is post-processing: about protected people it says only what the ledger and the released models
+do. All figures are averages over held-out people, who have no guarantee, and over no fewer of them
+than `LEAST_HELD_OUT`.
 """
 
 import math
@@ -33,30 +35,38 @@ from taciturn.runs.report_page import Html, Span, chart, groups, page, section, 
 FILE_NAME = "report.html"
 _quiet = partial(tag, "p", class_="quiet")
 OUTSIDE = "Seen from outside"
+# in a text, and on an axis
 PERCENT = (
     (lambda value: f"{100 * value:.2f} %"),
     (lambda value: f"{100 * value:g} %"),
-)  # in a text, and on an axis
+)
 FREQUENT = (
-    10  # of the words, sorted by frequency, one in this many is frequent; all others are rare
+    # of the words, sorted by frequency, one in this many is frequent; all others are rare
+    10
 )
 COST = "Noise hides what few people share: people who gain less here pay more for privacy."
-REBUILT = "The population's text was replaced since this run: only the curves are of the people it was measured on then."
+REBUILT = (
+    "The population's text was replaced since this run: only the curves are of the people it was"
+    " measured on then."
+)
 CURVES = {
     "loss": "Loss of held-out people",
     "general_perplexity": "Perplexity of the general text",
     "clip_estimate": "Clip norm: the estimate it follows",
 }
 FOOT = (
-    "This page holds no one's text, and loads nothing over the network. It is measured on held-out people: the model never learned from "
-    f"them, and they have no guarantee. Their figures are averages over at least {LEAST_HELD_OUT} of them; intervals are 95 % over people."
+    "This page holds no one's text, and loads nothing over the network. It is measured on held-out"
+    " people: the model never learned from them, and they have no guarantee. Their figures are"
+    f" averages over at least {LEAST_HELD_OUT} of them; intervals are 95 % over people."
 )
 
 
 class Tested(NamedTuple):
     name: str
-    privacy: str  # what is guaranteed for it, in a word
-    scores: Scores  # a column for each of them
+    # what is guaranteed for it, in a word
+    privacy: str
+    # a column for each of them
+    scores: Scores
 
 
 class Group(NamedTuple):
@@ -78,11 +88,13 @@ def write_report(
     beside: Sequence[Tested] = (),
     rebuilt: bool = False,
 ) -> Path:
-    """Write the page of a run. `model` and `start` are scores after and before it, on held-out people, who wrote `texts`; `rebuilt`
-    says that their text was replaced since."""
+    """Write the page of a run. `model` and `start` are scores after and before it, on held-out
+    people, who wrote `texts`; `rebuilt` says that their text was replaced since.
+    """
     if not (folder / "guarantee.txt").exists():
         raise RunError(
-            f"{folder} has not ended, so there is nothing to report yet; resume it: taciturn train --resume --run {folder}"
+            f"{folder} has not ended, so there is nothing to report yet; resume it: taciturn train"
+            f" --resume --run {folder}"
         )
     recipe, rows = (
         recipe_of(folder),
@@ -95,7 +107,10 @@ def write_report(
         if start
         else []
     )
-    about = f"{recipe.algorithm}, {recipe.model.kind}, {rows[-1]['round']:,} rounds of about {recipe.participation.cohort:,g} people"
+    about = (
+        f"{recipe.algorithm}, {recipe.model.kind}, {rows[-1]['round']:,} rounds of about"
+        f" {recipe.participation.cohort:,g} people"
+    )
     parts = [
         tag("header", tag("h1", own.name), _quiet(about)),
         _promise(
@@ -127,15 +142,20 @@ def whose_text(recipe: Recipe, opened: Row) -> str:
     """Describe whose text a run learned from, by its recipe and what it declared."""
     if (
         recipe.fingerprint != opened["recipe"]
-    ):  # then its number of users is not the one that was declared
+        # then its number of users is not the one that was declared
+    ):
         return "people's text"
     simulated = opened.get("unit", "").startswith("one simulated")
-    return f"the text of about {recipe.participation.users:,} {'simulated users' if simulated else 'people'}"
+    return (
+        f"the text of about {recipe.participation.users:,}"
+        f" {'simulated users' if simulated else 'people'}"
+    )
 
 
 def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
-    """Group everybody, and thirds by how much people wrote and by how rare their words are. A third that is too small to report, or no
-    different from the rest, is left out."""
+    """Group everybody, and thirds by how much people wrote and by how rare their words are. A third
+    that is too small to report, or no different from the rest, is left out.
+    """
     lengths = np.array([len(text) for text in texts])
     frequent = vocabulary.fixed + (len(vocabulary) - vocabulary.fixed) // FREQUENT
     rare = np.array(
@@ -168,7 +188,9 @@ def _gain(model: Scores, start: Scores, unit: str = " points") -> str:
 
 
 def _promise(guarantee: Guarantee, learned_from: str, statement: str) -> Html:
-    """Show the guarantee: green where people may rely on it; orange where there is none, a weak one, or a simulation's."""
+    """Show the guarantee: green where people may rely on it; orange where there is none, a weak
+    one, or a simulation's.
+    """
     relied_on = guarantee.epsilon <= WEAK and not guarantee.is_simulated
     note = (
         f"at δ = {delta_text(guarantee.delta)}"
@@ -228,14 +250,21 @@ def _curves(rows: list[dict[str, Any]]) -> Html:
             for column, title in CURVES.items()
             if column in rows[-1]
         ),
-        chart(
-            "ε spent", points("epsilon"), epsilon_text, "{:g}".format, from_zero=True, kind="second"
-        )
-        if math.isfinite(rows[-1]["epsilon"])
-        else tag(
-            "figure",
-            tag("figcaption", "ε spent"),
-            _quiet("∞ from the first round on: there is no privacy."),
+        (
+            chart(
+                "ε spent",
+                points("epsilon"),
+                epsilon_text,
+                "{:g}".format,
+                from_zero=True,
+                kind="second",
+            )
+            if math.isfinite(rows[-1]["epsilon"])
+            else tag(
+                "figure",
+                tag("figcaption", "ε spent"),
+                _quiet("∞ from the first round on: there is no privacy."),
+            )
         ),
     ]
     return section("Over the rounds", tag("div", *drawn, class_="curves"))
@@ -297,13 +326,17 @@ def _spent(ledger: Ledger) -> Html:
     )
     parts = [tag("p", f"{whole} {pair_text(spent, delta)}.")]
     if seeded := sum(ledger.run_rows(run)[0]["randomness"] != "operating system" for run in runs):
-        drew = f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can remove it: their ε promises nothing."
+        drew = (
+            f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can remove it:"
+            " their ε promises nothing."
+        )
         parts.append(tag("p", drew))
     if spent == math.inf:
         parts.append(
             tag(
                 "p",
-                "At least one of them had no privacy, and may have revealed what single people wrote.",
+                "At least one of them had no privacy, and may have revealed what single people"
+                " wrote.",
             )
         )
     if budget:
@@ -324,7 +357,8 @@ def _spent(ledger: Ledger) -> Html:
         ]
     parts.append(
         _quiet(
-            "Added up for one adjacency: a person's reports, or zeros in their place. See taciturn ledger show."
+            "Added up for one adjacency: a person's reports, or zeros in their place. See taciturn"
+            " ledger show."
         )
     )
     return section("What these people have spent", *parts)
@@ -346,7 +380,9 @@ def _audited(folder: Path) -> Iterator[Html]:
         words = (
             broken
             if one["refuted"]
-            else "Nothing contradicts the claim. That proves nothing about what an audit cannot see."
+            else (
+                "Nothing contradicts the claim. That proves nothing about what an audit cannot see."
+            )
         )
         figures = [
             f"{one[name]:.2f}" for name in ("claimed_epsilon", "epsilon", "epsilon_at_least")

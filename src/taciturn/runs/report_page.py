@@ -1,4 +1,6 @@
-"""Draw a run's page: one file without scripts, which loads nothing over the network. report.py gathers its content."""
+"""Draw a run's page: one file without scripts, which loads nothing over the network. report.py
+gathers its content.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,6 +11,7 @@ from typing import NamedTuple
 
 from taciturn.evaluation.intervals import Interval
 
+# of a chart, about a pixel each on a phone
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = (
     320,
     170,
@@ -16,22 +19,27 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = (
     50,
     12,
     22,
-)  # of a chart, about a pixel each on a phone
-Write = Callable[[float], str]  # a figure as people read it
+)
+# a figure as people read it
+Write = Callable[[float], str]
 
 
 class Html(str):
-    """Text that is already markup. All other text is escaped when it is put into a tag, wherever it comes from."""
+    """Text that is already markup. All other text is escaped when it is put into a tag, wherever it
+    comes from.
+    """
 
 
 class Span(NamedTuple):
     """What a group of people had before, if known, and what they have now."""
 
     name: str
-    note: str  # who they are
+    # who they are
+    note: str
     before: float | None
     now: Interval
-    gain: str  # in words
+    # in words
+    gain: str
 
 
 def page(name: str, parts: Sequence[Html]) -> str:
@@ -91,7 +99,9 @@ def chart(
     from_zero: bool = False,
     kind: str = "",
 ) -> Html:
-    """Draw a curve over rounds, with a band of its margins; infinite values are left out. `mark` writes the axis."""
+    """Draw a curve over rounds, with a band of its margins; infinite values are left out. `mark`
+    writes the axis.
+    """
     shown = [(round, one) for round, one in points if math.isfinite(one.value)]
     if not shown:
         return tag(
@@ -192,9 +202,8 @@ def ticks(low: float, high: float) -> list[float]:
     >>> ticks(0.181, 0.204), ticks(0, 4.01)
     ([0.18, 0.19, 0.2, 0.21], [0.0, 2.0, 4.0, 6.0])
     """
-    spread = (
-        max(high - low, 1e-9 * max(abs(low), abs(high))) or 1.0
-    )  # less than that is rounding of sums
+    # less than that is rounding of sums
+    spread = max(high - low, 1e-9 * max(abs(low), abs(high))) or 1.0
     power = 10.0 ** math.floor(math.log10(spread / 2))
     step = next(power * times for times in (1, 2, 5, 10) if spread / (power * times) <= 3)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -1,10 +1,11 @@
-"""What a run is made of: its recipe with the noise worked out, model, algorithm, account, fleet and curator. loop.py trains it.
+"""What a run is made of: its recipe with the noise worked out, model, algorithm, account, fleet and
+curator. loop.py trains it.
 
 RUN/
-  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json, audit_users.json and .npy (where there are some)
-  metrics.jsonl  metrics.csv  report.html
-  model.safetensors  guarantee.txt  guarantee.json
-  private/   root (of all randomness), state (to resume from), who took part, devices' own state; mode 0700, deleted when the run ends
+  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json, audit_users.json and
+  .npy (where there are some) metrics.jsonl  metrics.csv  report.html model.safetensors
+  guarantee.txt  guarantee.json private/   root (of all randomness), state (to resume from), who
+  took part, devices' own state; mode 0700, deleted when the run ends
 """
 
 from dataclasses import replace
@@ -71,7 +72,8 @@ class Run:
                 self.recipe, self.vocabulary, self.algorithm, first, root
             )
             release = self.algorithm.mechanism.event(self.algorithm.participation)
-        except ValueError as error:  # values that are in range but do not go together
+        # values that are in range but do not go together
+        except ValueError as error:
             raise RecipeError(str(error)) from None
         self._check(
             first,
@@ -95,7 +97,8 @@ class Run:
         has_budget = recipe.privacy.epsilon is not None or recipe.privacy.rho is not None
         if has_budget and any(isinstance(cost, NonPrivateDpEvent) for cost in self.lineage):
             raise RecipeError(
-                "[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget"
+                "[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet"
+                " a budget"
             )
         recipe = build.with_general_text(recipe)
         return build.with_noise(recipe, len(self.vocabulary), self.lineage, self.lineage_distance)
@@ -109,19 +112,27 @@ class Run:
                 f"[participation] users: {few}; the cost would be understated, so lower the number"
             )
         if self.recipe.delta * people >= 1:
-            more = f"with {users} users δ is {delta_text(self.recipe.delta)}, more than one over the number of users that are there"
+            more = (
+                f"with {users} users δ is {delta_text(self.recipe.delta)}, more than one over the"
+                " number of users that are there"
+            )
             raise RecipeError(
                 f"[participation] users: {more}; raise the number, or set [privacy] delta"
             )
         self.held_out.check_enough()
         if self.warm_start and self.lineage and self.warm_start.adjacency != adjacency:
-            under = f"came from a run under the adjacency «{self.warm_start.adjacency}», this one is under «{adjacency}»"
+            under = (
+                f"came from a run under the adjacency «{self.warm_start.adjacency}», this one is"
+                f" under «{adjacency}»"
+            )
             raise RecipeError(
-                f"[model] warm_start {under}; no one guarantee covers both, so use the same participation"
+                f"[model] warm_start {under}; no one guarantee covers both, so use the same"
+                " participation"
             )
         try:
             self.algorithm.mechanism.init(first)
-        except ValueError as error:  # per-layer clip norms for other layers than the model's
+        # per-layer clip norms for other layers than the model's
+        except ValueError as error:
             raise RecipeError(f"[privacy] layer_clip_norms: {error}") from None
 
     def _terms(self, first: Params, seeded: bool) -> RunTerms:
@@ -166,7 +177,9 @@ class Run:
         return evaluate_each(self.model, params, self.held_out.texts, self.cut)
 
     def evaluate_general(self, params: Params) -> dict[str, float]:
-        """Measure how well the model knows the general language, where the recipe names a text for it."""
+        """Measure how well the model knows the general language, where the recipe names a text for
+        it.
+        """
         if self.general_test is None:
             return {}
         scores = evaluate_each(self.model, params, self.general_test.documents, self.cut).together

@@ -31,7 +31,9 @@ def best_time(work: Callable[[], object], times: int) -> float:
 def round_seconds(
     recipe: Recipe, fleet: FleetWithStats, params: Params, words: int, times: int
 ) -> float:
-    """Time whole rounds, from selection to release, on users without a guarantee (synthetic, held-out), charged in a throw-away ledger."""
+    """Time whole rounds, from selection to release, on users without a guarantee (synthetic,
+    held-out), charged in a throw-away ledger.
+    """
     with throw_away(recipe, fleet, words) as curator:
         training = rounds(build.algorithm(recipe, words), curator, params)
         return best_time(lambda: next(training).server, times)

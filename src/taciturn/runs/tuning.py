@@ -1,7 +1,8 @@
 """Try settings on public text that is dealt to simulated users: a sweep that costs no privacy.
 
-OUT/made-up-users-… is the population of these users; each trial is a run of its own beside it. Names depend on everything that shapes them,
-so an interrupted sweep can be continued, and another one starts afresh.
+OUT/made-up-users-… is the population of these users; each trial is a run of its own beside it.
+Names depend on everything that shapes them, so an interrupted sweep can be continued, and another
+one starts afresh.
 """
 
 import hashlib
@@ -20,8 +21,10 @@ from taciturn.recipe.text import RecipeError, load_recipe
 from taciturn.release.model_file import load_model, params_digest
 from taciturn.runs.loop import resume_run, train_run
 
-HELD_OUT = 1 / 16  # share of the text, as of people
-LEAST_TOKENS = 50  # of a simulated user
+# share of the text, as of people
+HELD_OUT = 1 / 16
+# of a simulated user
+LEAST_TOKENS = 50
 
 
 class Trial(NamedTuple):
@@ -57,11 +60,12 @@ def tuned(
     tries: list[str],
     progress: Callable[[int, int, int, int], None],
 ) -> list[Trial]:
-    """Train every combination on simulated users, best first. `progress` gets trials done, all trials, rounds done, all rounds."""
+    """Train every combination on simulated users, best first. `progress` gets trials done, all
+    trials, rounds done, all rounds.
+    """
     wanted, text = combinations(tries), corpus.digest
-    recipes = [
-        load_recipe(recipe, list(settings)) for settings in wanted
-    ]  # all are checked before the first is trained
+    # all are checked before the first is trained
+    recipes = [load_recipe(recipe, list(settings)) for settings in wanted]
     trials = []
     for number, (settings, one) in enumerate(zip(wanted, recipes, strict=True)):
         size = _size(corpus, one)
@@ -97,7 +101,9 @@ def _name(*parts: object) -> str:
 
 
 def _size(corpus: PublicCorpus, recipe: Recipe) -> tuple[int, int]:
-    """Return the recipe's number of users, and the tokens of each: as many as a user may have, or an equal share of the text."""
+    """Return the recipe's number of users, and the tokens of each: as many as a user may have, or
+    an equal share of the text.
+    """
     users, tokens = recipe.participation.users, corpus.documents.tokens
     share = min(recipe.data.tokens_per_user, int(tokens / (users + _held_out(users))))
     if share < LEAST_TOKENS:

@@ -1,7 +1,8 @@
 """Try models at a keyboard: with simulated people, and with those who open the page.
 
-Simulated people type what people wrote on whom a model was not trained. A population does not know how unknown words are spelled, and
-typing needs every letter, so their text is read again from its files.
+Simulated people type what people wrote on whom a model was not trained. A population does not know
+how unknown words are spelled, and typing needs every letter, so their text is read again from its
+files.
 """
 
 from collections import defaultdict
@@ -27,12 +28,15 @@ from taciturn.release.privacy_statement import personal_statement, statement
 from taciturn.runs.finished import folder_known_to, guarantee_of, learned_from
 from taciturn.runs.folder import RunError
 
-MOST_CHARACTERS = 20_000  # of one person: far more than is ever typed in a simulation
+# of one person: far more than is ever typed in a simulation
+MOST_CHARACTERS = 20_000
 
 
 class People(NamedTuple):
-    messages: list[list[str]]  # of each person, in the order of the file
-    trained_on: int  # people who were met and left out
+    # of each person, in the order of the file
+    messages: list[list[str]]
+    # people who were met and left out
+    trained_on: int
 
 
 def read_people(
@@ -69,10 +73,10 @@ def read_people(
 class TypingResults(NamedTuple):
     typings: list[Typing]
     people: int
-    words: int  # and punctuation marks, that they typed
-    trained_on: (
-        int | None
-    )  # people left out of the files; None where it is unknown on whom a model was trained
+    # and punctuation marks, that they typed
+    words: int
+    # people left out of the files; None where it is unknown on whom a model was trained
+    trained_on: int | None
 
 
 def simulate_typing(
@@ -83,7 +87,9 @@ def simulate_typing(
     most_words: int,
     progress: StageProgress = unwatched,
 ) -> TypingResults:
-    """Simulate the same people typing with each model; with `history` the last also learns from each. No source: the demo's users."""
+    """Simulate the same people typing with each model; with `history` the last also learns from
+    each. No source: the demo's users.
+    """
     loaded = [load_word_model(path) for path in paths]
     vocabulary = loaded[0].vocabulary
     if any(set(one.vocabulary.words) != set(vocabulary.words) for one in loaded):
@@ -91,7 +97,8 @@ def simulate_typing(
             "make both with one list: --vocabulary POPULATION, for `data build` and `data public`"
         )
         raise RunError(
-            f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared; {to_do}"
+            f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared;"
+            f" {to_do}"
         )
     known = [
         trained_on(folder_known_to(one))
@@ -131,7 +138,9 @@ def simulate_typing(
 def keyboard_server(
     paths: Sequence[Path], blocked: Sequence[str], port: int, progress: Progress = unwatched
 ) -> KeyboardServer:
-    """Serve the page with one model or two, each with its guarantee; a personal model is shown to its owner only."""
+    """Serve the page with one model or two, each with its guarantee; a personal model is shown to
+    its owner only.
+    """
     scripts, names, personal = [], [path.resolve().name for path in paths], False
     if len(set(names)) < len(names):
         names = [f"{name} {letter}" for name, letter in zip(names, "AB", strict=False)]

@@ -1,4 +1,6 @@
-"""Where a run starts: from a model of public text, or from an earlier run, whose cost then counts as its own."""
+"""Where a run starts: from a model of public text, or from an earlier run, whose cost then counts
+as its own.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -21,16 +23,19 @@ from taciturn.release.model_file import ModelCard, load_model, params_digest
 class WarmStart(NamedTuple):
     params: Params
     card: ModelCard
-    lineage: tuple[
-        DpEvent, ...
-    ]  # what the parameters cost, by the ledger of their run; empty for public text
+    # what the parameters cost, by the ledger of their run; empty for public text
+    lineage: tuple[DpEvent, ...]
     adjacency: str | None = None
-    distance: float = 0.0  # of those costs' samplers from the ideal
-    seeded: bool = False  # whether some of that was a simulation, whose noise anyone can remove
+    # of those costs' samplers from the ideal
+    distance: float = 0.0
+    # whether some of that was a simulation, whose noise anyone can remove
+    seeded: bool = False
 
 
 def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> WarmStart | None:
-    """Load the model a recipe starts from, if it names one; refuse one that does not fit or whose history is unknown."""
+    """Load the model a recipe starts from, if it names one; refuse one that does not fit or whose
+    history is unknown.
+    """
     if recipe.model.warm_start is None:
         return None
     path = Path(recipe.model.warm_start)
@@ -39,11 +44,13 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
     differing = differences(recipe.model, card)
     if differing:
         raise RecipeError(
-            f"[model] warm_start is another model: {differing}. Set [model] as it is, or start from another model"
+            f"[model] warm_start is another model: {differing}. Set [model] as it is, or start from"
+            " another model"
         )
     if card.vocabulary != vocabulary.words:
         raise RecipeError(
-            "[model] warm_start knows other words than the population; build both with the same vocabulary"
+            "[model] warm_start knows other words than the population; build both with the same"
+            " vocabulary"
         )
     own = (
         [build.population(load_recipe(path / "recipe.toml"))]
@@ -55,7 +62,8 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
         Path(recipe.data.population),
     )
     for before in own:
-        # A run measures its model on held-out users, from round 0 on: none of them may be someone whom this model protects.
+        # A run measures its model on held-out users, from round 0 on: none of them may be someone
+        # whom this model protects.
         if start.lineage and not now.samefile(before.folder):
             check_strangers(now, before.folder)
     return start
@@ -80,15 +88,18 @@ def differences(model: ModelSection, card: ModelCard) -> str:
 
 
 def _with_history(start: WarmStart, books: list[Ledger]) -> WarmStart:
-    """Look up what these parameters cost, and under which terms. Ledgers are asked by the parameters themselves, never by what the file
-    states; a file that says it is made of public text, and that no ledger knows, is believed."""
+    """Look up what these parameters cost, and under which terms. Ledgers are asked by the
+    parameters themselves, never by what the file states; a file that says it is made of public
+    text, and that no ledger knows, is believed.
+    """
     is_known = False
     for book in books:
         row = book.model_row(params_digest(start.params))
         if row is None:
             continue
         is_known, lineage = True, tuple(book.cost(row["run"], row["hash"]))
-        # Without any it is what a run began with: whether that run was seeded says nothing about it.
+        # Without any it is what a run began with: whether that run was seeded says nothing about
+        # it.
         if lineage:
             opened = book.run_rows(row["run"])[0]
             seeded = opened["randomness"] != "operating system"
@@ -100,6 +111,7 @@ def _with_history(start: WarmStart, books: list[Ledger]) -> WarmStart:
             )
     if start.card.run is not None and not is_known:
         raise RecipeError(
-            f"[model] warm_start says run {start.card.run}, but no ledger knows its parameters; name that run's folder"
+            f"[model] warm_start says run {start.card.run}, but no ledger knows its parameters;"
+            " name that run's folder"
         )
     return start

@@ -1,14 +1,18 @@
-"""A device in a fleet: it keeps its text, and answers a server's questions, one stage of a secure sum after the other.
+"""A device in a fleet: it keeps its text, and answers a server's questions, one stage of a secure
+sum after the other.
 
-A round's terms follow from the device's own recipe; from the server it takes the round's name and number, the model, and what the
+A round's terms follow from the device's own recipe; from the server it takes the round's name and
+number, the model, and what the
 enrolment authority has signed: certificates, its own too, and the list of dismissed devices.
 
-**Guarantee:** it trains on a message whose hash is in the terms that it and its whole cell signed, on which every mask depends, so
-that a sum is of reports about one model, or there is none. It does not train on numbers that are not finite, nor under a clip norm that is
-not its recipe's for the round. It reports once to a round, and answers once under a name (participation_record.py).
+**Guarantee:** it trains on a message whose hash is in the terms that it and its whole cell signed,
+on which every mask depends, so that a sum is of reports about one model, or there is none. It does
+not train on numbers that are not finite, nor under a clip norm that is not its recipe's for the
+round. It reports once to a round, and answers once under a name (participation_record.py).
 
-**Assumes:** recipe, words and the enrolment authority's key came to it from someone it trusts; what protocol.py and participation_record.py
-assume. A model made to expose one person, and sent to *all* devices, does so in the sum: only the curator's noise protects against that.
+**Assumes:** recipe, words and the enrolment authority's key came to it from someone it trusts; what
+protocol.py and participation_record.py assume. A model made to expose one person, and sent to *all*
+devices, does so in the sum: only the curator's noise protects against that.
 """
 
 from collections.abc import Callable
@@ -42,8 +46,10 @@ class Wishes(NamedTuple):
     """What the device's owner has chosen."""
 
     why_not_now: Callable[[], str | None] = lambda: None
-    reported: Callable[[], None] = lambda: None  # called once a report is on record as used
-    text: str = ""  # names the text that reports are made of
+    # called once a report is on record as used
+    reported: Callable[[], None] = lambda: None
+    # names the text that reports are made of
+    text: str = ""
 
 
 class Device:
@@ -61,7 +67,9 @@ class Device:
         record: ParticipationRecord,
         wishes: Wishes = Wishes(),
     ) -> None:
-        """`message` has the shapes of what a round sends, `public` gives its public part by noise row, `key` is the device's own."""
+        """`message` has the shapes of what a round sends, `public` gives its public part by noise
+        row, `key` is the device's own.
+        """
         self._key, self._authority, self._agreement, self._record, self._wishes = (
             key,
             authority,
@@ -72,7 +80,8 @@ class Device:
         self._like, self._public, self._user = message, public, user
         self._program = jax.jit(program)
         self._sum: DeviceRound | None = None
-        self._why_not: str | None = None  # as last logged
+        # as last logged
+        self._why_not: str | None = None
 
     def __call__(self, kind: str, content: bytes) -> bytes:
         match kind:
@@ -97,7 +106,8 @@ class Device:
         fingerprint, round = fields.unpack_fields(content, 2)
         if fingerprint != self._agreement.fingerprint:
             raise NotEligible(
-                "the server's recipe or enrolment authority is not the one that this device was given"
+                "the server's recipe or enrolment authority is not the one that this device was"
+                " given"
             )
         why_not = self._wishes.why_not_now() or self._record.why_not(int(round))
         if why_not not in (None, self._why_not):
@@ -106,12 +116,15 @@ class Device:
         if why_not is None:
             return fields.READY
         if rest := self._record.rests_for:
-            self._sum = None  # others' shares are of no use any more
-            raise ComeBackLater(rest)  # its own decision: the server does not learn for how long
+            # others' shares are of no use any more
+            self._sum = None
+            # its own decision: the server does not learn for how long
+            raise ComeBackLater(rest)
         return fields.NOT_NOW
 
     def _advertise(self, content: bytes) -> bytes:
-        self._sum = None  # whatever round it was in is over
+        # whatever round it was in is over
+        self._sum = None
         name, self._run, self._round, self._message_hash, certificate, dismissed = (
             fields.unpack_fields(content, 6)
         )
@@ -154,7 +167,8 @@ class Device:
         report = self._program(message, self._user, jax.random.fold_in(key, self._number))
         values = np.asarray(report.update).astype(np.uint32)
         masked = in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
-        self._sum = None  # a device that signs has sent a report: if anything fails from here on, it does not sign
+        # a device that signs has sent a report: if anything fails from here on, it does not sign
+        self._sum = None
         if why_not := self._record.upload(
             int(self._round), self._run.decode(), int(message.public.round), self._wishes.text
         ):
@@ -167,7 +181,8 @@ class Device:
     def _check(self, message: Message) -> None:
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(message)):
             raise ValueError(
-                "the model has numbers that are not finite: those who train on it report nothing, and others stand alone"
+                "the model has numbers that are not finite: those who train on it report nothing,"
+                " and others stand alone"
             )
         own, given = (
             jax.tree.leaves(one)
@@ -175,7 +190,8 @@ class Device:
         )
         if not all(np.array_equal(*pair) for pair in zip(own, given, strict=True)):
             raise ValueError(
-                "the clip norm, or another public part of the round, is not what this device's recipe says"
+                "the clip norm, or another public part of the round, is not what this device's"
+                " recipe says"
             )
 
     def _in_a_round(self) -> DeviceRound:

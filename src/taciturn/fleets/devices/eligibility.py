@@ -1,6 +1,8 @@
-"""When a device's owner lets it take part: while it charges, on an unmetered network, while it is idle.
+"""When a device's owner lets it take part: while it charges, on an unmetered network, while it is
+idle.
 
-On Linux NetworkManager and systemd-logind answer (through `busctl`). Elsewhere a command of the owner's does, by its exit status.
+On Linux NetworkManager and systemd-logind answer (through `busctl`). Elsewhere a command of the
+owner's does, by its exit status.
 """
 
 import shlex
@@ -12,11 +14,14 @@ from taciturn.fleets.devices.transport import LinkError
 
 POWER = Path("/sys/class/power_supply")
 PLUGGED_IN = {"Charging", "Full", "Not charging"}
-SECONDS = 30  # for a command to answer
+# for a command to answer
+SECONDS = 30
 
 
 def charging() -> bool:
-    """Ask the kernel. A machine without batteries counts as charging; batteries of a mouse or a headset do not count."""
+    """Ask the kernel. A machine without batteries counts as charging; batteries of a mouse or a
+    headset do not count.
+    """
     try:
         supplies = [one for one in sorted(POWER.iterdir()) if _line(one / "scope") != "Device"]
         batteries = [one for one in supplies if _line(one / "type") == "Battery"]
@@ -24,9 +29,11 @@ def charging() -> bool:
         return (
             online or not batteries or any(_line(one / "status") in PLUGGED_IN for one in batteries)
         )
-    except OSError as error:  # a machine that cannot say may be running on its battery
+    # a machine that cannot say may be running on its battery
+    except OSError as error:
         raise LinkError(
-            f"{error.filename} cannot be asked whether this device charges ({error.strerror}): see --while-command"
+            f"{error.filename} cannot be asked whether this device charges ({error.strerror}): see"
+            " --while-command"
         ) from None
 
 
@@ -56,15 +63,19 @@ CONDITIONS = {"charging": charging, "unmetered": unmetered, "idle": idle}
 
 
 def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str | None]:
-    """Return a function that may be called repeatedly; refuse at once what cannot be answered here."""
+    """Return a function that may be called repeatedly; refuse at once what cannot be answered
+    here.
+    """
     if unknown := [word for word in words if word not in CONDITIONS]:
         raise LinkError(
-            f"--while takes {', '.join(CONDITIONS)}, not {unknown[0]!r}; for anything else use --while-command"
+            f"--while takes {', '.join(CONDITIONS)}, not {unknown[0]!r}; for anything else use"
+            " --while-command"
         )
     asked = shlex.split(command or "")
     if (
         command is not None and not asked
-    ):  # from an unset variable: not a wish to take part at all times
+        # from an unset variable: not a wish to take part at all times
+    ):
         raise LinkError("--while-command is empty: give it a command, or leave it out")
 
     def why_not() -> str | None:
@@ -98,5 +109,6 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1, "", "")
     except OSError as error:
         raise LinkError(
-            f"{command[0]} cannot be asked whether this device may take part ({error.strerror}): see --while-command"
+            f"{command[0]} cannot be asked whether this device may take part ({error.strerror}):"
+            " see --while-command"
         ) from None

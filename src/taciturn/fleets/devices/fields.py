@@ -1,6 +1,7 @@
 """A round's questions and answers in bytes, besides those of the secure sum (messages.py).
 
-Both sides know from the recipe which arrays a message has, so none is described: a message of another length is refused.
+Both sides know from the recipe which arrays a message has, so none is described: a message of
+another length is refused.
 """
 
 import hashlib
@@ -21,11 +22,14 @@ CHECK_IN, ADVERTISE, SHARE, REPORT, SIGN, UNMASK = (
     "sign",
     "unmask",
 )
-COME_BACK = "come back"  # after a number of seconds
+# after a number of seconds
+COME_BACK = "come back"
 SECONDS = struct.Struct(">d")
 READY, NOT_NOW = b"ready", b"not now"
-NAME_BYTES = 16  # of an attempt at a round
-ROUND_BITS = 16  # of a round's number; the bits above are when its run began
+# of an attempt at a round
+NAME_BYTES = 16
+# of a round's number; the bits above are when its run began
+ROUND_BITS = 16
 
 
 def pack_fields(*parts: bytes) -> bytes:
@@ -63,7 +67,9 @@ def _microseconds() -> int:
 
 
 def message_hash(run: bytes, round: bytes, model: bytes, key: bytes) -> bytes:
-    """Hash all that a device is given to train on: `model` is parameters and public part (clip norm), `key` that of local training."""
+    """Hash all that a device is given to train on: `model` is parameters and public part (clip
+    norm), `key` that of local training.
+    """
     return hashlib.sha256(
         b"taciturn fleet: message\0" + pack_fields(run, round, model, key)
     ).digest()

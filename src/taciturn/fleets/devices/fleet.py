@@ -1,14 +1,16 @@
-"""A fleet of real devices behind a link (Xu et al. 2023, §2.2 and §2.4): check-in, over-selection, a secure sum, late reports discarded.
+"""A fleet of real devices behind a link (Xu et al. 2023, §2.2 and §2.4): check-in, over-selection,
+a secure sum, late reports discarded.
 
-**Guarantee:** `sum_reports` returns a sum of at least m reports, from which no single one can be told
-(secure_aggregation/protocol.py), or `FailedRound`, after which nothing is kept. No sum and no report is ever on disk, and a report that
-comes late is never looked at.
+**Guarantee:** `sum_reports` returns a sum of at least m reports, from which no single one can be
+told (secure_aggregation/protocol.py), or `FailedRound`, after which nothing is kept. No sum and no
+report is ever on disk, and a report that comes late is never looked at.
 
-A device reports to a round once (participation_record.py). So an attempt that failed after devices were asked for their reports is repeated
-with others, also after a crash before the charge; where there are too few others, the round gets another number, and the devices' own
-limits decide who may take part again. Numbers rise with the rows of the noise, and from run to run. A device that breaks the protocol is
-excluded from the run's next attempts. Only the curator's record says which devices took part, and only the private folder which were
-refused.
+A device reports to a round once (participation_record.py). So an attempt that failed after devices
+were asked for their reports is repeated with others, also after a crash before the charge; where
+there are too few others, the round gets another number, and the devices' own limits decide who may
+take part again. Numbers rise with the rows of the noise, and from run to run. A device that breaks
+the protocol is excluded from the run's next attempts. Only the curator's record says which devices
+took part, and only the private folder which were refused.
 """
 
 import json
@@ -35,41 +37,58 @@ from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.progress import StageProgress
 
-SHORT = 60.0  # seconds for stages without training, at most
+# seconds for stages without training, at most
+SHORT = 60.0
 COUNTS, NUMBERS, LEFT_OUT = "counts.json", "numbers.json", "left-out.json"
-WAIT = 2.0  # seconds between two queries for devices
+# seconds between two queries for devices
+WAIT = 2.0
 
 
 class Connected(NamedTuple):
     """The devices of a server, connected or not."""
 
-    link: Link  # on which devices have the numbers of their certificates
-    enrolled: Callable[
-        [], Enrolled
-    ]  # at present: devices may be added or dismissed during training
-    authority: Authority  # that decides so
+    # on which devices have the numbers of their certificates
+    link: Link
+    # at present: devices may be added or dismissed during training
+    enrolled: Callable[[], Enrolled]
+    # that decides so
+    authority: Authority
     watch: StageProgress = lambda stage, done, all: None
 
 
-@dataclass(eq=False, repr=False)  # it knows who took part, which no log may say
+# it knows who took part, which no log may say
+@dataclass(eq=False, repr=False)
 class DeviceFleet:
     connected: Connected
     agreement: Terms
-    asked: int  # devices in a round
-    deadline: float  # seconds for a report
-    patience: float  # seconds to wait for enough devices
-    folder: Path  # a private one: which device was asked for a report last, and when
-    run: Callable[[], str]  # a name that no other run has
-    row: Callable[[], int] = lambda: 0  # of the noise in the next round
-    apart: int = 0  # rounds for which a device rests after one (MinS)
+    # devices in a round
+    asked: int
+    # seconds for a report
+    deadline: float
+    # seconds to wait for enough devices
+    patience: float
+    # a private one: which device was asked for a report last, and when
+    folder: Path
+    # a name that no other run has
+    run: Callable[[], str]
+    # of the noise in the next round
+    row: Callable[[], int] = lambda: 0
+    # rounds for which a device rests after one (MinS)
+    apart: int = 0
     everyone_reports = False
-    _round_seconds: float = SHORT  # that the last one took
-    _waiting_since: float | None = None  # for the next sum
-    _failed: int = 0  # rounds in a row
-    _summed: UserIds | None = None  # the last cohort, until surplus devices were sent away
+    # that the last one took
+    _round_seconds: float = SHORT
+    # for the next sum
+    _waiting_since: float | None = None
+    # rounds in a row
+    _failed: int = 0
+    # the last cohort, until surplus devices were sent away
+    _summed: UserIds | None = None
 
     def stats(self) -> dict[str, float]:
-        """Count the reports that arrived in time, also in failed rounds, and the devices that were asked for one and sent none."""
+        """Count the reports that arrived in time, also in failed rounds, and the devices that were
+        asked for one and sent none.
+        """
         asked, reports = self._counted()
         return {"uploads": reports, "dropped_out": asked - reports}
 
@@ -82,21 +101,29 @@ class DeviceFleet:
             ValueError,
             TypeError,
             KeyError,
-        ):  # not yet, or damaged: only a figure depends on it
+            # not yet, or damaged: only a figure depends on it
+        ):
             return 0, 0
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
-        """Return those who are connected, rested and allowed; wait until there are enough, and longer after each failed round."""
+        """Return those who are connected, rested and allowed; wait until there are enough, and
+        longer after each failed round.
+        """
         certificates, dismissed = self._check_list()
         allowed = set(eligible(np.arange(len(certificates))).tolist()) - dismissed.devices
         if (left := len(allowed)) < self.asked:
-            few = f"{self.asked} devices are asked in a round, and {left} of the {len(certificates)} that are enrolled may still take part"
+            few = (
+                f"{self.asked} devices are asked in a round, and {left} of the {len(certificates)}"
+                " that are enrolled may still take part"
+            )
             raise TooFewDevices(
-                f"{few}: the others did so as often as they may, or too few rounds ago, or were dismissed"
+                f"{few}: the others did so as often as they may, or too few rounds ago, or were"
+                " dismissed"
             )
         if (
             self._summed is not None
-        ):  # not before: the sum is charged by now, so nothing that happens here can lose it
+            # not before: the sum is charged by now, so nothing that happens here can lose it
+        ):
             self._steer(self._summed)
             self._summed = None
         resting = self._numbers(self.row()).resting(self.apart)
@@ -117,22 +144,34 @@ class DeviceFleet:
 
     def _raise_if_waited_too_long(self, waited: float, ready: int) -> None:
         if waited > self.patience:
-            self._renumber()  # a resumed run may ask devices again that this one or another run asked
+            # a resumed run may ask devices again that this one or another run asked
+            self._renumber()
             failed = f", and {self._failed} rounds have failed" if self._failed else ""
             if left_out := len(self._left_out()):
                 failed += f"; {left_out} devices broke the protocol and are left out of this run"
-            since = f"no round has succeeded for {waited:.0f} seconds (fleet.patience): {ready} devices are present that may take part"
-            rest = "let them rest less (fleet.timer_hours, participation.min_separation) or report more often"
+            since = (
+                f"no round has succeeded for {waited:.0f} seconds (fleet.patience): {ready} devices"
+                " are present that may take part"
+            )
+            rest = (
+                "let them rest less (fleet.timer_hours, participation.min_separation) or report"
+                " more often"
+            )
             more = f"Enrol or start more devices, or {rest} (fleet.lifetime_participations)"
             to_do = f"{more}; then resume with `taciturn fleet serve … --resume`"
             raise LinkError(f"{since}, {self.asked} are needed{failed}. {to_do}")
 
     def _check_list(self) -> Enrolled:
-        """Refuse a list whose numbers changed during the run: the participation record uses them. More devices may be added."""
+        """Refuse a list whose numbers changed during the run: the participation record uses them.
+        More devices may be added.
+        """
         enrolled, path = self.connected.enrolled(), self.folder / "enrolled"
         now = b"".join(one.key for one in enrolled.certificates)
         if path.exists() and not now.startswith(path.read_bytes()):
-            edited = "the list of enrolled devices was reordered or edited since this run began, where only appending is allowed"
+            edited = (
+                "the list of enrolled devices was reordered or edited since this run began, where"
+                " only appending is allowed"
+            )
             raise LinkError(
                 f"{edited}: who took part can no longer be checked. Restore the old list"
             )
@@ -143,9 +182,8 @@ class DeviceFleet:
     def _present(self) -> set[int]:
         """Return the devices that are connected and may take part."""
         certificates, dismissed = self.connected.enrolled()
-        here = {
-            one for one in self.connected.link.devices() if 0 <= one < len(certificates)
-        }  # a front end may already know of more
+        # a front end may already know of more
+        here = {one for one in self.connected.link.devices() if 0 <= one < len(certificates)}
         return (
             {one for one in here if certificates[one].lasts} - dismissed.devices - self._left_out()
         )
@@ -159,7 +197,8 @@ class DeviceFleet:
             min(SHORT, self.deadline),
         )
         ready = {one for one, answer in answers.items() if answer == fields.READY}
-        if lost := ready & numbers.resting(self.apart):  # they say that their reports have not left
+        # they say that their reports have not left
+        if lost := ready & numbers.resting(self.apart):
             asked = {
                 device: number for device, number in numbers.asked.items() if device not in lost
             }
@@ -167,9 +206,11 @@ class DeviceFleet:
         return np.array(sorted(ready), np.int64)
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        del program  # devices have it from their own recipe
+        # devices have it from their own recipe
+        del program
         key_bytes = np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
-        self._check_list()  # a cohort drawn before a crash is asked by number, whether present or not
+        # a cohort drawn before a crash is asked by number, whether present or not
+        self._check_list()
         began = time.monotonic()
         try:
             values = self._secure_sum(
@@ -202,14 +243,18 @@ class DeviceFleet:
         write_atomically(self.folder / name, json.dumps(content).encode(), 0o600)
 
     def _renumber(self) -> None:
-        """Number the round as if all devices had rested, where failed attempts left too few devices that do not rest."""
+        """Number the round as if all devices had rested, where failed attempts left too few devices
+        that do not rest.
+        """
         numbers = self._numbers(self.row())
         self._keep(
             numbers._replace(number=max(numbers.number + self.apart + 1, fields.first_round()))
         )
 
     def _steer(self, cohort: UserIds) -> None:
-        """Keep as many waiting devices as a round asks, and tell the others when to return, a round's worth at a time."""
+        """Keep as many waiting devices as a round asks, and tell the others when to return, a
+        round's worth at a time.
+        """
         waiting = sorted(set(self.connected.link.devices()) - set(cohort.tolist()))
         too_many = max(0, len(waiting) - self.asked)
         pace = self._round_seconds * too_many / self.asked
@@ -248,7 +293,8 @@ class DeviceFleet:
             device: fields.pack_fields(delivery, key)
             for device, delivery in server.questions().items()
         }
-        # On disk before they are asked: after any crash it is known which devices may have sent a report.
+        # On disk before they are asked: after any crash it is known which devices may have sent a
+        # report.
         self._keep(
             numbers._replace(asked=numbers.asked | dict.fromkeys(deliveries, numbers.number))
         )
@@ -302,7 +348,9 @@ class DeviceFleet:
 
 
 class _Numbers(NamedTuple):
-    """The number by which devices know the round of a row, and the number under which each of them was last asked for a report."""
+    """The number by which devices know the round of a row, and the number under which each of them
+    was last asked for a report.
+    """
 
     row: int
     number: int

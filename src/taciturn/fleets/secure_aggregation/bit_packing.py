@@ -1,4 +1,5 @@
-"""Integers of b bits, packed without gaps: a report modulo 2^b travels as b bits a coordinate (Xu et al. 2023, §2.4).
+"""Integers of b bits, packed without gaps: a report modulo 2^b travels as b bits a coordinate (Xu
+et al. 2023, §2.4).
 
 The first number is in the lowest bits of the first byte, as in little-endian words.
 
@@ -11,9 +12,9 @@ array([1, 2, 7], dtype=uint32)
 import numpy as np
 
 MOST_BITS = 32
-BLOCK = (
-    1 << 15
-)  # numbers at a time, so that a block stays in the processor's cache; a multiple of 8, so that it begins with a byte
+# numbers at a time, so that a block stays in the processor's cache; a multiple of 8, so that it
+# begins with a byte
+BLOCK = 1 << 15
 
 
 def packed_bytes(length: int, bits: int) -> int:
@@ -24,7 +25,8 @@ def packed_bytes(length: int, bits: int) -> int:
 
 def pack(values: np.ndarray, bits: int) -> bytes:
     """Pack one-dimensional uint32; a number of more than `bits` bits is refused, not truncated."""
-    packed_bytes(values.size, bits)  # refuses a number of bits that is none
+    # refuses a number of bits that is none
+    packed_bytes(values.size, bits)
     if values.dtype != np.uint32 or values.ndim != 1:
         raise ValueError(
             f"numbers to pack are a row of uint32, not {values.dtype} of shape {values.shape}"

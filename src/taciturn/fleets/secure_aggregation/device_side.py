@@ -1,4 +1,6 @@
-"""A device in a secure sum (protocol.py): its five stages, and what it refuses (Bonawitz et al. 2017, Figure 4)."""
+"""A device in a secure sum (protocol.py): its five stages, and what it refuses (Bonawitz et al.
+2017, Figure 4).
+"""
 
 import os
 from collections.abc import Collection, Mapping
@@ -36,12 +38,16 @@ class _Peer(NamedTuple):
 
 
 class DeviceRound:
-    """One device in one round. Its secrets are in memory only: after a crash it cannot sign or unmask in this round."""
+    """One device in one round. Its secrets are in memory only: after a crash it cannot sign or
+    unmask in this round.
+    """
 
     def __init__(
         self, terms: Terms, key: Ed25519PrivateKey, certificate: Certificate, trust: Trust
     ) -> None:
-        """`key` is the device's own, which never leaves it; its certificate, and the list of dismissed devices, may come from anywhere."""
+        """`key` is the device's own, which never leaves it; its certificate, and the list of
+        dismissed devices, may come from anywhere.
+        """
         terms.check()
         if terms.dismissed != trust.dismissed.digest():
             raise ValueError("the terms name another list of dismissed devices")
@@ -57,12 +63,17 @@ class DeviceRound:
             masks.new_secret(),
         )
         self._cell, self._threshold = b"", 0
-        self._others: dict[int, _Peer] = {}  # of the cell
-        self._keys: dict[int, bytes] = {}  # with which they sign
+        # of the cell
+        self._others: dict[int, _Peer] = {}
+        # with which they sign
+        self._keys: dict[int, bytes] = {}
         self._held: dict[
-            int, tuple[Secret, Secret]
-        ] = {}  # shares of seeds and mask keys, its own too
-        self._peers: frozenset[int] = frozenset()  # with which it has masks
+            int,
+            tuple[Secret, Secret],
+            # shares of seeds and mask keys, its own too
+        ] = {}
+        # with which it has masks
+        self._peers: frozenset[int] = frozenset()
         self._survivors = Survivors(b"", frozenset())
 
     def advertise(self) -> Advert:
@@ -114,7 +125,8 @@ class DeviceRound:
         held = self._held | {
             device: shares for device, shares in opened.items() if shares is not None
         }
-        # Only devices in this very round, now, can have sealed what opens here: a replayed old advert cannot.
+        # Only devices in this very round, now, can have sealed what opens here: a replayed old
+        # advert cannot.
         self._check_enough(held.keys(), "shared their secrets")
         _check_values(values, self._terms)
         plus = [peer.mask_key for device, peer in peers.items() if self._device < device]
@@ -156,7 +168,9 @@ class DeviceRound:
         )
 
     def _check_roster(self, roster: Roster) -> tuple[bytes, int]:
-        """Refuse devices that do not follow from all adverts, or are not who they claim; return the cell's name and threshold."""
+        """Refuse devices that do not follow from all adverts, or are not who they claim; return the
+        cell's name and threshold.
+        """
         digests, adverts = (
             list(roster.digests.values()),
             {advert.digest(): advert for advert in roster.adverts},
@@ -166,7 +180,8 @@ class DeviceRound:
             raise Refused("the advert of this device is not in the list of the round")
         if not self._terms.least <= len(set(digests)) == len(digests) <= self._terms.most:
             raise Refused(
-                f"{len(set(digests))} devices are not between {self._terms.least} and {self._terms.most}"
+                f"{len(set(digests))} devices are not between {self._terms.least} and"
+                f" {self._terms.most}"
             )
         cohort = roster.cohort(self._terms)
         cell = next(one for one in cells(cohort, digests) if own in one)
@@ -198,7 +213,8 @@ class DeviceRound:
     def _check_enough(self, devices: Collection[int], done: str) -> None:
         if len(devices) < self._threshold:
             raise Refused(
-                f"{len(devices)} devices of the cell, this one among them, have {done}, and {self._threshold} are needed"
+                f"{len(devices)} devices of the cell, this one among them, have {done}, and"
+                f" {self._threshold} are needed"
             )
 
     def _agree(self, cell: bytes, peer: Advert) -> _Peer:
@@ -212,14 +228,18 @@ class DeviceRound:
 
 
 def _in_its_row(roster: Roster, advert: Advert) -> bool:
-    """Return whether an advert is its device's only one: with more, corrupt devices would be a larger share of a round than stated."""
+    """Return whether an advert is its device's only one: with more, corrupt devices would be a
+    larger share of a round than stated.
+    """
     return roster.digests.get(advert.device) == advert.digest()
 
 
 def signers(
     survivors: Survivors, signatures: Mapping[int, bytes], keys: Mapping[int, bytes]
 ) -> set[int]:
-    """Return the survivors who have signed this list of them. No one else counts: a device outside the cell may work for the server."""
+    """Return the survivors who have signed this list of them. No one else counts: a device outside
+    the cell may work for the server.
+    """
     signed, known = survivors.signed(), signatures.keys() & survivors.devices & keys.keys()
     return {one for one in known if verified(keys[one], signed, signatures[one])}
 
@@ -239,7 +259,9 @@ def _seal(key: Secret, ends: bytes, shares: Secret) -> bytes:
 
 
 def _open(key: Secret, ends: bytes, content: bytes) -> tuple[Secret, Secret] | None:
-    """Open shares, or return None if that device did not seal them for this one in this round: the others' may suffice."""
+    """Open shares, or return None if that device did not seal them for this one in this round: the
+    others' may suffice.
+    """
     try:
         shares = AESGCM(masks.derived(key, ends)).decrypt(
             content[:NONCE_BYTES], content[NONCE_BYTES:], ends

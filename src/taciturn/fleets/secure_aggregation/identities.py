@@ -1,16 +1,19 @@
-"""Who a device is to its peers: a key that was made on it, and what the fleet's enrolment authority has signed about it.
+"""Who a device is to its peers: a key that was made on it, and what the fleet's enrolment authority
+has signed about it.
 
-A certificate says that a key is that of a device of a fleet, for a time; a list, whose number rises, which devices were dismissed. A device
-gets both from the server, which can make neither, and those of its cell with their adverts: there is no list of everybody.
+A certificate says that a key is that of a device of a fleet, for a time; a list, whose number
+rises, which devices were dismissed. A device gets both from the server, which can make neither, and
+those of its cell with their adverts: there is no list of everybody.
 
-**Guarantee:** what `Trust` accepts was signed, bit for bit, by the authority, for this fleet and this time, about a device that
-is not on a list at least as new as the certificate.
+**Guarantee:** what `Trust` accepts was signed, bit for bit, by the authority, for this fleet and
+this time, about a device that is not on a list at least as new as the certificate.
 
-**Assumes:** the authority's key is not the server's; the authority gives each number one key and each key one number, and dismisses
-those it has to; a device's clock is right to the hour.
+**Assumes:** the authority's key is not the server's; the authority gives each number one key and
+each key one number, and dismisses those it has to; a device's clock is right to the hour.
 
-Departs from X.509, which has many ways to write one statement, and extensions that programs read differently. Here each statement is one
-row of bytes of fixed sizes, which any language reads in a few lines, and of which nothing can be changed.
+Departs from X.509, which has many ways to write one statement, and extensions that programs read
+differently. Here each statement is one row of bytes of fixed sizes, which any language reads in a
+few lines, and of which nothing can be changed.
 """
 
 import hashlib
@@ -22,11 +25,13 @@ from typing import NamedTuple, Self
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-SIGNATURE_BYTES = 64  # Ed25519
+# Ed25519
+SIGNATURE_BYTES = 64
 _CERTIFICATE, _LIST = struct.Struct(">16sQ32sQQQ"), struct.Struct(">16sQI")
 CERTIFICATE_BYTES = _CERTIFICATE.size + SIGNATURE_BYTES
 FLEET_BYTES = 16
-CLOCKS_APART = 3600  # seconds: no device is asked whose certificate ends sooner, or one of its cell might refuse it
+# seconds: no device is asked whose certificate ends sooner, or one of its cell might refuse it
+CLOCKS_APART = 3600
 
 
 def now() -> float:
@@ -43,11 +48,15 @@ def verified(key: bytes, content: bytes, signature: bytes) -> bool:
 
 class Certificate(NamedTuple):
     fleet: bytes
-    device: int  # its number, which no other device of the fleet ever has
+    # its number, which no other device of the fleet ever has
+    device: int
     key: bytes
-    begins: int  # seconds since 1970
+    # seconds since 1970
+    begins: int
     ends: int
-    after: int  # the number of the list of dismissed devices when this was signed: no older one is accepted with it
+    # the number of the list of dismissed devices when this was signed: no older one is accepted
+    # with it
+    after: int
     signature: bytes = b""
 
     @property
@@ -73,7 +82,8 @@ class Dismissed(NamedTuple):
     """The list of all devices that were ever dismissed."""
 
     fleet: bytes
-    number: int  # of the list: the first has 0
+    # of the list: the first has 0
+    number: int
     devices: frozenset[int]
     signature: bytes = b""
 
@@ -110,7 +120,8 @@ class Dismissed(NamedTuple):
 class Enrolled(NamedTuple):
     """All of a fleet, for its server."""
 
-    certificates: Sequence[Certificate]  # the newest of each device, in the order of their numbers
+    # the newest of each device, in the order of their numbers
+    certificates: Sequence[Certificate]
     dismissed: Dismissed
 
     def keys(self) -> dict[bytes, int]:
@@ -118,7 +129,9 @@ class Enrolled(NamedTuple):
 
 
 class Authority(NamedTuple):
-    """Whom a device believes about other devices of its fleet: it gets this with recipe and words."""
+    """Whom a device believes about other devices of its fleet: it gets this with recipe and
+    words.
+    """
 
     fleet: bytes
     key: bytes
@@ -143,7 +156,10 @@ class Trust(NamedTuple):
         if certificate.fleet != fleet:
             return f"the certificate of {who} is of another fleet"
         if not certificate.begins <= at < certificate.ends:
-            return f"the certificate of {who} has {'expired' if at >= certificate.ends else 'not begun'}"
+            return (
+                f"the certificate of {who} has"
+                f" {'expired' if at >= certificate.ends else 'not begun'}"
+            )
         if certificate.after > self.dismissed.number:
             return f"the list of dismissed devices is older than the certificate of {who}"
         if certificate.device in self.dismissed.devices:

@@ -1,12 +1,15 @@
-"""Masks (Bonawitz et al. 2017, §4): numbers that look random to everyone without a secret, agreed upon in pairs, and added modulo 2^b.
+"""Masks (Bonawitz et al. 2017, §4): numbers that look random to everyone without a secret, agreed
+upon in pairs, and added modulo 2^b.
 
-Secrets are X25519 keys and seeds of 32 bytes; HKDF-SHA256 derives keys from them, each for one purpose; a mask is the stream of AES-256 in
-counter mode under such a key, which is used for nothing else.
+Secrets are X25519 keys and seeds of 32 bytes; HKDF-SHA256 derives keys from them, each for one
+purpose; a mask is the stream of AES-256 in counter mode under such a key, which is used for nothing
+else.
 
-**Guarantee:** a mask is indistinguishable from uniform numbers modulo 2^b, for every b up to 32: the lowest bits of a uniform word are
-uniform.
+**Guarantee:** a mask is indistinguishable from uniform numbers modulo 2^b, for every b up to 32:
+the lowest bits of a uniform word are uniform.
 
-**Assumes:** AES-256, SHA-256 and X25519 are what they are believed to be; secrets come from the operating system and are used in one round.
+**Assumes:** AES-256, SHA-256 and X25519 are what they are believed to be; secrets come from the
+operating system and are used in one round.
 """
 
 import itertools
@@ -20,10 +23,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 KEY_BYTES = 32
-CHUNK = (
-    1 << 15
-)  # words at a time: sum and stream stay in the processor's cache, which halves the time for a mask
-AT_ONCE = 512  # masks, each of which holds a cipher of about a kilobyte
+# words at a time: sum and stream stay in the processor's cache, which halves the time for a mask
+CHUNK = 1 << 15
+# masks, each of which holds a cipher of about a kilobyte
+AT_ONCE = 512
 
 
 class Secret(bytes):
@@ -48,7 +51,9 @@ def derived(secret: bytes, purpose: bytes) -> Secret:
 
 
 def agreed(secret: Secret, other_public_key: bytes, purpose: bytes) -> Secret:
-    """Agree on a key that only the two know; ValueError if the other's public key would make it known to all."""
+    """Agree on a key that only the two know; ValueError if the other's public key would make it
+    known to all.
+    """
     try:
         other = X25519PublicKey.from_public_bytes(other_public_key)
         return derived(X25519PrivateKey.from_private_bytes(secret).exchange(other), purpose)
@@ -57,7 +62,9 @@ def agreed(secret: Secret, other_public_key: bytes, purpose: bytes) -> Secret:
 
 
 def words(bits: int) -> np.dtype:
-    """Return the type that sums modulo 2^b are kept in: adding wraps around at 2^16 or 2^32, which 2^b divides."""
+    """Return the type that sums modulo 2^b are kept in: adding wraps around at 2^16 or 2^32, which
+    2^b divides.
+    """
     return np.dtype(np.uint16 if bits <= 16 else np.uint32)
 
 
@@ -70,9 +77,8 @@ def add_masks(total: np.ndarray, plus: Iterable[Secret], minus: Iterable[Secret]
             for key, apply in batch
         ]
         zeros = bytes(CHUNK * total.itemsize)
-        stream = np.empty(
-            CHUNK + 16, total.dtype
-        )  # cryptography before 43 needs room for another block
+        # cryptography before 43 needs room for another block
+        stream = np.empty(CHUNK + 16, total.dtype)
         for start in range(0, total.size, CHUNK):
             part = total[start : start + CHUNK]
             for cipher, apply in streams:

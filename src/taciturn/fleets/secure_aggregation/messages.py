@@ -1,7 +1,8 @@
 """What devices and the server send each other in a secure sum, as bytes.
 
-Integers are big-endian and of fixed size, lists begin with their length, rows are in ascending order of devices. Anything that is not
-exactly what `to_bytes` would have written is a ValueError, before anything is allocated for it.
+Integers are big-endian and of fixed size, lists begin with their length, rows are in ascending
+order of devices. Anything that is not exactly what `to_bytes` would have written is a ValueError,
+before anything is allocated for it.
 """
 
 import dataclasses
@@ -23,29 +24,42 @@ from taciturn.fleets.secure_aggregation.shamir import SHARE_BYTES
 
 VERSION = 3
 HASH_BYTES = 32
-SEALED_BYTES = (
-    12 + 2 * SHARE_BYTES + 16
-)  # nonce, a share of the seed and one of the mask key, AES-GCM's tag
-MOST_DEVICES = 1 << 16  # in a round
-MOST_LENGTH = 1 << 26  # coordinates in a report
+# nonce, a share of the seed and one of the mask key, AES-GCM's tag
+SEALED_BYTES = 12 + 2 * SHARE_BYTES + 16
+# in a round
+MOST_DEVICES = 1 << 16
+# coordinates in a report
+MOST_LENGTH = 1 << 26
 
 
 class Terms(NamedTuple):
-    """What all in a round must agree on. Every signature and key of the round depends on all of it. Server
-    and devices each make theirs before the first round, from recipe and words; a round adds the first three."""
+    """What all in a round must agree on. Every signature and key of the round depends on all of it.
+    Server and devices each make theirs before the first round, from recipe and words; a round adds
+    the first three.
+    """
 
-    round: bytes  # a name that no attempt at any round ever has again
-    message: bytes  # hash of what devices are given to train on: run, round, model, clip norm (fields.message_hash)
+    # a name that no attempt at any round ever has again
+    round: bytes
+    # hash of what devices are given to train on: run, round, model, clip norm (fields.message_hash)
+    message: bytes
     dismissed: (
-        bytes  # hash of the list of devices that are not in it any more (identities.Dismissed)
+        # hash of the list of devices that are not in it any more (identities.Dismissed)
+        bytes
     )
-    fingerprint: bytes  # of recipe, words and enrolment authority
-    modulus_bits: int  # reports are added modulo 2 to this
-    length: int  # coordinates in a report
-    dropouts: float  # the share of devices that may drop out after they advertised
-    corrupt: float  # the share of devices that may collude with the server
-    least: int  # devices in a cohort, and reports in the sums of all cells: fewer fail
-    most: int  # devices in a cohort: with more, a sum might be larger than the modulus
+    # of recipe, words and enrolment authority
+    fingerprint: bytes
+    # reports are added modulo 2 to this
+    modulus_bits: int
+    # coordinates in a report
+    length: int
+    # the share of devices that may drop out after they advertised
+    dropouts: float
+    # the share of devices that may collude with the server
+    corrupt: float
+    # devices in a cohort, and reports in the sums of all cells: fewer fail
+    least: int
+    # devices in a cohort: with more, a sum might be larger than the modulus
+    most: int
 
     def to_bytes(self) -> bytes:
         sizes = struct.pack(
@@ -75,7 +89,8 @@ class Terms(NamedTuple):
             raise ValueError(
                 f"a cohort has 2 to {MOST_DEVICES:,} devices, not {self.least:,} to {self.most:,}"
             )
-        if not (0 <= self.dropouts < 1 and 0 <= self.corrupt < 1):  # nor NaN
+        # nor NaN
+        if not (0 <= self.dropouts < 1 and 0 <= self.corrupt < 1):
             raise ValueError(
                 f"shares of devices lie between 0 and 1, not {self.dropouts} and {self.corrupt}"
             )
@@ -83,7 +98,8 @@ class Terms(NamedTuple):
             raise ValueError("a round has a name and a fingerprint of up to 255 bytes")
         if not len(self.message) == len(self.dismissed) == HASH_BYTES:
             raise ValueError(
-                f"the terms of a round name its message, and the list of dismissed devices, by hashes of {HASH_BYTES} bytes"
+                "the terms of a round name its message, and the list of dismissed devices, by"
+                f" hashes of {HASH_BYTES} bytes"
             )
 
     def digest(self) -> bytes:
@@ -188,12 +204,14 @@ class _Message:
     def from_bytes(cls, content: bytes) -> Self:
         if len(content) > 2 + HASH_BYTES + 4 * MOST_LENGTH:
             raise ValueError(f"a {cls.__name__} of {len(content):,} bytes is too long")
-        rest = BytesIO(content)  # without a copy
+        # without a copy
+        rest = BytesIO(content)
         head = rest.read(2)
         message = cls(*(part.read(rest) for part in cls.layout)) if head == _head(cls) else None
         if message is None or message.to_bytes() != content:
             raise ValueError(
-                f"this is not a {cls.__name__}: of another version, with more bytes, or its rows not in order or there twice"
+                f"this is not a {cls.__name__}: of another version, with more bytes, or its rows"
+                " not in order or there twice"
             )
         return message
 
@@ -201,12 +219,15 @@ class _Message:
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}>"  # most hold what no log should
+        # most hold what no log should
+        return f"<{type(self).__name__}>"
 
 
 @dataclass(frozen=True, repr=False)
 class Advert(_Message):
-    """1. Device → server → its cell: fresh public keys for one round, signed with the key of the certificate."""
+    """1. Device → server → its cell: fresh public keys for one round, signed with the key of the
+    certificate.
+    """
 
     layout = (
         _CERTIFICATE,
@@ -218,7 +239,8 @@ class Advert(_Message):
     certificate: Certificate
     mask_key: bytes
     share_key: bytes
-    commitment: bytes  # to the seed of the device's own mask, so that the server can check its reconstruction
+    # to the seed of the device's own mask, so that the server can check its reconstruction
+    commitment: bytes
     signature: bytes
 
     @property
@@ -239,20 +261,24 @@ class Advert(_Message):
 
 @dataclass(frozen=True, repr=False)
 class Roster(_Message):
-    """2. Server → device: the adverts of the others in its cell, and the digests of all adverts, which determine them."""
+    """2. Server → device: the adverts of the others in its cell, and the digests of all adverts,
+    which determine them.
+    """
 
     layout = _ADVERTS, _table(HASH_BYTES)
-    adverts: tuple[Advert, ...]  # ascending by device
-    digests: dict[
-        int, bytes
-    ]  # one for each device: with several, corrupt devices would count more than once
+    # ascending by device
+    adverts: tuple[Advert, ...]
+    # one for each device: with several, corrupt devices would count more than once
+    digests: dict[int, bytes]
 
     def parts(self) -> tuple[bytes, bytes]:
         """Return what is for one device, and what follows for all of them."""
         return _head(Roster) + _ADVERTS.write(self.adverts), _rows(self.digests)
 
     def cohort(self, terms: Terms) -> bytes:
-        """Name these devices with these keys in this round. Cells, and their names, follow from it."""
+        """Name these devices with these keys in this round. Cells, and their names, follow from
+        it.
+        """
         return hashlib.sha256(
             b"taciturn secure sum: cohort\0" + terms.digest() + _rows(self.digests)
         ).digest()
@@ -260,7 +286,9 @@ class Roster(_Message):
 
 @dataclass(frozen=True, repr=False)
 class SealedShares(_Message):
-    """2. Device → server, by receiver; and 3. server → device, by sender: shares that only the two devices can read."""
+    """2. Device → server, by receiver; and 3. server → device, by sender: shares that only the two
+    devices can read.
+    """
 
     layout = _CELL, _table(SEALED_BYTES)
     cell: bytes
@@ -278,20 +306,26 @@ class MaskedReport(_Message):
 
 @dataclass(frozen=True, repr=False)
 class Survivors(_Message):
-    """4. Server → device: all devices of the cell whose reports have arrived. The answer is a signature of it, and nothing else."""
+    """4. Server → device: all devices of the cell whose reports have arrived. The answer is a
+    signature of it, and nothing else.
+    """
 
     layout = _CELL, _DEVICES
     cell: bytes
     devices: frozenset[int]
 
     def signed(self) -> bytes:
-        """Return what devices sign, once: the cell's name depends on message, terms and all adverts of the round."""
+        """Return what devices sign, once: the cell's name depends on message, terms and all adverts
+        of the round.
+        """
         return b"taciturn secure sum: survivors\0" + self.to_bytes()
 
 
 @dataclass(frozen=True, repr=False)
 class UnmaskRequest(_Message):
-    """5. Server → device: survivors' signatures under the list that the device has signed itself."""
+    """5. Server → device: survivors' signatures under the list that the device has signed
+    itself.
+    """
 
     layout = _CELL, _table(SIGNATURE_BYTES)
     cell: bytes
@@ -300,7 +334,9 @@ class UnmaskRequest(_Message):
 
 @dataclass(frozen=True, repr=False)
 class Unmasking(_Message):
-    """5. Device → server: its shares of the seeds of those who reported, and of the mask keys of those who have gone."""
+    """5. Device → server: its shares of the seeds of those who reported, and of the mask keys of
+    those who have gone.
+    """
 
     layout = _CELL, _table(SHARE_BYTES), _table(SHARE_BYTES)
     cell: bytes

@@ -1,24 +1,33 @@
-"""A sum whose parts no one can see: secure aggregation (Bonawitz et al. 2017, Figure 4), in cells of at most 200 devices (cells.py).
+"""A sum whose parts no one can see: secure aggregation (Bonawitz et al. 2017, Figure 4), in cells
+of at most 200 devices (cells.py).
 
 Five stages as plain calls without a network; this file has what both sides share.
 
     1. advertise   fresh keys for the round, signed by the device; cells follow from all adverts
-    2. share       the device's two secrets, split into shares for its cell, each sealed for its receiver
-    3. mask        y_u = x_u + PRG(b_u) + Σ_{v > u} PRG(s_uv) − Σ_{v < u} PRG(s_uv)   modulo M = 2^b, over the cell
+    2. share       the device's two secrets, split into shares for its cell, each sealed for its
+       receiver
+    3. mask        y_u = x_u + PRG(b_u) + Σ_{v > u} PRG(s_uv) − Σ_{v < u} PRG(s_uv)   modulo M =
+       2^b, over the cell
     4. sign        the list of all survivors, whose reports have arrived; once
-    5. unmask      under t signatures of that list: shares of b_v for survivors, of the mask key s_v for those that have gone; once
+    5. unmask      under t signatures of that list: shares of b_v for survivors, of the mask key s_v
+       for those that have gone; once
 
-In the sum the masks of pairs cancel, except those with devices that have gone; these, and the devices' own masks, the server reconstructs
-from shares and subtracts. What is left is Σ x_u of the survivors, exactly, or the cell has failed and the others continue without it.
+In the sum the masks of pairs cancel, except those with devices that have gone; these, and the
+devices' own masks, the server reconstructs from shares and subtracts. What is left is Σ x_u of the
+survivors, exactly, or the cell has failed and the others continue without it.
 
-**Guarantee:** a server, together with as many devices of a cell as cells.py allows, learns one sum of the cell, of at least t reports,
-and nothing else about the other devices in it, whoever drops out, whatever lists of survivors it invents and shows to whom, except with
-probability 2⁻⁸⁰ a list that a cell has more of them. A report that arrives after its device was given up stays masked. All keys
-depend on the round's terms, and so on the message that devices train on: devices that got different ones have no sum.
+**Guarantee:** a server, together with as many devices of a cell as cells.py allows, learns one sum
+of the cell, of at least t reports, and nothing else about the other devices in it, whoever drops
+out, whatever lists of survivors it invents and shows to whom, except with probability 2⁻⁸⁰ a list
+that a cell has more of them. A report that arrives after its device was given up stays masked. All
+keys depend on the round's terms, and so on the message that devices train on: devices that got
+different ones have no sum.
 
-**Assumes:** the enrolment authority is not the server (identities.py), and no more than the share `Terms.corrupt` of a cohort works for
-the server; TLS authenticates messages between device and server; a device is in a round of one name once (participation_record.py). What
-a server can do nevertheless is in docs/secure_aggregation.md. A device that lies can spoil its cell's sum, and learns nothing by it.
+**Assumes:** the enrolment authority is not the server (identities.py), and no more than the share
+`Terms.corrupt` of a cohort works for the server; TLS authenticates messages between device and
+server; a device is in a round of one name once (participation_record.py). What a server can do
+nevertheless is in docs/secure_aggregation.md. A device that lies can spoil its cell's sum, and
+learns nothing by it.
 """
 
 import hashlib
@@ -40,7 +49,9 @@ STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK, DONE = (
 
 
 class Refused(ValueError):
-    """One side refuses what the other sent; nothing has changed. The sentence may name devices: it belongs in a private log."""
+    """One side refuses what the other sent; nothing has changed. The sentence may name devices: it
+    belongs in a private log.
+    """
 
 
 class Unneeded(Refused):

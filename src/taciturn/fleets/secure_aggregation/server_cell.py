@@ -1,5 +1,6 @@
-"""The server in one cell of a secure sum (protocol.py): pass on what it cannot read, add, remove masks (Bonawitz et al. 2017,
-Figure 4). It knows nothing about other cells, and so can run in any process (workers.py).
+"""The server in one cell of a secure sum (protocol.py): pass on what it cannot read, add, remove
+masks (Bonawitz et al. 2017, Figure 4). It knows nothing about other cells, and so can run in any
+process (workers.py).
 """
 
 import random
@@ -25,8 +26,10 @@ from taciturn.fleets.secure_aggregation.messages import (
 )
 from taciturn.fleets.secure_aggregation.protocol import Refused, Unneeded
 
-TRIES = 200  # sets of shares of a secret, at random
-FEW = 1 / 3  # of those whose secrets were needed
+# sets of shares of a secret, at random
+TRIES = 200
+# of those whose secrets were needed
+FEW = 1 / 3
 
 _IsRight = Callable[[Secret, Advert], bool]
 
@@ -34,16 +37,21 @@ _IsRight = Callable[[Secret, Advert], bool]
 class Total(NamedTuple):
     """The sum of a round, or of one of its cells. For the curator only."""
 
-    values: np.ndarray  # uint32 [length]: the sum of the reports modulo 2^b
-    devices: list[int]  # those whose reports are in it
+    # uint32 [length]: the sum of the reports modulo 2^b
+    values: np.ndarray
+    # those whose reports are in it
+    devices: list[int]
 
     def __repr__(self) -> str:
         return f"<sum of {len(self.devices)} reports>"
 
 
 def at_fault(unfit: Collection[tuple[int, int]], enough: int) -> list[int]:
-    """Blame the devices whose shares do not fit with those of `enough` others, the worst first. `unfit` are holder and owner of each such
-    share: one of the two is at fault. A device wrongly blamed loses its part in a run; one wrongly spared could cost everybody the run."""
+    """Blame the devices whose shares do not fit with those of `enough` others, the worst first.
+    `unfit` are holder and owner of each such
+    share: one of the two is at fault. A device wrongly blamed loses its part in a run; one wrongly
+    spared could cost everybody the run.
+    """
     left, found = set(unfit), []
     while left:
         (worst, count), *_ = Counter(device for pair in left for device in pair).most_common(1)
@@ -55,7 +63,9 @@ def at_fault(unfit: Collection[tuple[int, int]], enough: int) -> list[int]:
 
 
 def few_of(spoilt: Collection[int], all: Collection[int]) -> list[int]:
-    """Blame the owners of secrets that cannot be reconstructed, if they are few: a holder could spoil anyone's."""
+    """Blame the owners of secrets that cannot be reconstructed, if they are few: a holder could
+    spoil anyone's.
+    """
     return sorted(spoilt) if len(spoilt) <= FEW * len(all) else []
 
 
@@ -73,39 +83,47 @@ def refusals(answers: Mapping[int, bytes], take: Callable[[int, bytes], None]) -
 
 
 class ServerCell:
-    """The server in one cell. A stage ends when its result is asked for: a device not heard by then has dropped out."""
+    """The server in one cell. A stage ends when its result is asked for: a device not heard by then
+    has dropped out.
+    """
 
     def __init__(
         self, terms: Terms, name: bytes, adverts: Mapping[int, Advert], cohort: int
     ) -> None:
-        """Start a cell; ValueError if this many devices, of a cohort of this size, make no secure sum."""
+        """Start a cell; ValueError if this many devices, of a cohort of this size, make no secure
+        sum.
+        """
         self.threshold = threshold(cohort, len(adverts), terms.dropouts, terms.corrupt)
-        self._suspects = max(
-            2, 1 + colluders(cohort, len(adverts), terms.corrupt)
-        )  # of whom at least one is honest
+        # of whom at least one is honest
+        self._suspects = max(2, 1 + colluders(cohort, len(adverts), terms.corrupt))
         self._terms, self._name, self.adverts, self._stage = terms, name, adverts, protocol.SHARE
-        self._places = {
-            device: place for place, device in enumerate(sorted(adverts), 1)
-        }  # of each device's shares
+        # of each device's shares
+        self._places = {device: place for place, device in enumerate(sorted(adverts), 1)}
         self._sealed: dict[int, dict[int, bytes]] = {}
         self._shared: frozenset[int] = frozenset()
         self._sum = np.zeros(terms.length, masks.words(terms.modulus_bits))
         self._reported: set[int] = set()
         self._signatures: dict[int, bytes] = {}
         self._answers: dict[int, Unmasking] = {}
-        self._unfit: set[tuple[int, int]] = (
-            set()
-        )  # holder and owner of a share that is missing or wrong
-        self._spoilt: set[int] = set()  # owners of secrets that their shares do not give
-        self.devices = 0  # whose reports are in its sum, or may be
-        self.refused: dict[int, str] = {}  # whose answers were refused in the last stage, and why
+        # holder and owner of a share that is missing or wrong
+        self._unfit: set[tuple[int, int]] = set()
+        # owners of secrets that their shares do not give
+        self._spoilt: set[int] = set()
+        # whose reports are in its sum, or may be
+        self.devices = 0
+        # whose answers were refused in the last stage, and why
+        self.refused: dict[int, str] = {}
         self.result: (
             Total | dict[int, bytes]
-        ) = {}  # of the last stage: questions of the next, or the sum
-        self.failed = ""  # why it has failed
+            # of the last stage: questions of the next, or the sum
+        ) = {}
+        # why it has failed
+        self.failed = ""
 
     def end_stage(self, answers: Mapping[int, bytes]) -> Self:
-        """Take what devices sent in a stage, and end it. The cell itself is returned, for it may come from another process."""
+        """Take what devices sent in a stage, and end it. The cell itself is returned, for it may
+        come from another process.
+        """
         read, take, end = _STAGES[self._stage]
         self.refused = refusals(answers, lambda device, answer: take(self, device, read(answer)))
         self.devices = len(self._sealed if self._stage == protocol.SHARE else self._reported)
@@ -124,12 +142,15 @@ class ServerCell:
         self._check_first(protocol.SHARE, device, self._sealed, sealed.cell)
         if sealed.shares.keys() != self.adverts.keys() - {device}:
             raise Refused(
-                f"device {device} has not sent a share for each of the others in its cell and nobody else"
+                f"device {device} has not sent a share for each of the others in its cell and"
+                " nobody else"
             )
         self._sealed[device] = sealed.shares
 
     def deliveries(self) -> dict[int, SealedShares]:
-        """End the second stage: return to each device that shared its secrets its shares of those of the others."""
+        """End the second stage: return to each device that shared its secrets its shares of those
+        of the others.
+        """
         protocol.expect(self._stage, protocol.SHARE)
         self._check_enough(self._sealed, "shared their secrets")
         sealed, self._sealed, self._stage = self._sealed, {}, protocol.MASK
@@ -183,7 +204,9 @@ class ServerCell:
         self._answers[device] = answer
 
     def total(self) -> Total:
-        """End the cell: reconstruct secrets and remove all masks at once, so that no single report is ever without them."""
+        """End the cell: reconstruct secrets and remove all masks at once, so that no single report
+        is ever without them.
+        """
         protocol.expect(self._stage, protocol.UNMASK)
         self._spoilt.clear()
         seeds = {device: answer.seeds for device, answer in self._answers.items()}
@@ -212,7 +235,9 @@ class ServerCell:
 
     @property
     def broke(self) -> dict[int, str]:
-        """Return the devices that broke the protocol, as far as shares show it, and how: for a private note."""
+        """Return the devices that broke the protocol, as far as shares show it, and how: for a
+        private note.
+        """
         shares = dict.fromkeys(
             at_fault(self._unfit, self._suspects), "shares that it cut or held are missing or wrong"
         )
@@ -227,7 +252,9 @@ class ServerCell:
         answers: Mapping[int, Mapping[int, bytes]],
         is_right: _IsRight,
     ) -> dict[int, Secret]:
-        """Reconstruct secrets from shares by holder and owner. All are tried before it fails, to find out whose are wrong."""
+        """Reconstruct secrets from shares by holder and owner. All are tried before it fails, to
+        find out whose are wrong.
+        """
         found, failed = {}, []
         for owner in sorted(owners):
             try:
@@ -252,11 +279,13 @@ class ServerCell:
         needed, found = self.threshold, len(shares)
         if found < needed:
             raise FailedRound(
-                f"{found} devices of a cell answered for one of its members, and {needed} are needed to remove a mask"
+                f"{found} devices of a cell answered for one of its members, and {needed} are"
+                " needed to remove a mask"
             )
         order = list(shares)
         for attempt in range(found + TRIES if found > needed else 1):
-            # From different ends first, which avoids any single wrong one; then at random, which mostly avoids several.
+            # From different ends first, which avoids any single wrong one; then at random, which
+            # mostly avoids several.
             some = (
                 (order * 2)[attempt : attempt + needed]
                 if attempt < found
@@ -270,11 +299,13 @@ class ServerCell:
             if is_right(secret, self.adverts[owner]):
                 for holder in (
                     holders if attempt else doubted & set(holders)
-                ):  # where somebody's share was wrong
+                    # where somebody's share was wrong
+                ):
                     if not shamir.fits(chosen, places[holder], answers[holder][owner]):
                         self._unfit.add((holder, owner))
                 return secret
-        if found > needed:  # or one holder could spoil it
+        # or one holder could spoil it
+        if found > needed:
             self._spoilt.add(owner)
         raise FailedRound("shares of a secret do not fit together: a device has sent wrong ones")
 

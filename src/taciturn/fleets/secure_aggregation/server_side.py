@@ -1,4 +1,6 @@
-"""The server in a round of secure sums (protocol.py): who is in which cell, what was signed, and the sum of all cells."""
+"""The server in a round of secure sums (protocol.py): who is in which cell, what was signed, and
+the sum of all cells.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,14 +28,18 @@ from taciturn.fleets.secure_aggregation.workers import for_each
 
 
 class ServerRound:
-    """The server in one round, in bytes: `questions` to devices, then `take` their answers. A failed cell loses its devices."""
+    """The server in one round, in bytes: `questions` to devices, then `take` their answers. A
+    failed cell loses its devices.
+    """
 
     def __init__(self, terms: Terms, trust: Trust) -> None:
         terms.check()
         self._terms, self._trust, self._stage = terms, trust, ADVERTISE
         self._adverts: dict[int, Advert] = {}
-        self._cells: list[ServerCell] = []  # as the last stage left them
-        self.shared = b""  # what follows every question
+        # as the last stage left them
+        self._cells: list[ServerCell] = []
+        # what follows every question
+        self.shared = b""
 
     def take_advert(self, device: int, advert: Advert) -> None:
         expect(self._stage, ADVERTISE)
@@ -48,9 +54,8 @@ class ServerRound:
         ):
             raise Refused(f"these keys are not signed by device {device} for this round")
         for key in (advert.mask_key, advert.share_key):
-            masks.agreed(
-                masks.new_secret(), key, b""
-            )  # refused if it is weak: its whole cell would have to leave
+            # refused if it is weak: its whole cell would have to leave
+            masks.agreed(masks.new_secret(), key, b"")
         self._adverts[device] = advert
 
     def rosters(self) -> dict[int, Roster]:
@@ -102,9 +107,8 @@ class ServerRound:
             }
             for cell in going
         ]
-        each = (
-            map if self._stage in (MASK, SIGN) else for_each
-        )  # sending a report to another process takes as long as adding it
+        # sending a report to another process takes as long as adding it
+        each = map if self._stage in (MASK, SIGN) else for_each
         ended = list(each(ServerCell.end_stage, going, theirs))
         self._cells = failed + ended
         self._stage = STAGES[STAGES.index(self._stage) + 1]
@@ -113,7 +117,9 @@ class ServerRound:
     def _unsigned(
         self, going: Sequence[ServerCell], answers: Mapping[int, bytes]
     ) -> dict[int, str]:
-        """Return which devices have not signed the survivors of their cells: no device would unmask under a wrong signature."""
+        """Return which devices have not signed the survivors of their cells: no device would unmask
+        under a wrong signature.
+        """
         signed = {
             device: cell.list_of_survivors.signed() for cell in going for device in cell.adverts
         }
@@ -127,7 +133,9 @@ class ServerRound:
         return refusals(answers, check)
 
     def questions(self) -> dict[int, bytes]:
-        """Return the next stage's question to each device; `shared` follows each. Raises FailedRound if too few devices are left."""
+        """Return the next stage's question to each device; `shared` follows each. Raises
+        FailedRound if too few devices are left.
+        """
         if self._stage == ADVERTISE:
             parts = {device: roster.parts() for device, roster in self.rosters().items()}
             self.shared = next(iter(parts.values()))[1]
@@ -175,5 +183,6 @@ class ServerRound:
             raise FailedRound(f"{self.reports} devices have {done}, and {least} are needed")
         if left < least:
             raise FailedRound(
-                f"{left} devices are in cells that continue, and {least} are needed: {self.failed_cells[-1]}"
+                f"{left} devices are in cells that continue, and {least} are needed:"
+                f" {self.failed_cells[-1]}"
             )

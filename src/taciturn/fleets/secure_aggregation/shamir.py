@@ -1,8 +1,11 @@
-"""Secret sharing (Shamir 1979): 32 bytes are split into shares, any `threshold` of which give them back, and fewer of which reveal nothing.
+"""Secret sharing (Shamir 1979): 32 bytes are split into shares, any `threshold` of which give them
+back, and fewer of which reveal nothing.
 
-**Guarantee:** for any threshold − 1 shares each of the 2^256 secrets is as likely as before: there is one polynomial through them for each.
+**Guarantee:** for any threshold − 1 shares each of the 2^256 secrets is as likely as before: there
+is one polynomial through them for each.
 
-**Assumes:** coefficients come from the operating system; no one sees `threshold` shares who should not. A changed share changes the
+**Assumes:** coefficients come from the operating system; no one sees `threshold` shares who should
+not. A changed share changes the
 secret: whoever reconstructs it must recognise the secret (here: by a public key or a commitment).
 """
 
@@ -11,20 +14,20 @@ import secrets
 from collections.abc import Mapping
 
 SECRET_BYTES, SHARE_BYTES = 32, 33
-PRIME = (
-    2**256 + 297
-)  # the smallest that is larger than every secret; a share may need one more byte than a secret
+# the smallest that is larger than every secret; a share may need one more byte than a secret
+PRIME = 2**256 + 297
 
 
 def share(secret: bytes, threshold: int, holders: int) -> list[bytes]:
-    """Make one share for each of the holders 1, 2, …: the values there of a random polynomial whose value at 0 is the secret."""
+    """Make one share for each of the holders 1, 2, …: the values there of a random polynomial whose
+    value at 0 is the secret.
+    """
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
     if not 1 <= threshold <= holders:
         raise ValueError(f"a threshold of {threshold} is impossible with {holders} shares")
-    coefficients = [
-        secrets.randbelow(PRIME) for _ in range(threshold - 1)
-    ]  # of the highest power first
+    # of the highest power first
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     coefficients.append(int.from_bytes(secret, "big"))
     return [
         _value(coefficients, holder).to_bytes(SHARE_BYTES, "big")
@@ -33,8 +36,10 @@ def share(secret: bytes, threshold: int, holders: int) -> list[bytes]:
 
 
 def reconstruct(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret from exactly as many shares as needed, by holder: the value at 0 of the polynomial through them (Lagrange).
-    Shares that do not belong together give other bytes, or a ValueError."""
+    """Return the secret from exactly as many shares as needed, by holder: the value at 0 of the
+    polynomial through them (Lagrange). Shares that do not belong together give other bytes, or a
+    ValueError.
+    """
     if not shares or 0 in shares:
         raise ValueError("holders are numbered from 1, and there is at least one")
     secret = _through(shares, 0)
@@ -69,7 +74,9 @@ def _through(shares: Mapping[int, bytes], place: int) -> int:
 
 @functools.lru_cache(maxsize=512)
 def _weights(holders: tuple[int, ...], place: int) -> list[int]:
-    """Return Lagrange's weights, which depend only on who holds shares: computed once for all secrets of the same holders."""
+    """Return Lagrange's weights, which depend only on who holds shares: computed once for all
+    secrets of the same holders.
+    """
     weights = []
     for holder in holders:
         above, below = 1, 1

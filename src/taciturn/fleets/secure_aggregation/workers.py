@@ -1,6 +1,7 @@
 """Processes that work for several cells of a round at once, as many as there are cores.
 
-Work is a function of its arguments: a process that is killed loses nothing, and its work is done here instead.
+Work is a function of its arguments: a process that is killed loses nothing, and its work is done
+here instead.
 """
 
 import functools
@@ -17,7 +18,9 @@ Result = TypeVar("Result")
 
 
 def for_each(work: Callable[..., Result], *arguments: Sequence[Any]) -> list[Result]:
-    """Apply `work` to the first of each of the arguments, to the second, and so on; in this process if there is only one."""
+    """Apply `work` to the first of each of the arguments, to the second, and so on; in this process
+    if there is only one.
+    """
     if len(arguments[0]) > 1 and (os.cpu_count() or 1) > 1:
         try:
             return list(_workers().map(work, *arguments))
@@ -28,7 +31,9 @@ def for_each(work: Callable[..., Result], *arguments: Sequence[Any]) -> list[Res
 
 @functools.cache
 def _workers() -> ProcessPoolExecutor:
-    """Start workers when they are first needed; this process has threads by then, so they are not forks of it."""
+    """Start workers when they are first needed; this process has threads by then, so they are not
+    forks of it.
+    """
     return ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), _begin)
 
 
@@ -36,5 +41,6 @@ def _begin() -> None:
     """Leave Ctrl-C to the server, which ends its workers; end with a server that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = multiprocessing.parent_process()
-    assert server is not None  # a worker has one
+    # a worker has one
+    assert server is not None
     threading.Thread(target=lambda: server.join() or os._exit(1), daemon=True).start()

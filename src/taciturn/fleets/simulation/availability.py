@@ -1,7 +1,8 @@
-"""When devices can take part: idle, charging and on an unmetered network, mostly at night (Bonawitz et al. 2019, Xu et al. 2023 §2.2).
+"""When devices can take part: idle, charging and on an unmetered network, mostly at night (Bonawitz
+et al. 2019, Xu et al. 2023 §2.2).
 
-A model of a fleet's clock. `fleets/simulation/check_in.py` trains on it; `simulate_rounds` runs it without any training, and answers what
-a timer amounts to as a separation in rounds.
+A model of a fleet's clock. `fleets/simulation/check_in.py` trains on it; `simulate_rounds` runs it
+without any training, and answers what a timer amounts to as a separation in rounds.
 """
 
 import math
@@ -12,22 +13,29 @@ import numpy as np
 
 from taciturn.progress import Progress, unwatched
 
-TICK, ROUND_HOURS = 5 / 60, 0.15  # hours between two looks at the devices, and of a round
-OVER_SELECTION, MOST_HOURS = 1.3, 150 * 24  # of a fleet that is only simulated
+# hours between two looks at the devices, and of a round
+TICK, ROUND_HOURS = 5 / 60, 0.15
+# of a fleet that is only simulated
+OVER_SELECTION, MOST_HOURS = 1.3, 150 * 24
 
 
 @dataclass(frozen=True)
 class Habits:
     """How a population's devices behave; hours are local."""
 
-    time_zones: tuple[tuple[float, float], ...] = ((0.0, 1.0),)  # (offset, share of users)
+    # (offset, share of users)
+    time_zones: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
     bedtime: float = 23.0
     night: float = 7.0
-    spread: float = 1.5  # standard deviation of both over users
+    # standard deviation of both over users
+    spread: float = 1.5
     nights_plugged_in: float = 0.7
-    by_day: float = 0.02  # share of devices that are available at any moment outside the night
-    check_in_every: float = 0.5  # hours, while available
-    drop_out: float = 0.06  # of those who are asked
+    # share of devices that are available at any moment outside the night
+    by_day: float = 0.02
+    # hours, while available
+    check_in_every: float = 0.5
+    # of those who are asked
+    drop_out: float = 0.06
 
 
 @dataclass(frozen=True)
@@ -37,11 +45,11 @@ class Rounds:
     hours: float
     succeeded: int
     failed: int
-    min_separation: (
-        int | None
-    )  # the fewest rounds between two participations of a device; None: none came twice
+    # the fewest rounds between two participations of a device; None: none came twice
+    min_separation: int | None
     max_participations: int
-    reports: float  # of a successful round, on average
+    # of a successful round, on average
+    reports: float
 
 
 class Devices:
@@ -58,7 +66,8 @@ class Devices:
         """Return which devices are idle, charging and unmetered at an hour since the start."""
         local = hour + self._offset
         at_night = (local - self._bedtime) % 24 < self._night
-        day = math.floor((hour - 12) / 24)  # a night is one night before and after midnight
+        # a night is one night before and after midnight
+        day = math.floor((hour - 12) / 24)
         if self._coins is None or self._coins[0] != day:
             self._coins = (
                 day,
@@ -80,7 +89,9 @@ class TooFewDevices(Exception):
 
 
 class Clock:
-    """The hour, and each device's state: until when its timer runs, whether it waits to be asked, when it was told to come back."""
+    """The hour, and each device's state: until when its timer runs, whether it waits to be asked,
+    when it was told to come back.
+    """
 
     def __init__(self, devices: Devices, timer_hours: float, patience: float = 7 * 24) -> None:
         """Give up `patience` hours after the timers ended, if too few devices came together."""
@@ -111,8 +122,14 @@ class Clock:
             self._waiting = ready & (self._waiting | checking_in)
             pool = np.flatnonzero(self._waiting)
             if self.hour > self._last_round + self._timer + self._patience:
-                since = f"{self._patience / 24:.0f} days after their timers of {self._timer:g} hours ended, still no round has succeeded"
-                to_do = "take smaller cohorts, a shorter timer or separation, more users, or ask more for each report"
+                since = (
+                    f"{self._patience / 24:.0f} days after their timers of {self._timer:g} hours"
+                    " ended, still no round has succeeded"
+                )
+                to_do = (
+                    "take smaller cohorts, a shorter timer or separation, more users, or ask more"
+                    " for each report"
+                )
                 raise TooFewDevices(f"{since} with {wanted} devices: {to_do}")
             if len(pool) >= wanted:
                 pool = eligible(pool)
@@ -129,7 +146,8 @@ class Clock:
             self._last_round = self.hour
         self._waiting[asked] = False
         self._resting_until[reports] = self.hour + self._timer
-        # Devices that waited in vain are told when to return, so that about one round's worth arrives in the time of a round.
+        # Devices that waited in vain are told when to return, so that about one round's worth
+        # arrives in the time of a round.
         sent_away = np.flatnonzero(self._waiting)
         pace = ROUND_HOURS * len(sent_away) / len(asked)
         self._away_until[sent_away] = self.hour + generator.uniform(0, pace, len(sent_away))
@@ -158,7 +176,9 @@ def simulate_rounds(
     timer_hours: float,
     progress: Progress = unwatched,
 ) -> Rounds:
-    """Simulate rounds one after another, each as soon as enough devices have checked in; stop when that takes too long."""
+    """Simulate rounds one after another, each as soon as enough devices have checked in; stop when
+    that takes too long.
+    """
     clock, draw = Clock(devices, timer_hours), np.random.default_rng([0, 4])
     wanted = math.ceil(OVER_SELECTION * report_goal)
     last, times = np.full(devices.count, -1), np.zeros(devices.count, int)

@@ -1,7 +1,9 @@
-"""A simulated fleet that is not always there: devices check in when they can, keep their own timers, and drop out (Xu et al. 2023, §2.2).
+"""A simulated fleet that is not always there: devices check in when they can, keep their own
+timers, and drop out (Xu et al. 2023, §2.2).
 
-The sum is that of a fleet whose users are always there; this decides whose reports are in it. The server asks more devices than it
-needs; between the report goal m and the cap n_max reports are summed, and with fewer than m the round fails.
+The sum is that of a fleet whose users are always there; this decides whose reports are in it. The
+server asks more devices than it needs; between the report goal m and the cap n_max reports are
+summed, and with fewer than m the round fails.
 """
 
 import io
@@ -31,8 +33,10 @@ class CheckInFleet:
         """`path` keeps the devices' state: a server that crashes does not reset their timers."""
         self._fleet, self._clock, self._path = fleet, clock, path
         self._goal, self._asked, self._most_reports = report_goal, asked, most_reports
-        self._last: int | None = None  # round in which the devices already took part
-        self.uploads = 0  # reports that were sent, summed or not
+        # round in which the devices already took part
+        self._last: int | None = None
+        # reports that were sent, summed or not
+        self.uploads = 0
         if path.exists():
             saved = np.load(io.BytesIO(path.read_bytes()))
             self._last, self.uploads = int(saved["last"]), int(saved["uploads"])
@@ -55,7 +59,9 @@ class CheckInFleet:
         )
 
     def _reports(self, cohort: UserIds, key: Key) -> UserIds:
-        """Derive who reports from the key alone, so that a round summed again after a crash has the same total."""
+        """Derive who reports from the key alone, so that a round summed again after a crash has the
+        same total.
+        """
         words = np.asarray(jax.random.key_data(key)).ravel().tolist()
         name, generator = words[0] << 32 | words[1], np.random.default_rng(words)
         reports = self._clock.devices.reporting(cohort, generator)

@@ -1,9 +1,11 @@
-"""A simulated fleet with a queue (Popov et al. 2018, Figure 1): a device trains on the model that it last received, reports when done,
-and a round closes when K different users have reported.
+"""A simulated fleet with a queue (Popov et al. 2018, Figure 1): a device trains on the model that
+it last received, reports when done, and a round closes when K different users have reported.
 
-So a report may be about a model that is some rounds old; how many is its *staleness*. It is charged in the round in which it is summed, and
-bounded like any other: models of older rounds are public. That holds with one clip norm for the whole run; nothing is claimed about how a
-cohort comes about. How long a device takes is drawn without looking at its text: else who reports beside whom would reveal some of it.
+So a report may be about a model that is some rounds old; how many is its *staleness*. It is charged
+in the round in which it is summed, and
+bounded like any other: models of older rounds are public. That holds with one clip norm for the
+whole run; nothing is claimed about how a cohort comes about. How long a device takes is drawn
+without looking at its text: else who reports beside whom would reveal some of it.
 """
 
 import json
@@ -26,15 +28,21 @@ class QueuedFleet:
     def __init__(
         self, fleet: Fleet, size: int, in_flight: int, folder: Path, coins: int = 0
     ) -> None:
-        """`size` is K. `folder` keeps who trains on which model, those models, and those of the last round: a server that crashes stops
-        no device, and may ask for that round again. `coins` decide who is asked and done when; they are secret."""
+        """`size` is K. `folder` keeps who trains on which model, those models, and those of the
+        last round: a server that crashes stops no device, and may ask for that round again. `coins`
+        decide who is asked and done when; they are secret.
+        """
         self._fleet, self._size, self._in_flight, self._folder = fleet, size, in_flight, folder
         self._generator = np.random.default_rng(coins)
-        self._training: dict[int, int] = {}  # user → which model they have
-        self._arrived: dict[int, int] = {}  # the same of those whose reports wait to be summed
+        # user → which model they have
+        self._training: dict[int, int] = {}
+        # the same of those whose reports wait to be summed
+        self._arrived: dict[int, int] = {}
         self._rounds: dict[
-            str, tuple[int, dict[int, int]]
-        ] = {}  # by key: which model was current, and who had which
+            str,
+            tuple[int, dict[int, int]],
+            # by key: which model was current, and who had which
+        ] = {}
         if (folder / "queue.json").exists():
             state = json.loads((folder / "queue.json").read_text())
             self._training, self._arrived = dict(state["training"]), dict(state["arrived"])
@@ -59,9 +67,12 @@ class QueuedFleet:
         }
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
-        """Return the K users who report next. A device that is done makes room for another, which gets the current model."""
+        """Return the K users who report next. A device that is done makes room for another, which
+        gets the current model.
+        """
         allowed = self._fleet.users(eligible)
-        for queue in (self._training, self._arrived):  # both are right unless a file was changed
+        # both are right unless a file was changed
+        for queue in (self._training, self._arrived):
             for user in set(queue) - set(allowed.tolist()):
                 del queue[user]
         # Those who have arrived were there before a crash: no coin is tossed for them again.
@@ -74,7 +85,10 @@ class QueuedFleet:
                 if user not in self._training and user not in self._arrived:
                     self._training[user] = len(self._rounds)
             if not self._training:
-                few = f"{len(self._arrived)} devices have reported and {self._size} are needed, but no other may take part"
+                few = (
+                    f"{len(self._arrived)} devices have reported and {self._size} are needed, but"
+                    " no other may take part"
+                )
                 raise TooFewDevices(
                     f"{few}: take smaller cohorts, fewer rounds, a shorter separation or more users"
                 )

@@ -1,8 +1,9 @@
-"""A fleet with synthetic users beside its own, added to see what a model keeps of their text (Ramaswamy et al. 2020, §IV-A).
+"""A fleet with synthetic users beside its own, added to see what a model keeps of their text
+(Ramaswamy et al. 2020, §IV-A).
 
-They are outside the population and outside the claim: their reports are bounded like all others and added to the sum, by coins of their
-own, and what is added to a sum without looking at a user costs that user nothing. The paper's came one or two orders of magnitude more
-often than any real device.
+They are outside the population and outside the claim: their reports are bounded like all others and
+added to the sum, by coins of their own, and what is added to a sum without looking at a user costs
+that user nothing. The paper's came one or two orders of magnitude more often than any real device.
 """
 
 from collections.abc import Callable
@@ -24,9 +25,11 @@ class WithSyntheticUsers:
         most_reports: int,
         key_slot: int = 1,
     ) -> None:
-        """`synthetic` is a fleet of all of them, and `chosen` says who takes part in a round, by coins of that round. A total holds
-        `most_reports`, theirs and people's together: with more, integer sums would overflow, and one user could move them by any
-        amount. Each of two such fleets has its own `key_slot`, and so its own coins."""
+        """`synthetic` is a fleet of all of them, and `chosen` says who takes part in a round, by
+        coins of that round. A total holds `most_reports`, theirs and people's together: with more,
+        integer sums would overflow, and one user could move them by any amount. Each of two such
+        fleets has its own `key_slot`, and so its own coins.
+        """
         self.everyone_reports = fleet.everyone_reports
         self._fleet, self._synthetic, self._chosen = fleet, synthetic, chosen
         self._most, self._place = most_reports, 2**32 - key_slot
@@ -39,7 +42,10 @@ class WithSyntheticUsers:
         coins, theirs = jax.random.split(jax.random.fold_in(key, self._place))
         beside = self._chosen(coins)
         if len(cohort) + len(beside) > self._most:
-            many = f"a cohort and {len(beside)} synthetic users are more than the {self._most} reports that a total holds"
+            many = (
+                f"a cohort and {len(beside)} synthetic users are more than the {self._most} reports"
+                " that a total holds"
+            )
             raise WrongNumberOfUsers(
                 f"{many}: lower canaries.users, canaries.per_cell, audit.users or the cohort"
             )

@@ -1,5 +1,6 @@
-"""Who is who on the wire: the fleet's own certificate authority, which devices trust alone, a certificate for the server, and a key on
-every device, by which the server knows it (enrolment.py). Private keys never leave the folder they were made in, which is closed to others.
+"""Who is who on the wire: the fleet's own certificate authority, which devices trust alone, a
+certificate for the server, and a key on every device, by which the server knows it (enrolment.py).
+Private keys never leave the folder they were made in, which is closed to others.
 """
 
 import base64
@@ -31,7 +32,9 @@ AUTHORITY_DAYS, SERVER_DAYS = 5 * 365, 397
 
 
 def make_authority(folder: Path) -> Path:
-    """Make an authority; its certificate goes to every device. An old one is never replaced: every device would need the new one."""
+    """Make an authority; its certificate goes to every device. An old one is never replaced: every
+    device would need the new one.
+    """
     if (folder / AUTHORITY_KEY).exists() or (folder / AUTHORITY_CERTIFICATE).exists():
         raise LinkError(
             f"{folder} already holds an authority that devices trust: choose another folder"
@@ -52,7 +55,9 @@ def make_authority(folder: Path) -> Path:
 
 
 def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
-    """Make a key and a certificate for a server that devices know by these names or addresses; needed once a year."""
+    """Make a key and a certificate for a server that devices know by these names or addresses;
+    needed once a year.
+    """
     if not names:
         raise LinkError("a server's certificate needs a name or an address that devices know it by")
     issuer_key = serialization.load_pem_private_key(_read(authority / AUTHORITY_KEY), password=None)
@@ -81,7 +86,9 @@ def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
 
 
 def device_request(folder: Path) -> str:
-    """Write a line that asks to enrol the device of this folder: its public key, signed with it. The key is made once."""
+    """Write a line that asks to enrol the device of this folder: its public key, signed with it.
+    The key is made once.
+    """
     if not (folder / DEVICE_KEY).exists():
         save_key(folder / DEVICE_KEY, Ed25519PrivateKey.generate())
     key = load_key(folder / DEVICE_KEY)
@@ -97,9 +104,13 @@ def requested_key(line: str) -> bytes:
     except ValueError:
         content = b""
     if not verified(content[:32], REQUEST.encode() + content[:32], content[32:]):
-        wrong = f"a request of {len(line.strip())} characters is not one that a device made, or was changed on its way"
+        wrong = (
+            f"a request of {len(line.strip())} characters is not one that a device made, or was"
+            " changed on its way"
+        )
         raise LinkError(
-            f"{wrong}: give the line that `taciturn fleet device FOLDER --new` prints, or its file request.txt"
+            f"{wrong}: give the line that `taciturn fleet device FOLDER --new` prints, or its file"
+            " request.txt"
         )
     return content[:32]
 
@@ -158,9 +169,8 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(
-            now - timedelta(seconds=CLOCKS_APART)
-        )  # or a device whose clock is behind would refuse it
+        # or a device whose clock is behind would refuse it
+        .not_valid_before(now - timedelta(seconds=CLOCKS_APART))
         .not_valid_after(now + timedelta(days=days))
         .add_extension(
             x509.BasicConstraints(is_authority, path_length=0 if is_authority else None),

@@ -1,7 +1,8 @@
-"""A device's end of the wire: it asks the server for questions, passes them to a handler, and sends the answers. It never listens.
+"""A device's end of the wire: it asks the server for questions, passes them to a handler, and sends
+the answers. It never listens.
 
-It uses Python's own HTTP client, which follows no redirects and uses no proxies. While a handler works, another thread tells the server
-that the device is alive.
+It uses Python's own HTTP client, which follows no redirects and uses no proxies. While a handler
+works, another thread tells the server that the device is alive.
 """
 
 import base64
@@ -38,21 +39,30 @@ from taciturn.fleets.devices.transport import (
 from taciturn.fleets.wire.authority import DEVICE_KEY, load_key
 from taciturn.fleets.wire.front_end import sign_in_statement
 
-WAIT_SECONDS = 55  # for a question, on an otherwise silent connection
-ALIVE_SECONDS = 30.0  # between two signs of life of a device at work
-REQUEST_SECONDS = 30.0  # for anything else
-LEAVE_SECONDS = 3.0  # for signing out
-LEAST_SECONDS = 0.5  # between two polls for a question, where the server does not wait for one
+# for a question, on an otherwise silent connection
+WAIT_SECONDS = 55
+# between two signs of life of a device at work
+ALIVE_SECONDS = 30.0
+# for anything else
+REQUEST_SECONDS = 30.0
+# for signing out
+LEAVE_SECONDS = 3.0
+# between two polls for a question, where the server does not wait for one
+LEAST_SECONDS = 0.5
 WORD = re.compile(r"[A-Za-z0-9_-]{1,128}")
-AGAIN_SECONDS = 1.0  # before a retry, so that a moment without a network loses nothing
+# before a retry, so that a moment without a network loses nothing
+AGAIN_SECONDS = 1.0
 GONE_ERRORS = (OSError, http.client.HTTPException)
 
 
 class RefusedByServer(Exception):
-    """The server refuses this device, and says why, or sends garbage; or it does not know our token: it was restarted, or a day passed."""
+    """The server refuses this device, and says why, or sends garbage; or it does not know our
+    token: it was restarted, or a day passed.
+    """
 
 
-LOST = (OSError, http.client.HTTPException, RefusedByServer)  # after which a device signs in again
+# after which a device signs in again
+LOST = (OSError, http.client.HTTPException, RefusedByServer)
 
 
 def run_device(
@@ -63,8 +73,11 @@ def run_device(
     insecure: bool = False,
     stop: threading.Event | None = None,
 ) -> None:
-    """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes, whatever happens to the server meanwhile. The
-    folder holds the device's key (`authority.device_request`). `stop` waits for the end of the question at work; SIGTERM does not."""
+    """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes,
+    whatever happens to the server meanwhile. The folder holds the device's key
+    (`authority.device_request`). `stop` waits for the end of the question at work; SIGTERM does
+    not.
+    """
     device = DeviceEnd(
         server, load_key(folder / DEVICE_KEY), handler, trusting(server, root_certificate, insecure)
     )
@@ -75,7 +88,8 @@ def run_device(
 
 
 class DeviceEnd:
-    retry_seconds = 1.0, 30.0  # first and longest wait for an absent server
+    # first and longest wait for an absent server
+    retry_seconds = 1.0, 30.0
 
     def __init__(
         self, server: str, key: Ed25519PrivateKey, handler: Handler, context: ssl.SSLContext | None
@@ -83,12 +97,13 @@ class DeviceEnd:
         self._server, self._key, self._handler, self._context = server, key, handler, context
         self._connection = self._connect()
         self._token: str | None = None
+        # question, answer, why there is none, when to come back: it may be asked for again
         self._last = (
             "",
             b"",
             None,
             None,
-        )  # question, answer, why there is none, when to come back: it may be asked for again
+        )
         self._file = ("", b"")
         self._hung_up, self._polling, self._told = False, False, ""
 
@@ -109,9 +124,8 @@ class DeviceEnd:
                     if stop.is_set():
                         return
                     self.lost(error)
-                    stop.wait(
-                        wait * random.uniform(0.5, 1)
-                    )  # or all would come back at the same moment
+                    # or all would come back at the same moment
+                    stop.wait(wait * random.uniform(0.5, 1))
                     wait = min(2 * wait, self.retry_seconds[1])
         finally:
             self.sign_out()
@@ -143,7 +157,8 @@ class DeviceEnd:
 
     def sign_out(self) -> None:
         if self._token:
-            with suppress(*LOST):  # otherwise the server notices by itself
+            # otherwise the server notices by itself
+            with suppress(*LOST):
                 self._request("DELETE", "/v1/session", {204}, seconds=LEAVE_SECONDS, tries=1)
         self._token = None
 
@@ -157,9 +172,8 @@ class DeviceEnd:
         finally:
             self._polling = False
         if response.status == 204:
-            time.sleep(
-                LEAST_SECONDS if time.monotonic() - began < LEAST_SECONDS else 0.0
-            )  # a server that does not wait
+            # a server that does not wait
+            time.sleep(LEAST_SECONDS if time.monotonic() - began < LEAST_SECONDS else 0.0)
             return
         name, kind, file = (
             response.headers.get(header, "") for header in ("question", "kind", "shared")
@@ -183,7 +197,9 @@ class DeviceEnd:
                     raise away
 
     def _shared(self, name: str) -> bytes | None:
-        """Fetch the file with this hash; None if it is gone or another: then the question is no longer this device's."""
+        """Fetch the file with this hash; None if it is gone or another: then the question is no
+        longer this device's.
+        """
         if self._file[0] != _word(name):
             content = self._request(
                 "GET", f"/v1/files/{name}", {200, 404}, seconds=4 * REQUEST_SECONDS
@@ -197,7 +213,9 @@ class DeviceEnd:
     def _request(
         self, method: str, path: str, expected: set[int], tries: int = 2, **about: Any
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Reopen a closed connection once, or more often where a moment without a network should lose nothing."""
+        """Reopen a closed connection once, or more often where a moment without a network should
+        lose nothing.
+        """
         for attempt in range(1, tries + 1):
             if self._hung_up and self._polling:
                 raise ConnectionAbortedError("this device no longer waits for a question")
@@ -234,13 +252,15 @@ class DeviceEnd:
             raise RefusedByServer("the server sends more than a question may have")
         if (
             response.length
-        ):  # read() does not report it: a broken connection would give half a question
+            # read() does not report it: a broken connection would give half a question
+        ):
             raise http.client.IncompleteRead(content)
         if response.status == 401:
             raise RefusedByServer("the server does not know this device's token any more")
         if response.status not in expected:
             raise RefusedByServer(
-                f"the server refused this device ({response.status}): {ascii(content[:200].decode('latin-1'))[1:-1]}"
+                f"the server refused this device ({response.status}):"
+                f" {ascii(content[:200].decode('latin-1'))[1:-1]}"
             )
         return response, content
 
@@ -260,7 +280,8 @@ class DeviceEnd:
                 try:
                     self._once(connection, "POST", "/v1/alive", {204})
                 except LOST:
-                    connection.close()  # which ends the wait for a question
+                    # which ends the wait for a question
+                    connection.close()
             connection.close()
 
         threading.Thread(target=beat, daemon=True).start()
@@ -290,7 +311,9 @@ def sign_in_body(key: Ed25519PrivateKey) -> bytes:
 def _outcome(
     handler: Handler, kind: str, content: bytes
 ) -> tuple[bytes, str | None, ComeBackLater | None]:
-    """Return the answer, why there is none, and when to come back. An exception may quote the user: none of its words leave."""
+    """Return the answer, why there is none, and when to come back. An exception may quote the user:
+    none of its words leave.
+    """
     try:
         answer = answer_of(handler, kind, content)
     except ComeBackLater as later:
@@ -320,7 +343,8 @@ def trusting(
     if insecure:
         if server.rpartition(":")[0].strip("[]") not in LOOPBACK:
             raise LinkError(
-                f"without TLS a device talks to this machine only, not to {server}: leave out --insecure"
+                f"without TLS a device talks to this machine only, not to {server}: leave out"
+                " --insecure"
             )
         return None
     if root_certificate is None:

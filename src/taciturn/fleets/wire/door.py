@@ -1,7 +1,9 @@
-"""The only door from outside: uvicorn's HTTP over our own sockets, with limits on all that a stranger can make us hold.
+"""The only door from outside: uvicorn's HTTP over our own sockets, with limits on all that a
+stranger can make us hold.
 
-uvicorn with h11 was chosen for its bounded headers, which the faster httptools does not have (20 MB of headers took 480 MB). uvicorn has
-no limit on connections that never finish a request, so accepting and waiting is done here.
+uvicorn with h11 was chosen for its bounded headers, which the faster httptools does not have (20 MB
+of headers took 480 MB). uvicorn has no limit on connections that never finish a request, so
+accepting and waiting is done here.
 """
 
 import asyncio
@@ -21,21 +23,29 @@ from uvicorn.server import ServerState
 from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY
 from taciturn.fleets.wire.front_end import FrontEnd, Refusals
 
-# asyncio gives each TLS connection a buffer of 256 KiB, which for ten thousand waiting devices would be 2.5 GB; a record has 16.
+# asyncio gives each TLS connection a buffer of 256 KiB, which for ten thousand waiting devices
+# would be 2.5 GB; a record has 16.
 sslproto.SSLProtocol.max_size = 32 * 1024
-HEAD_BYTES = 16 * 1024  # of a request without its body
-HEAD_SECONDS = 10.0  # for it to arrive, and for a TLS handshake
-STUCK_SECONDS = 60.0  # for which a reader may take nothing of what it requested
-END_SECONDS = 2.0  # for requests to notice that the server ends
-IDLE_SECONDS = 75  # between two requests on one connection
+# of a request without its body
+HEAD_BYTES = 16 * 1024
+# for it to arrive, and for a TLS handshake
+HEAD_SECONDS = 10.0
+# for which a reader may take nothing of what it requested
+STUCK_SECONDS = 60.0
+# for requests to notice that the server ends
+END_SECONDS = 2.0
+# between two requests on one connection
+IDLE_SECONDS = 75
+# many devices may share an address: a company's, a village's
 MOST_CONNECTIONS, MOST_OF_ONE_ADDRESS = (
     20_000,
     12_000,
-)  # many devices may share an address: a company's, a village's
+)
+# connections that have not sent a complete request yet
 MOST_STRANGERS, MOST_STRANGERS_OF_ONE_ADDRESS = (
     2_000,
     500,
-)  # connections that have not sent a complete request yet
+)
 
 QUIET = logging.getLogger("taciturn.fleet.http")
 QUIET.setLevel(logging.ERROR)
@@ -64,10 +74,10 @@ class Door:
         self._config.load()
         self._state = ServerState()
         self._handshakes: set[asyncio.Task[None]] = set()
-        self.open: Counter[str] = Counter()  # connections by address
-        self.strangers: Counter[str] = (
-            Counter()
-        )  # of them, those that have not sent a complete request yet
+        # connections by address
+        self.open: Counter[str] = Counter()
+        # of them, those that have not sent a complete request yet
+        self.strangers: Counter[str] = Counter()
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -75,7 +85,8 @@ class Door:
         while True:
             try:
                 connection, address = await loop.sock_accept(self._listener)
-            except OSError as error:  # no file descriptors left, for a moment
+            # no file descriptors left, for a moment
+            except OSError as error:
                 self.refusals.note(f"a connection, for lack of resources ({error.strerror})")
                 await asyncio.sleep(0.1)
                 continue
@@ -118,7 +129,8 @@ class Door:
                 ssl=self._context,
                 ssl_handshake_timeout=timeout,
             )
-        except (OSError, TimeoutError) as error:  # a handshake that failed
+        # a handshake that failed
+        except (OSError, TimeoutError) as error:
             self.refusals.note(_broken_handshake(error))
             connection.close()
             _less(self.strangers, host)
@@ -130,11 +142,15 @@ class _Connection(H11Protocol):
 
     def __init__(self, door: Door, host: str, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config, state, {})
-        self.app_state = {"known": self._known}  # set by the front end, for a device with a token
-        self.logger = QUIET  # it would warn about each request of a stranger
+        # set by the front end, for a device with a token
+        self.app_state = {"known": self._known}
+        # it would warn about each request of a stranger
+        self.logger = QUIET
         self._door, self._host, self._is_known = door, host, False
-        self._head: asyncio.TimerHandle | None = None  # runs while a request's head is awaited
-        self._stuck: asyncio.TimerHandle | None = None  # runs while the peer reads nothing
+        # runs while a request's head is awaited
+        self._head: asyncio.TimerHandle | None = None
+        # runs while the peer reads nothing
+        self._stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -142,9 +158,8 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._head is None and (self.cycle is None or self.cycle.response_complete):
-            self._head = self.loop.call_later(
-                HEAD_SECONDS, self._too_slow
-            )  # the next request has begun
+            # the next request has begun
+            self._head = self.loop.call_later(HEAD_SECONDS, self._too_slow)
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before and self._head is not None:
@@ -152,9 +167,8 @@ class _Connection(H11Protocol):
             self._head = None
 
     def pause_writing(self) -> None:
-        self._stuck = self.loop.call_later(
-            STUCK_SECONDS, self.transport.abort
-        )  # the peer does not read what it requested
+        # the peer does not read what it requested
+        self._stuck = self.loop.call_later(STUCK_SECONDS, self.transport.abort)
         super().pause_writing()
 
     def resume_writing(self) -> None:
@@ -167,7 +181,8 @@ class _Connection(H11Protocol):
         self._door.refusals.note("garbage instead of a request")
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
-        else:  # the response is already out
+        else:
+            # the response is already out
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

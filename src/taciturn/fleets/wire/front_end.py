@@ -1,7 +1,8 @@
-"""A front end: it knows devices by their keys, passes them their questions, and takes their answers. It keeps no state itself.
+"""A front end: it knows devices by their keys, passes them their questions, and takes their
+answers. It keeps no state itself.
 
-docs/protocol.md describes its requests. A token authorises transport and nothing else: the messages of a round are signed by devices,
-and checked by their receivers.
+docs/protocol.md describes its requests. A token authorises transport and nothing else: the messages
+of a round are signed by devices, and checked by their receivers.
 """
 
 import asyncio
@@ -24,22 +25,29 @@ Scope = dict[str, Any]
 Receive = Callable[[], Any]
 Send = Callable[[dict[str, Any]], Any]
 Headers = dict[bytes, bytes]
-NumberOf = Callable[
-    [bytes], int | str
-]  # number of the device with this public key, or what is wrong with it
+# number of the device with this public key, or what is wrong with it
+NumberOf = Callable[[bytes], int | str]
 
-SMALL = 4096  # bytes of a request that is not an answer
-BODY_SECONDS = 120.0  # for an answer to arrive
-HEAD_SECONDS = 10.0  # for anything else
-MOST_IN_FLIGHT = 2 * 2**30  # bytes of answers that are read at a time; others wait
-PIECE = 64 * 1024  # of a response
+# bytes of a request that is not an answer
+SMALL = 4096
+# for an answer to arrive
+BODY_SECONDS = 120.0
+# for anything else
+HEAD_SECONDS = 10.0
+# bytes of answers that are read at a time; others wait
+MOST_IN_FLIGHT = 2 * 2**30
+# of a response
+PIECE = 64 * 1024
 CLOSE = [(b"connection", b"close")]
-LONGEST_WAIT = 60.0  # for a question
-QUIET_SECONDS = 10  # between two identical lines in the log
+# for a question
+LONGEST_WAIT = 60.0
+# between two identical lines in the log
+QUIET_SECONDS = 10
+# a device's own reasons; only these are believed
 REASONS = {
     FAILED.encode(): FAILED,
     LARGE.encode(): LARGE,
-}  # a device's own reasons; only these are believed
+}
 
 
 class NoEntry(Exception):
@@ -47,10 +55,13 @@ class NoEntry(Exception):
 
 
 class Refusals:
-    """Log one line for each reason at a time: a stranger may send a thousand requests a second, and must not fill a log."""
+    """Log one line for each reason at a time: a stranger may send a thousand requests a second, and
+    must not fill a log.
+    """
 
     def __init__(self) -> None:
-        self._written: dict[str, float] = {}  # when last, by reason
+        # when last, by reason
+        self._written: dict[str, float] = {}
         self._kept_back: Counter[str] = Counter()
 
     def note(self, reason: str) -> None:
@@ -72,11 +83,13 @@ def sign_in_statement(key: bytes, seconds: int, nonce: bytes) -> bytes:
 class FrontEnd:
     """An ASGI application."""
 
-    most_bytes = MOST_BYTES  # of an answer
+    # of an answer
+    most_bytes = MOST_BYTES
 
     def __init__(self, store: Store, number_of: NumberOf, refusals: Refusals) -> None:
         self._store, self._number_of, self._refusals = store, number_of, refusals
-        self._in_flight = 0  # bytes of answers that are being read
+        # bytes of answers that are being read
+        self._in_flight = 0
         self._room = asyncio.Condition()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +106,8 @@ class FrontEnd:
             await _respond(
                 send, 503, b"The server cannot be reached from here for a moment.", CLOSE
             )
-        except Exception as error:  # a stranger costs at most one line and one connection
+        # a stranger costs at most one line and one connection
+        except Exception as error:
             self._refusals.note(f"a request that was not understood ({type(error).__name__})")
             LOG.debug("a request that was not understood", exc_info=True)
             await _respond(send, 500, b"", CLOSE)
@@ -158,8 +172,11 @@ class FrontEnd:
         if abs(now - seconds) > CLOCKS_APART:
             raise NoEntry(403, "a device whose clock is wrong")
         if not verified(
-            key, statement, signature
-        ):  # checked first: only the key's owner learns who is enrolled or dismissed
+            key,
+            statement,
+            signature,
+            # checked first: only the key's owner learns who is enrolled or dismissed
+        ):
             raise NoEntry(403, "a device that does not have the key it names")
         number = self._number_of(key)
         if isinstance(number, str):
@@ -206,7 +223,8 @@ class FrontEnd:
         self, number: int, name: str, headers: Headers, receive: Receive, send: Send
     ) -> None:
         asked = await self._store.asked(number, 0)
-        if asked is None or asked.name != name:  # before any of it is read
+        # before any of it is read
+        if asked is None or asked.name != name:
             await _respond(send, 410, b"", CLOSE)
             return
         size = int(headers.get(b"content-length", self.most_bytes))
@@ -246,7 +264,8 @@ async def _body(headers: Headers, receive: Receive, limit: int, seconds: float) 
     """Read a body, and refuse it as soon as it is too large."""
     if (
         int(headers.get(b"content-length", b"0")) > limit
-    ):  # a number: the HTTP parser has checked it
+        # a number: the HTTP parser has checked it
+    ):
         raise NoEntry(413, "more bytes than an answer may have")
     parts, size = [], 0
     try:
@@ -278,7 +297,8 @@ async def _respond(
     await send(
         {"type": "http.response.start", "status": status, "headers": [*(headers or ()), *length]}
     )
-    for start in range(0, len(body), PIECE):  # so that no more is held than the peer has read
+    # so that no more is held than the peer has read
+    for start in range(0, len(body), PIECE):
         await send(
             {"type": "http.response.body", "body": body[start : start + PIECE], "more_body": True}
         )

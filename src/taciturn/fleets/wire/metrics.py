@@ -1,4 +1,6 @@
-"""Counts of what a server or a front end has done, for Prometheus and for people to watch: how many and how much, never who."""
+"""Counts of what a server or a front end has done, for Prometheus and for people to watch: how many
+and how much, never who.
+"""
 
 import threading
 from collections import Counter
@@ -10,7 +12,8 @@ from pathlib import Path
 from taciturn.fleets.devices.transport import LinkError
 
 LIVE = Path(__file__).with_name("live.html")
-DESCRIBED = {  # name: kind, and what it is
+# name: kind, and what it is
+DESCRIBED = {
     "taciturn_devices_connected": ("gauge", "Devices that are present now, at all front ends."),
     "taciturn_connections": ("gauge", "Open connections of this front end."),
     "taciturn_questions_total": ("counter", "Questions that the server asked, each of one device."),
@@ -53,7 +56,9 @@ COUNTS = Counts()
 
 @contextmanager
 def metrics_page(address: str | None) -> Iterator[None]:
-    """Serve figures at http://address/metrics and a page at http://address/ within the block; a bare port is on this machine."""
+    """Serve figures at http://address/metrics and a page at http://address/ within the block; a
+    bare port is on this machine.
+    """
     if address is None:
         yield
         return
@@ -74,7 +79,8 @@ def metrics_page(address: str | None) -> Iterator[None]:
 
 
 class _Page(BaseHTTPRequestHandler):
-    timeout = 10  # seconds, for a request to come
+    # seconds, for a request to come
+    timeout = 10
 
     def do_GET(self) -> None:
         status, kind, body = (

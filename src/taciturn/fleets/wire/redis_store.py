@@ -1,8 +1,11 @@
-"""A store in Redis, which a server and front ends on several hosts share (`pip install 'taciturn[fleet-redis]'`).
+"""A store in Redis, which a server and front ends on several hosts share (`pip install
+'taciturn[fleet-redis]'`).
 
-Each operation is one call of a script (redis_store.lua), so that no two front ends can take a device's answer twice. Times are by Redis's
-own clock. Everything has a time to live, and a Redis that writes to disk is refused: no one may learn from it who took part. Front ends
-hear through a channel which devices are asked, but not what; what is missed, because a connection broke, is found when a device asks again.
+Each operation is one call of a script (redis_store.lua), so that no two front ends can take a
+device's answer twice. Times are by Redis's own clock. Everything has a time to live, and a Redis
+that writes to disk is refused: no one may learn from it who took part. Front ends hear through a
+channel which devices are asked, but not what; what is missed, because a connection broke, is found
+when a device asks again.
 """
 
 import asyncio
@@ -22,21 +25,28 @@ from taciturn.fleets.devices.transport import LOG, LOOPBACK, LinkError
 from taciturn.fleets.wire import store
 from taciturn.fleets.wire.store import NO_FILE, Asked, File, StoreGone
 
-SOCKET_SECONDS = 30.0  # for Redis to answer; longer than `collect` waits
-CONNECTIONS = 32  # of one front end; further requests wait
-BATCH = 100  # answers fetched, or commands sent, at once
-LARGE = 64 * 1024  # bytes of an answer
-AGAIN_SECONDS = 1.0  # before a broken channel is listened to again
+# for Redis to answer; longer than `collect` waits
+SOCKET_SECONDS = 30.0
+# of one front end; further requests wait
+CONNECTIONS = 32
+# answers fetched, or commands sent, at once
+BATCH = 100
+# bytes of an answer
+LARGE = 64 * 1024
+# before a broken channel is listened to again
+AGAIN_SECONDS = 1.0
 DAY = int(1000 * store.TOKEN_SECONDS)
-OUTCOME = struct.Struct(
-    ">q?"
-)  # which device, and whether it answered; the answer, or why there is none, follows
+# which device, and whether it answered; the answer, or why there is none, follows
+OUTCOME = struct.Struct(">q?")
 
-SCRIPT = Path(__file__).with_name("redis_store.lua").read_text()  # all operations
+# all operations
+SCRIPT = Path(__file__).with_name("redis_store.lua").read_text()
 
 
 class RedisStore:
-    """A store for a server, or for a front end; store.py says what each method does. `fleet` tells fleets on one Redis apart."""
+    """A store for a server, or for a front end; store.py says what each method does. `fleet` tells
+    fleets on one Redis apart.
+    """
 
     def __init__(self, url: str, fleet: str) -> None:
         try:
@@ -49,41 +59,48 @@ class RedisStore:
             )
         except ValueError as error:
             raise LinkError(
-                "--store is not the address of a Redis: write redis://host:port, rediss://host:port or unix:///path"
+                "--store is not the address of a Redis: write redis://host:port, rediss://host:port"
+                " or unix:///path"
             ) from error
         given = self._redis.connection_pool.connection_kwargs
         host = given.get("host", "localhost")
-        self.address = (
-            given.get("path") or f"{host}:{given.get('port', 6379)}"
-        )  # without the password that a URL may have
+        # without the password that a URL may have
+        self.address = given.get("path") or f"{host}:{given.get('port', 6379)}"
         self._loop_redis: Any = redis.asyncio.Redis(connection_pool=pool)
         self._fleet = f"taciturn:{fleet}:"
         self._waiting: dict[int, set[asyncio.Event]] = {}
         self._listening: asyncio.Task[None] | None = None
         self._to_say: list[tuple[str, tuple[Any, ...], asyncio.Future[Any]]] = []
         self._talking: asyncio.Task[None] | None = None
-        self._heard = asyncio.Event()  # set while the channel is listened to
+        # set while the channel is listened to
+        self._heard = asyncio.Event()
         self._file, self._fetching = NO_FILE, asyncio.Lock()
         if url.startswith("redis://") and host not in LOOPBACK:
             raise LinkError(
-                f"without TLS a Redis may be on this machine only, and {self.address} may be another: write rediss://…"
+                f"without TLS a Redis may be on this machine only, and {self.address} may be"
+                " another: write rediss://…"
             )
         try:
             self._redis.ping()
         except RedisError as error:
             raise StoreGone(
-                f"no Redis answers at {self.address} ({error}): start one, or name another with --store"
+                f"no Redis answers at {self.address} ({error}): start one, or name another with"
+                " --store"
             ) from None
         try:
             kept = self._redis.config_get("save", "appendonly")
         except RedisError:
             LOG.warning(
-                "the Redis at %s does not say whether it writes to disk: make sure that it does not",
+                "the Redis at %s does not say whether it writes to disk: make sure that it"
+                " does not",
                 self.address,
             )
             return
         if kept["save"] or kept["appendonly"] != "no":
-            kept_there = f"the Redis at {self.address} writes what it holds to disk, where who took part must never be"
+            kept_there = (
+                f"the Redis at {self.address} writes what it holds to disk, where who took part"
+                " must never be"
+            )
             raise LinkError(
                 f"{kept_there}: start it with --save '' --appendonly no, or take another"
             )
@@ -94,7 +111,8 @@ class RedisStore:
             yield
         except RedisError as error:
             raise StoreGone(
-                f"the Redis at {self.address} cannot be reached ({type(error).__name__}: {error}); is it running?"
+                f"the Redis at {self.address} cannot be reached ({type(error).__name__}: {error});"
+                " is it running?"
             ) from None
 
     def _now(self, operation: str, *arguments: Any) -> Any:
@@ -102,7 +120,9 @@ class RedisStore:
             return self._redis.register_script(SCRIPT)([self._fleet], [DAY, operation, *arguments])
 
     async def _soon(self, operation: str, *arguments: Any) -> Any:
-        """Send an operation together with all others pending, in order: alone, each would cost three times as much."""
+        """Send an operation together with all others pending, in order: alone, each would cost
+        three times as much.
+        """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._to_say.append((operation, arguments, answer))
         if self._talking is None:
@@ -117,17 +137,22 @@ class RedisStore:
                 script = self._loop_redis.register_script(SCRIPT)
                 async with self._loop_redis.pipeline(
                     transaction=False
-                ) as together:  # or a failure to load the script keeps its connection
+                    # or a failure to load the script keeps its connection
+                ) as together:
                     for operation, arguments, _ in said:
                         await script([self._fleet], [DAY, operation, *arguments], together)
                     answers = await together.execute(raise_on_error=False)
-            except Exception as error:  # whatever it is, no caller may wait for ever
+            # whatever it is, no caller may wait for ever
+            except Exception as error:
                 answers = [error] * len(said)
             for (_, _, answer), came in zip(said, answers, strict=True):
-                if not answer.done():  # otherwise the caller has gone
-                    answer.set_exception(came) if isinstance(
-                        came, Exception
-                    ) else answer.set_result(came)
+                # otherwise the caller has gone
+                if not answer.done():
+                    (
+                        answer.set_exception(came)
+                        if isinstance(came, Exception)
+                        else answer.set_result(came)
+                    )
         self._talking = None
 
     async def _alone(self, operation: str, *arguments: Any) -> Any:
@@ -187,9 +212,8 @@ class RedisStore:
             return _asked(await self._soon("asked", number, "", 0))
         await self._listen(seconds)
         news, connection = asyncio.Event(), secrets.token_hex(8)
-        self._waiting.setdefault(number, set()).add(
-            news
-        )  # before looking for the question, or one in between would be missed
+        # before looking for the question, or one in between would be missed
+        self._waiting.setdefault(number, set()).add(news)
         try:
             if found := _asked(
                 await self._soon("asked", number, connection, _ms(seconds + store.ALIVE_SECONDS))
@@ -211,13 +235,14 @@ class RedisStore:
     async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
         is_answer = isinstance(outcome, bytes)
         content = OUTCOME.pack(number, is_answer) + (outcome if is_answer else outcome.encode())
-        say = (
-            self._alone if len(content) > LARGE else self._soon
-        )  # so that others need not wait for a large report
+        # so that others need not wait for a large report
+        say = self._alone if len(content) > LARGE else self._soon
         return bool(await say("answer", number, name, content))
 
     async def shared(self, name: str) -> bytes | None:
-        """Fetch a file once for all devices that want it; whether it is still current is checked each time."""
+        """Fetch a file once for all devices that want it; whether it is still current is checked
+        each time.
+        """
         key = f"{self._fleet}file"
         with self._reaching():
             if not await self._loop_redis.hexists(key, name):
@@ -225,7 +250,8 @@ class RedisStore:
             async with self._fetching:
                 if self._file[0] != name:
                     content = await self._loop_redis.hget(key, name)
-                    if content is None:  # another took its place meanwhile
+                    # another took its place meanwhile
+                    if content is None:
                         return None
                     self._file = (name, content)
                 return self._file[1]
@@ -235,7 +261,8 @@ class RedisStore:
             self._listening.cancel()
             with suppress(asyncio.CancelledError):
                 await self._listening
-        if self._talking:  # the last words of devices that leave
+        # the last words of devices that leave
+        if self._talking:
             await self._talking
         await self._loop_redis.aclose()
         await self._loop_redis.connection_pool.disconnect()
@@ -255,7 +282,8 @@ class RedisStore:
                     async for message in channel.listen():
                         if message["type"] == "message":
                             self._wake(json.loads(message["data"]))
-                        else:  # the channel is heard from now on
+                        else:
+                            # the channel is heard from now on
                             self._heard.set()
                             self._wake(list(self._waiting))
             self._heard.clear()

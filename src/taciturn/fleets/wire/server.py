@@ -3,8 +3,9 @@
     with wire_server(folder, "0.0.0.0", 8443, EnrolledNow(fleet).number_of) as server:
         answers = server.link.ask("train", {number: message for number in server.link.devices()}, seconds=600)
 
-Its front end is a thread of this process. Where one is not enough, front ends are processes of their own on any hosts (`front_end`), and
-share a store with the server, which then listens nowhere (`shared_server`).
+Its front end is a thread of this process. Where one is not enough, front ends are processes of
+their own on any hosts (`front_end`), and share a store with the server, which then listens nowhere
+(`shared_server`).
 """
 
 import asyncio
@@ -37,8 +38,10 @@ from taciturn.fleets.wire.metrics import COUNTS
 from taciturn.fleets.wire.store import NO_FILE, MemoryStore, Store, StoreGone
 from taciturn.progress import Progress, unwatched
 
-FREE_SECONDS = 5  # an earlier server that was killed may hold the port for a moment
-LOOK_SECONDS = 5.0  # between two looks for devices that are gone
+# an earlier server that was killed may hold the port for a moment
+FREE_SECONDS = 5
+# between two looks for devices that are gone
+LOOK_SECONDS = 5.0
 
 
 class WireLink:
@@ -67,7 +70,8 @@ class WireLink:
         if max(len(shared), *map(len, contents.values())) > MOST_BYTES:
             raise LinkError(f"a question has at most {MOST_BYTES:,} bytes")
         deadline, name = time.monotonic() + seconds, secrets.token_hex(16)
-        outcomes: dict[int, bytes | str] = {}  # answers, or why there is none; the first counts
+        # answers, or why there is none; the first counts
+        outcomes: dict[int, bytes | str] = {}
         with self._asking:
             try:
                 file = (hashlib.sha256(shared).hexdigest(), shared) if shared else NO_FILE
@@ -83,7 +87,8 @@ class WireLink:
             finally:
                 with suppress(
                     StoreGone
-                ):  # its name is forgotten with this call: nothing can answer it any more
+                    # its name is forgotten with this call: nothing can answer it any more
+                ):
                     self._store.withdraw(name)
         answers = answered(kind, contents, outcomes)
         COUNTS.add("taciturn_questions_total", len(contents))
@@ -103,7 +108,8 @@ class WireLink:
             self._collect(name, min(LOOK_SECONDS, left), outcomes)
             if time.monotonic() - looked > LOOK_SECONDS:
                 looked, gone = time.monotonic(), contents.keys() - set(self._store.present())
-                self._collect(name, 0, outcomes)  # of those too who answered and left
+                # of those too who answered and left
+                self._collect(name, 0, outcomes)
                 outcomes |= dict.fromkeys(gone - outcomes.keys(), GONE)
             if (answers := sum(isinstance(one, bytes) for one in outcomes.values())) > shown:
                 shown = answers
@@ -118,7 +124,8 @@ class WireLink:
 class OpenFrontEnd(NamedTuple):
     address: str
     door: Door
-    wait: Callable[[], None]  # until it ends, which it does not by itself
+    # until it ends, which it does not by itself
+    wait: Callable[[], None]
     close: Callable[[], None]
 
 
@@ -126,15 +133,17 @@ class OpenFrontEnd(NamedTuple):
 class WireServer:
     link: WireLink
     address: str
-    front_end: OpenFrontEnd | None = None  # or it does not listen
+    # or it does not listen
+    front_end: OpenFrontEnd | None = None
 
 
 @contextmanager
 def wire_server(
     folder: Path, host: str, port: int, number_of: NumberOf, insecure: bool = False
 ) -> Iterator[WireServer]:
-    """Let devices connect to `host:port` (0: a free one), in this process. Without TLS (`insecure`), on this machine only; devices need an
-    enrolled key even then."""
+    """Let devices connect to `host:port` (0: a free one), in this process. Without TLS
+    (`insecure`), on this machine only; devices need an enrolled key even then.
+    """
     store = MemoryStore()
     with (
         shared_server(folder, store) as server,
@@ -147,9 +156,8 @@ def wire_server(
 @contextmanager
 def shared_server(folder: Path, store: Store) -> Iterator[WireServer]:
     """Open a server whose devices come through front ends at the same store."""
-    busy = LinkError(
-        f"another server is using {folder}: stop it first"
-    )  # two would take each other's devices
+    # two would take each other's devices
+    busy = LinkError(f"another server is using {folder}: stop it first")
     with locked(private_folder(folder) / "lock", busy):
         link = WireLink(store)
         COUNTS.show("taciturn_devices_connected", lambda: len(link.devices()))
@@ -160,10 +168,13 @@ def shared_server(folder: Path, store: Store) -> Iterator[WireServer]:
 def front_end(
     folder: Path, host: str, port: int, store: Store, number_of: NumberOf, insecure: bool = False
 ) -> Iterator[OpenFrontEnd]:
-    """Let devices connect to `host:port` until the end of the block; a thread with an event loop serves them."""
+    """Let devices connect to `host:port` until the end of the block; a thread with an event loop
+    serves them.
+    """
     if insecure and host not in LOOPBACK:
         raise LinkError(
-            f"without TLS a server may listen on this machine only, not on {host}: leave out --insecure, or --host"
+            f"without TLS a server may listen on this machine only, not on {host}: leave out"
+            " --insecure, or --host"
         )
     if not insecure and not (
         (folder / SERVER_KEY).exists() and (folder / SERVER_CERTIFICATE).exists()
@@ -172,9 +183,8 @@ def front_end(
             f"{folder} has no certificate for the server: make a fleet with `taciturn fleet new`"
         )
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (most, most)
-    )  # by default a process may have a thousand connections
+    # by default a process may have a thousand connections
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     context, listener, refusals = None if insecure else tls(folder), _listen(host, port), Refusals()
     door = Door(FrontEnd(store, number_of, refusals), listener, context, refusals)
     COUNTS.show("taciturn_connections", door.open.total)
@@ -191,7 +201,8 @@ def front_end(
             loop.close()
 
     def close() -> None:
-        with suppress(RuntimeError):  # it has ended already
+        # it has ended already
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(serving.cancel)
         thread.join(5)
 
@@ -204,7 +215,8 @@ def front_end(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port < 2**16:  # the system would wrap it around
+    # the system would wrap it around
+    if not 0 <= port < 2**16:
         raise LinkError(f"port {port} is out of range: choose one from 0 to 65535")
     deadline = time.monotonic() + FREE_SECONDS
     while True:
@@ -215,6 +227,7 @@ def _listen(host: str, port: int) -> socket.socket:
             if time.monotonic() > deadline or isinstance(error, socket.gaierror):
                 why = (error.strerror or str(error)).split(" (")[0].lower()
                 raise LinkError(
-                    f"the server cannot listen on {host}:{port} ({why}): choose another --host or --port"
+                    f"the server cannot listen on {host}:{port} ({why}): choose another --host or"
+                    " --port"
                 ) from None
             time.sleep(0.2)

@@ -1,10 +1,11 @@
-"""What front ends and the server share: who is there, what each device is asked, and its answers. None of it is on disk.
+"""What front ends and the server share: who is there, what each device is asked, and its answers.
+None of it is on disk.
 
-All of it may be lost at any moment: devices sign in again, and the current round fails. There are two stores: in this process,
-and in a Redis that front ends on several hosts share (redis_store.py).
+All of it may be lost at any moment: devices sign in again, and the current round fails. There are
+two stores: in this process, and in a Redis that front ends on several hosts share (redis_store.py).
 
-**Guarantee:** an answer is kept if its question is open and was asked of that device, once. When a question is withdrawn, its answers are
-gone, and what comes later is refused.
+**Guarantee:** an answer is kept if its question is open and was asked of that device, once. When a
+question is withdrawn, its answers are gone, and what comes later is refused.
 """
 
 import asyncio
@@ -24,28 +25,36 @@ if TYPE_CHECKING:
 class Asked(NamedTuple):
     """A question as one device gets it."""
 
-    name: str  # of the question, the same for all devices asked
+    # of the question, the same for all devices asked
+    name: str
     kind: str
     content: bytes
-    shared: str  # the name of a file that goes with it, or empty
-    seconds: float  # left to answer it
+    # the name of a file that goes with it, or empty
+    shared: str
+    # left to answer it
+    seconds: float
 
 
-File = tuple[str, bytes]  # its name and content
+# its name and content
+File = tuple[str, bytes]
 NO_FILE: File = ("", b"")
 
 
 class StoreGone(LinkError):
-    """The store cannot be reached. A front end sends devices away for a moment; the server sees no device."""
+    """The store cannot be reached. A front end sends devices away for a moment; the server sees no
+    device.
+    """
 
 
-ALIVE_SECONDS = 45.0  # that a sign of life counts, from a device that does not wait for a question
-BACK_SECONDS = 3.0  # for a device to return after its connection broke
+# that a sign of life counts, from a device that does not wait for a question
+ALIVE_SECONDS = 45.0
+# for a device to return after its connection broke
+BACK_SECONDS = 3.0
 TOKEN_SECONDS = 24 * 3600.0
-CLOCKS_APART = 300.0  # seconds between a device's clock and ours
-NONCE_SECONDS = (
-    3 * CLOCKS_APART
-)  # a recorded sign-in could be replayed for two, and then wait for a slow store
+# seconds between a device's clock and ours
+CLOCKS_APART = 300.0
+# a recorded sign-in could be replayed for two, and then wait for a slow store
+NONCE_SECONDS = 3 * CLOCKS_APART
 
 
 @dataclass
@@ -59,8 +68,10 @@ class _Question:
 
 
 class MemoryStore:
-    """A store for a server and its front end in one process. The first four methods are the server's; the others front ends', in an event
-    loop. One question is open at a time. All of them may raise `StoreGone` where a store is elsewhere."""
+    """A store for a server and its front end in one process. The first four methods are the
+    server's; the others front ends', in an event loop. One question is open at a time. All of them
+    may raise `StoreGone` where a store is elsewhere.
+    """
 
     address = ""
 
@@ -68,15 +79,17 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._came = threading.Condition(self._lock)
         self._question: _Question | None = None
-        self._here: dict[int, float] = {}  # until when each device counts as present
+        # until when each device counts as present
+        self._here: dict[int, float] = {}
         self._tokens: dict[str, tuple[int, float]] = {}
         self._token_of: dict[int, str] = {}
         self._waiting: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._file = NO_FILE
+        # of this and the last `NONCE_SECONDS`
         self._nonces: tuple[set[bytes], set[bytes]] = (
             set(),
             set(),
-        )  # of this and the last `NONCE_SECONDS`
+        )
         self._nonces_since = 0.0
 
     def present(self) -> list[int]:
@@ -93,7 +106,9 @@ class MemoryStore:
         seconds: float,
         file: File = NO_FILE,
     ) -> None:
-        """Ask a question, in place of the one before. The file is given out by its name, until another takes its place."""
+        """Ask a question, in place of the one before. The file is given out by its name, until
+        another takes its place.
+        """
         with self._lock:
             self._file = file if file[0] else self._file
             self._question = _Question(
@@ -101,11 +116,14 @@ class MemoryStore:
             )
             for number in contents:
                 for loop, event in self._waiting.get(number, ()):
-                    with suppress(RuntimeError):  # the front end has ended
+                    # the front end has ended
+                    with suppress(RuntimeError):
                         loop.call_soon_threadsafe(event.set)
 
     def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
-        """Wait for an answer, and return those since the last call; a device that failed says why."""
+        """Wait for an answer, and return those since the last call; a device that failed says
+        why.
+        """
         with self._came:
             question = self._open(name)
             if question is None:
@@ -124,7 +142,9 @@ class MemoryStore:
         return self._question if self._question and self._question.name == name else None
 
     async def sign_in(self, token: str, number: int, nonce: bytes) -> bool:
-        """Let a device in, unless this nonce was used in the last `NONCE_SECONDS`, at any front end."""
+        """Let a device in, unless this nonce was used in the last `NONCE_SECONDS`, at any front
+        end.
+        """
         with self._lock:
             now = time.monotonic()
             if now - self._nonces_since > NONCE_SECONDS:
@@ -171,7 +191,8 @@ class MemoryStore:
         finally:
             with self._lock:
                 self._waiting[number].discard(news)
-                if not self._waiting[number]:  # otherwise it waits on a newer connection
+                # otherwise it waits on a newer connection
+                if not self._waiting[number]:
                     del self._waiting[number]
                     if number in self._here:
                         self._here[number] = time.monotonic() + stays
