@@ -21,14 +21,14 @@ from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.models.cells import cifg
-from taciturn.privacy.accounting import epsilon, repeated
-from taciturn.privacy.chacha20 import key_words
-from taciturn.privacy.clipping import flat_clip
-from taciturn.privacy.correlated_noise import Buffers, blt
-from taciturn.privacy.estimators import fixed_denominator
-from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.accounting.accountant import epsilon, repeat
+from taciturn.privacy.bounding.clipping import flat_clip
+from taciturn.privacy.bounding.estimators import fixed_denominator
+from taciturn.privacy.noise.chacha20 import key_words
+from taciturn.privacy.noise.correlated import Buffers, blt
+from taciturn.privacy.noise.mechanism import mechanism
 from taciturn.privacy.participation import PoissonSampling
-from taciturn.runs.speed import best_time
+from taciturn.runs.timing import best_time
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def blt_release(params: Params) -> float:
 
 def accounting() -> float:
     began = time.perf_counter()
-    epsilon(repeated(PoissonSampling(5000 / 763_430).event(1.0), 5000), 1e-9)
+    epsilon(repeat(PoissonSampling(5000 / 763_430).event(1.0), 5000), 1e-9)
     return time.perf_counter() - began
 
 

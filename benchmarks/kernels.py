@@ -26,8 +26,8 @@ from taciturn.fleets import assemble
 from taciturn.privacy.curator import device_program
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.runs.speed import best_time, round_seconds, throw_away
-from taciturn.train import rounds
+from taciturn.runs.timing import best_time, round_seconds, throw_away
+from taciturn.training import rounds
 
 SHOWN = 20  # kernels, the longest first
 ROUNDS = 4

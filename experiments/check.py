@@ -24,7 +24,7 @@ from taciturn import build_population
 from taciturn.data.columns import Columns
 from taciturn.data.public import ingest_public
 from taciturn.data.sources import Source
-from taciturn.populations import vocabulary_of
+from taciturn.people import vocabulary_of
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelCard, save_model

@@ -17,12 +17,12 @@ from listed import HERE, listed
 from results import Result, load, rounded
 from taciturn import planning
 from taciturn.names import MechanismName
-from taciturn.privacy.accounting import classic_epsilon, epsilon, repeated
+from taciturn.privacy.accounting.accountant import classic_epsilon, epsilon, repeat
 from taciturn.privacy.participation import FixedSize, PoissonSampling
 
 
 def _poisson(users: float, cohort: float, rounds: int, noise_multiplier: float = 1.0) -> DpEvent:
-    return repeated(PoissonSampling(cohort / users).event(noise_multiplier), rounds)
+    return repeat(PoissonSampling(cohort / users).event(noise_multiplier), rounds)
 
 
 def mcmahan2018() -> Result:
@@ -52,7 +52,7 @@ def ramaswamy2020() -> Result:
     for users in printed.RAMASWAMY_TABLE_5:
         delta, as_printed = (
             users**-1.1,
-            repeated(
+            repeat(
                 SampledWithoutReplacementDpEvent(users, cohort, GaussianDpEvent(multiplier)), rounds
             ),
         )
@@ -61,7 +61,7 @@ def ramaswamy2020() -> Result:
                 "users": users,
                 "as_printed": classic_epsilon(as_printed, delta, range(2, 64)),
                 "charged": epsilon(
-                    repeated(FixedSize(cohort, users).event(multiplier), rounds), delta
+                    repeat(FixedSize(cohort, users).event(multiplier), rounds), delta
                 ),
                 "poisson": epsilon(_poisson(users, cohort, rounds, multiplier), delta),
             }

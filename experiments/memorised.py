@@ -6,7 +6,7 @@ import math
 from itertools import groupby
 from typing import Any
 
-from taciturn.audit.report import rank_text
+from taciturn.audit.results import rank_text
 
 
 def memorised(results: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[int, list[int], str]]:

@@ -183,7 +183,7 @@ def audit_users(finished: Any) -> dict[str, float | bool]:
     """Return what they say of the claim, in multiples of the μ that is claimed, and how small noise
     would have to be to be noticed.
     """
-    from taciturn.audit.report import membership_results
+    from taciturn.audit.results import membership_results
 
     found = membership_results(finished.folder, finished.recipe).audit
     return {

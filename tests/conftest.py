@@ -56,8 +56,8 @@ from harness import (
 from taciturn.data.population import Population, write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
-from taciturn.privacy import sampler
-from taciturn.privacy.participation_log import ParticipationLog
+from taciturn.privacy.ledger.cohort_log import CohortLog
+from taciturn.privacy.noise import sampler
 from taciturn.recipe.recipe import Recipe
 from taciturn.runs.ngram_baselines import count_population
 
@@ -144,9 +144,9 @@ def one_deviation(monkeypatch) -> None:
 def log_of(monkeypatch):
     """Every cohort that was recorded, and all who were in a total, by the fleet's folder."""
     asked, summed = [], []
-    record, total = ParticipationLog.record, ServerRound.total
+    record, total = CohortLog.record, ServerRound.total
     monkeypatch.setattr(
-        ParticipationLog, "record", lambda log, cohort: asked.append(cohort) or record(log, cohort)
+        CohortLog, "record", lambda log, cohort: asked.append(cohort) or record(log, cohort)
     )
 
     def noted(server):

@@ -14,17 +14,17 @@ from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.population import Population, write_population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.simulation.in_process import SimulatedFleet
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.privacy.clipping import flat_clip
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.bounding.clipping import flat_clip
+from taciturn.privacy.bounding.estimators import fixed_denominator
 from taciturn.privacy.curator import Curator
-from taciturn.privacy.estimators import fixed_denominator
-from taciturn.privacy.ledger import Ledger
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.cohort_log import CohortLog
+from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.ledger.releases import Releases
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import PoissonSampling
-from taciturn.privacy.participation_log import ParticipationLog
-from taciturn.privacy.records import Records
 
 SEVEN_WORDS = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
 DELTA = 1e-5
@@ -96,10 +96,10 @@ def curator_of(
     fleet: Fleet,
     account: Account,
     root: bytes = bytes(32),
-    log: ParticipationLog | None = None,
+    log: CohortLog | None = None,
 ) -> Curator:
     return Curator(
-        of, fleet, account, root, log, Records(account.ledger.path.with_suffix(".releases"), root)
+        of, fleet, account, root, log, Releases(account.ledger.path.with_suffix(".releases"), root)
     )
 
 
@@ -108,7 +108,7 @@ def opened(
     fleet: Fleet,
     path: Path,
     root: bytes = bytes(32),
-    log: ParticipationLog | None = None,
+    log: CohortLog | None = None,
     reopen: bool = False,
     **declared,
 ) -> Curator:

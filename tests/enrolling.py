@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from taciturn.fleets.enrolment import DAY
 from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer, Trust
 from taciturn.fleets.wire import server as wire
-from taciturn.fleets.wire.authority import DEVICE_KEY, device_request, load_key
+from taciturn.fleets.wire.tls import DEVICE_KEY, device_request, load_key
 
 ISSUER = Issuer(bytes(16), Ed25519PrivateKey.generate())
 TRUST = Trust(ISSUER.authority, ISSUER.dismiss(0, ()))

@@ -23,11 +23,11 @@ from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.fleets import assemble
 from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import SimulatedFleet
-from taciturn.privacy.chacha20 import key_words
-from taciturn.privacy.clipping import Whole
+from taciturn.privacy.bounding.clipping import Whole
 from taciturn.privacy.curator import device_program
-from taciturn.privacy.ledger import FILE_NAME
-from taciturn.privacy.wide import Wide
+from taciturn.privacy.ledger.ledger import FILE_NAME
+from taciturn.privacy.noise.chacha20 import key_words
+from taciturn.privacy.noise.int64 import Int64
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import parse_recipe
@@ -226,9 +226,9 @@ def tiny_recipe(population: Population, **sections) -> Recipe:
     return parse_recipe(content)
 
 
-def from_numpy(numbers) -> Wide:
+def from_numpy(numbers) -> Int64:
     numbers = np.asarray(numbers, np.int64)
-    return Wide(
+    return Int64(
         jnp.asarray((numbers >> 32).astype(np.int32)),
         jnp.asarray((numbers & 0xFFFFFFFF).astype(np.uint32)),
     )

@@ -16,11 +16,11 @@ from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.export.javascript import Published
 from taciturn.models.ngram import katz
 from taciturn.models.stepping import StepWeights, int8
-from taciturn.privacy.ledger import LedgerError
+from taciturn.privacy.ledger.ledger import LedgerError
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import ModelFileError, load_model, save_model
 from taciturn.runs.folder import RunError
-from taciturn.runs.typing import keyboard_server
+from taciturn.runs.try_keyboard import keyboard_server
 
 REFUSED = (ExportRefused, RunError, DataError, LedgerError, ModelFileError)
 

@@ -17,7 +17,7 @@ from taciturn.files import (
     FolderExists,
     check_new_folder,
     from_json,
-    locked,
+    lock_file,
     new_folder,
     next_folder,
     to_json,
@@ -113,12 +113,12 @@ def test_a_lock_goes_when_its_process_is_killed_and_not_before(tmp_path):
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(TaciturnError, match="somebody has it"), locked(path, busy):
+        with pytest.raises(TaciturnError, match="somebody has it"), lock_file(path, busy):
             pass
         other.kill()
-    with locked(path, busy) as file:
+    with lock_file(path, busy) as file:
         assert not os.get_inheritable(file.fileno())
-        with pytest.raises(TaciturnError, match="somebody has it"), locked(path, busy):
+        with pytest.raises(TaciturnError, match="somebody has it"), lock_file(path, busy):
             pass
     assert path.stat().st_mode & 0o777 == 0o600
 

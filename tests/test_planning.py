@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from taciturn import planning
 from taciturn.cli import app
 from taciturn.fleets.simulation.availability import Rounds
-from taciturn.planning import PlanError, Question, grown, plan
-from taciturn.privacy.accounting import epsilon, gaussian_epsilon
-from taciturn.privacy.strategies import optimal_bands, optimal_blt
+from taciturn.planning import PlanError, Question, grow_to_rho, plan
+from taciturn.privacy.accounting.accountant import epsilon, gaussian_epsilon
+from taciturn.privacy.noise.strategies import optimal_bands, optimal_blt
 
 simulated_timer = functools.cache(
     planning.simulated_timer
@@ -181,7 +181,7 @@ def rests(monkeypatch):
 def test_a_small_trial_grows_until_rho_is_met_and_its_noise_on_the_average_stays(monkeypatch):
     rests(monkeypatch)
     trial = Question(4_200_000, 1900, 500, noise_multiplier=0.54)
-    found = grown(trial, 1.0, 20_000, "honaker", lambda *_: None)
+    found = grow_to_rho(trial, 1.0, 20_000, "honaker", lambda *_: None)
     assert found.answer.rho <= 1.0
     assert found.more_noise == 1.0
     assert found.question.noise_multiplier / found.question.report_goal == pytest.approx(0.54 / 500)
@@ -194,7 +194,7 @@ def test_a_small_trial_grows_until_rho_is_met_and_its_noise_on_the_average_stays
 
 def test_where_the_largest_goal_is_not_enough_there_is_more_noise_and_a_warning(monkeypatch):
     rests(monkeypatch)
-    found = grown(
+    found = grow_to_rho(
         Question(830_000, 530, 500, noise_multiplier=0.54), 0.5, 2000, "honaker", lambda *_: None
     )
     assert found.question.report_goal == 2000
@@ -223,9 +223,9 @@ def test_where_the_largest_goal_is_not_enough_there_is_more_noise_and_a_warning(
 def test_what_cannot_grow_is_refused():
     trial = Question(10_000, 100, 500, noise_multiplier=0.5)
     with pytest.raises(PlanError, match="give the trial"):
-        grown(Question(10_000, 100, 500, epsilon=1.0), 1.0, 1000, "tree", lambda *_: None)
+        grow_to_rho(Question(10_000, 100, 500, epsilon=1.0), 1.0, 1000, "tree", lambda *_: None)
     with pytest.raises(PlanError, match="half of the users, not 9,000"):
-        grown(trial, 1.0, 9_000, "tree", lambda *_: None)
+        grow_to_rho(trial, 1.0, 9_000, "tree", lambda *_: None)
     out = CliRunner().invoke(
         app,
         [

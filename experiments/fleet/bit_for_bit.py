@@ -24,9 +24,9 @@ import numpy as np
 from taciturn.cli import fleet
 from taciturn.fleets import assemble, folders
 from taciturn.fleets.devices import fleet as device_fleets
-from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE
 from taciturn.fleets.wire.device import run_device
 from taciturn.fleets.wire.server import wire_server
+from taciturn.fleets.wire.tls import AUTHORITY_CERTIFICATE
 from taciturn.recipe import build
 from taciturn.recipe.text import load_recipe, save_recipe
 from taciturn.release.model_file import load_model

@@ -7,7 +7,7 @@ from drawing import Line, figure
 from memorised import memorised
 from page import Item, Judged, Verdict, judged, not_run, table
 from results import Group, computed, percent
-from taciturn.audit.report import rank_text
+from taciturn.audit.results import rank_text
 
 PAPER = "keyboard"
 TITLE = "A real ε on real people"

@@ -46,7 +46,7 @@ from taciturn import trees
 from taciturn.core import Key, Params, PyTree
 from taciturn.models.cells import lstm_cell
 from taciturn.models.deep_lstm import deep_lstm
-from taciturn.models.layers import dot, dropout, transposed
+from taciturn.models.layers import dot, dropout, transpose
 
 END_OF_SENTENCE, NOTHING = "<eos>", -1
 LAYERS, UNROLL = 2, 5
@@ -152,7 +152,7 @@ def _carried_forward(product, gates, recurrent, start):
 
 def _carried_backward(product, saved, gradient):
     outputs, totals, carries, recurrent, start = saved
-    back = transposed(recurrent.astype(product))
+    back = transpose(recurrent.astype(product))
 
     def step(state, inputs):
         d_fed_back, d_carry = state

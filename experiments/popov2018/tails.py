@@ -184,7 +184,7 @@ def updates(recipe, params: Params, cohort: np.ndarray, key: jax.Array) -> list[
     algorithm = build.algorithm(recipe, len(population.vocabulary))
     program, fleet = (
         device_program(algorithm),
-        assemble.simulated(recipe.with_settings("participation", cohort=1), population),
+        assemble.simulated_fleet(recipe.with_settings("participation", cohort=1), population),
     )
     message = Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
     return [fleet.sum_reports(program, message, np.array([user]), key).update for user in cohort]

@@ -9,7 +9,7 @@ from drawing import Line, figure
 from memorised import median, memorised, middle
 from page import Item, Judged, Verdict, cannot, judged, table
 from results import Group, computed
-from taciturn.audit.report import rank_text
+from taciturn.audit.results import rank_text
 
 PAPER = "ramaswamy2020"
 TITLE = "Ramaswamy et al. 2020: training production language models without memorizing user data"

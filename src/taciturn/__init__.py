@@ -11,9 +11,7 @@ docs/api.md has all names. Each is loaded when it is first used, so that the com
 once.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,14 +19,14 @@ if TYPE_CHECKING:
     from taciturn.core import Algorithm, LanguageModel, UserData
     from taciturn.errors import TaciturnError
     from taciturn.models.registry import ModelKind, register_model
-    from taciturn.populations import build_population
+    from taciturn.people import build_population
     from taciturn.privacy.curator import Curator
     from taciturn.recipe.recipe import Recipe
     from taciturn.recipe.text import load_recipe
     from taciturn.runs.finished import FinishedRun
     from taciturn.runs.loop import resume_run as resume
     from taciturn.runs.loop import train_run as train
-    from taciturn.train import rounds
+    from taciturn.training import rounds
 
 __version__ = "0.2.0"
 __all__ = [
@@ -57,12 +55,12 @@ _ROOMS = {
     "Recipe": "recipe.recipe.Recipe",
     "TaciturnError": "errors.TaciturnError",
     "UserData": "core.UserData",
-    "build_population": "populations.build_population",
+    "build_population": "people.build_population",
     "load_recipe": "recipe.text.load_recipe",
     "private_averaging": "algorithms.dp_fedavg.private_averaging",
     "register_model": "models.registry.register_model",
     "resume": "runs.loop.resume_run",
-    "rounds": "train.rounds",
+    "rounds": "training.rounds",
     "train": "runs.loop.train_run",
 }
 
@@ -75,13 +73,5 @@ def __getattr__(name: str) -> Any:
     return globals()[name]
 
 
-class _Door(ModuleType):
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Keep `taciturn.train` the function, although there is a module of that name, which the
-        import system would put there.
-        """
-        if not (name in _ROOMS and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Door
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ROOMS})

@@ -1,4 +1,4 @@
-"""Every central type of Taciturn and its contract. READ FIRST, then train.py, then
+"""Every central type of Taciturn and its contract. READ FIRST, then training.py, then
 privacy/curator.py.
 
 A round has one shape (McMahan et al. 2018, Algorithm 1):
@@ -75,7 +75,7 @@ class Report(NamedTuple):
     a `total`.
     """
 
-    # w_k · clip(Δ_k), as integers wherever there is privacy (privacy/clipping.py says why)
+    # w_k · clip(Δ_k), as integers wherever there is privacy (privacy/bounding/clipping.py says why)
     update: PyTree
     # w_k, as an integer
     weight: jax.Array
@@ -86,7 +86,7 @@ Program = Callable[[Message, UserData, Key], Report]
 
 class Strategy(NamedTuple):
     """How noise is correlated over the rows (rounds) of a run, as accounting and planning see it
-    (privacy/sensitivity.py).
+    (privacy/noise/sensitivity.py).
     """
 
     # "independent" where it is not
@@ -109,7 +109,7 @@ class Strategy(NamedTuple):
 
 
 class Coins(Protocol):
-    """The curator's random choices, under a key of their own (privacy/chacha20.py)."""
+    """The curator's random choices, under a key of their own (privacy/noise/chacha20.py)."""
 
     def sampled(self, items: np.ndarray, probability: float) -> np.ndarray: ...
 
@@ -176,7 +176,7 @@ class Release(NamedTuple):
 
 class Mechanism(NamedTuple):
     """Bound, estimate, noise and cost: what a proof ties together, in one object (built by
-    privacy/mechanism.py).
+    privacy/noise/mechanism.py).
     """
 
     init: Callable[[Params], MechanismState]

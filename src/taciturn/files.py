@@ -123,7 +123,9 @@ def next_folder(parent: Path, prefix: str = "") -> Path:
 
 
 @contextmanager
-def locked(path: Path, busy: TaciturnError | None = None, mode: int = 0o600) -> Iterator[BinaryIO]:
+def lock_file(
+    path: Path, busy: TaciturnError | None = None, mode: int = 0o600
+) -> Iterator[BinaryIO]:
     """Open (and create) a file for this process alone: wait for the lock, or raise `busy`. The lock
     ends with the process.
     """

@@ -19,22 +19,22 @@ from taciturn.core import Participation, Strategy
 from taciturn.errors import TaciturnError
 from taciturn.fleets.simulation.availability import Devices, Habits, Rounds, simulate_rounds
 from taciturn.names import AccountantName, MechanismName
-from taciturn.privacy.accounting import Budget, epsilon, noise_for_budget, repeated, rho
-from taciturn.privacy.participation import (
-    CyclicPoisson,
-    MinSeparation,
-    PoissonSampling,
-    default_delta,
-)
-from taciturn.privacy.sensitivity import (
+from taciturn.privacy.accounting.accountant import Budget, epsilon, noise_for_budget, repeat, rho
+from taciturn.privacy.noise.sensitivity import (
     blt_coefficients,
     independent,
     most_participations,
     toeplitz,
     tree,
 )
-from taciturn.privacy.strategies import optimal_bands, optimal_blt
-from taciturn.progress import Progress, StageProgress, unwatched
+from taciturn.privacy.noise.strategies import optimal_bands, optimal_blt
+from taciturn.privacy.participation import (
+    CyclicPoisson,
+    MinSeparation,
+    PoissonSampling,
+    default_delta,
+)
+from taciturn.progress import Progress, StageProgress, ignore_progress
 
 MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
 BANDS = 32
@@ -144,7 +144,7 @@ class Answer:
 def plan(question: Question, mechanism: MechanismName) -> Answer:
     strategy, participation = _noise_and_turns(question, mechanism)
     multiplier = question.noise_multiplier or _noise(question, strategy, participation)
-    cost = repeated(participation.event(multiplier, strategy), question.rounds)
+    cost = repeat(participation.event(multiplier, strategy), question.rounds)
     error = (
         multiplier
         * math.sqrt(float(np.mean(strategy.prefix_variance(question.rounds))))
@@ -166,12 +166,12 @@ def _noise(question: Question, strategy: Strategy, participation: Participation)
     # ρ falls with the square of z
     if question.rho is not None:
         return math.sqrt(
-            rho(repeated(participation.event(1.0, strategy), question.rounds)) / question.rho
+            rho(repeat(participation.event(1.0, strategy), question.rounds)) / question.rho
         )
     budget = Budget(question.at_delta, question.epsilon)
     try:
         return noise_for_budget(
-            lambda z: repeated(participation.event(z, strategy), question.rounds),
+            lambda z: repeat(participation.event(z, strategy), question.rounds),
             budget,
             question.accountant,
         )
@@ -214,7 +214,7 @@ def simulated_timer(
     rounds: int,
     report_goal: int,
     timer_hours: float,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> Rounds:
     """Return what a timer on every device amounts to, simulated on a smaller fleet with the same
     share of devices in a round.
@@ -254,7 +254,7 @@ class Grown:
     more_noise: float
 
 
-def grown(
+def grow_to_rho(
     trial: Question,
     target: float,
     largest_goal: int,

@@ -10,5 +10,5 @@ Progress = Callable[[int, int], None]
 StageProgress = Callable[[str, int, int], None]
 
 
-def unwatched(*_: object) -> None:
+def ignore_progress(*_: object) -> None:
     """Ignore progress: for a job without a display."""

@@ -43,7 +43,7 @@ def layer_names(tree: PyTree) -> list[str]:
     ]
 
 
-def nested(leaves: Mapping[str, Any]) -> PyTree:
+def nest(leaves: Mapping[str, Any]) -> PyTree:
     """Put leaves of such names into nested dicts again."""
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():

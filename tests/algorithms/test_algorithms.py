@@ -15,9 +15,9 @@ from taciturn.algorithms.local_training import (
     gradient_step,
 )
 from taciturn.core import Message, UserData
-from taciturn.privacy.clipping import flat_clip, unbounded
-from taciturn.privacy.estimators import fixed_denominator
-from taciturn.privacy.noise import gaussian
+from taciturn.privacy.bounding.clipping import flat_clip, no_clip
+from taciturn.privacy.bounding.estimators import fixed_denominator
+from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import PoissonSampling
 from taciturn.recipe.build import server_optimizer
 
@@ -96,7 +96,7 @@ def test_fedsgd_never_draws_a_batch_of_padding():
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam"])
 def test_every_server_optimiser_moves_with_the_estimate(name):
     update = fedavg_update(gradient_step(loss), LocalTraining(0.1))
-    algorithm = fedavg(update, unbounded(), PoissonSampling(0.5), server_optimizer(name, 0.5, 0.9))
+    algorithm = fedavg(update, no_clip(), PoissonSampling(0.5), server_optimizer(name, 0.5, 0.9))
     state = algorithm.init(START)
     estimate = {"w": jnp.array([0.5, -0.25])}
     for _ in range(3):

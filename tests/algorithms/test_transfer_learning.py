@@ -20,7 +20,7 @@ from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models import losses
 from taciturn.models.cells import cifg
 from taciturn.models.sampling import beginnings
-from taciturn.privacy.ledger import FILE_NAME, Ledger
+from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger
 from taciturn.privacy.participation import PoissonSampling
 from taciturn.recipe import build
 from taciturn.release.gate import ExportRefused, check_may_leave

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from harness import exact, quietly, tiny_recipe
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update
-from taciturn.algorithms.uploads import compressed, rounded, upload_bytes
+from taciturn.algorithms.uploads import compress_updates, rounded, upload_bytes
 from taciturn.core import Message, UserData
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.sgd import sgd_step
-from taciturn.privacy.clipping import LARGEST_UPDATE, STEPS, encode, flat_clip
+from taciturn.privacy.bounding.clipping import LARGEST_UPDATE, STEPS, encode, flat_clip
 from taciturn.recipe import build
 from taciturn.runs.loop import train_run
 
@@ -38,7 +38,9 @@ UPLOADS = [Upload(), Upload(bits=16), Upload(bits=8), Upload(0.01), Upload(0.2, 
 @partial(jax.jit, static_argnums=(1, 2))
 def sent(update, upload: Upload, clip_norm: float = 0.5, key=KEY):
     """The report of a device that came to this update."""
-    smaller = compressed(lambda message, user, key: update, *upload)(Message({}, None), NOBODY, key)
+    smaller = compress_updates(lambda message, user, key: update, *upload)(
+        Message({}, None), NOBODY, key
+    )
     return smaller, encode(
         flat_clip(clip_norm), jnp.float32(clip_norm), smaller, jnp.float32(1), key
     )
@@ -165,7 +167,7 @@ def test_padding_is_not_a_step_in_a_small_upload_of_a_deep_model_with_short_step
     """
     model = deep_lstm(12, 4, 4, 2, tied=True, dropout_rate=0.3, variational=True)
     local = LocalTraining(0.5, epochs=2, keyed=True, gradient_norm=0.5)
-    update = compressed(fedavg_update(sgd_step(model), local), 0.3, 8)
+    update = compress_updates(fedavg_update(sgd_step(model), local), 0.3, 8)
     message = Message(model.init(jax.random.key(1)), jnp.float32(0.5))
     batches = (
         jnp.zeros((5, 2, 4), jnp.int32)

@@ -26,10 +26,10 @@ from harness import (
 )
 from taciturn.audit import audit_users
 from taciturn.audit.audit_users import AuditScores
-from taciturn.audit.report import membership_results
+from taciturn.audit.results import membership_results
 from taciturn.cli.audit import audit
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, DataError, Vocabulary
-from taciturn.privacy.clipping import MOST_REPORTS
+from taciturn.privacy.bounding.clipping import MOST_REPORTS
 from taciturn.recipe import build
 from taciturn.recipe.build import with_noise
 from taciturn.recipe.text import RecipeError

@@ -21,7 +21,7 @@ from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers
 from taciturn.privacy.curator import device_program
 from taciturn.release.model_file import load_model
 from taciturn.runs.loop import resume_run, train_run
-from taciturn.train import TrainState
+from taciturn.training import TrainState
 
 FTRL = {
     "algorithm": "dp-ftrl",
@@ -82,7 +82,7 @@ def test_a_total_with_audit_users_is_that_of_the_people_and_theirs_to_the_bit(po
     mechanism, program, people = (
         algorithm.mechanism,
         device_program(algorithm),
-        assemble.simulated(recipe, population),
+        assemble.simulated_fleet(recipe, population),
     )
     message = Message(start, mechanism.public(mechanism.init(start)))
     both, cohort, key = (

@@ -7,7 +7,7 @@ import pytest
 
 from harness import tiny_recipe
 from taciturn.audit.matched_filter import filters
-from taciturn.audit.report import rows_of_noise
+from taciturn.audit.results import rows_of_noise
 from taciturn.recipe import build
 from taciturn.recipe.build import with_noise
 

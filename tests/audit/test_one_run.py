@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import nct, norm
 
-from taciturn.audit.one_run import LEVEL, LIKELY, Audit, _least_times, audited, least_caught
+from taciturn.audit.one_run import LEVEL, LIKELY, Audit, _least_times, audit_scores, least_caught
 
 
 def audit(mu=1.0, times=1.0, people=0.0, users=1000, seed=0) -> Audit:
@@ -19,7 +19,7 @@ def audit(mu=1.0, times=1.0, people=0.0, users=1000, seed=0) -> Audit:
     included = generator.random(users) < 0.5
     each = generator.choice(np.atleast_1d(mu), users)
     spread = math.sqrt(times**-2 + people)
-    return audited(included * each + spread * generator.normal(size=users), each, included)
+    return audit_scores(included * each + spread * generator.normal(size=users), each, included)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_noise_that_is_too_small_is_caught(users, times):
 def test_reports_that_are_too_long_are_caught_as_well():
     generator = np.random.default_rng(0)
     included = generator.random(1000) < 0.5
-    found = audited(2.0 * included + generator.normal(size=1000), np.ones(1000), included)
+    found = audit_scores(2.0 * included + generator.normal(size=1000), np.ones(1000), included)
     assert found.refuted
     assert found.signal == pytest.approx(2.0, rel=0.1)
 
@@ -120,7 +120,7 @@ def test_reports_that_are_too_long_now_and_then_are_seen_by_the_curve_and_not_by
     generator, users = np.random.default_rng(0), 10_000
     included = generator.random(users) < 0.5
     far = np.where(generator.random(users) < 1 / 16, 100.0, 1.0)
-    found = audited(
+    found = audit_scores(
         0.5 * included * far + generator.normal(size=users), np.full(users, 0.5), included
     )
     assert found.refuted
@@ -130,8 +130,8 @@ def test_reports_that_are_too_long_now_and_then_are_seen_by_the_curve_and_not_by
 
 def test_scores_that_are_no_numbers_and_coins_that_all_fell_alike_are_refused():
     with pytest.raises(ValueError, match="diverged"):
-        audited(np.array([1.0, np.nan]), np.ones(2), np.array([True, False]))
+        audit_scores(np.array([1.0, np.nan]), np.ones(2), np.array([True, False]))
     with pytest.raises(ValueError, match="one side"):
-        audited(np.ones(3), np.ones(3), np.ones(3, bool))
+        audit_scores(np.ones(3), np.ones(3), np.ones(3, bool))
     with pytest.raises(ValueError, match="nothing was trained"):
-        audited(np.zeros(3), np.ones(3), np.array([True, False, True]))
+        audit_scores(np.zeros(3), np.ones(3), np.array([True, False, True]))

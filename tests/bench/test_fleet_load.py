@@ -10,11 +10,11 @@ from fleet_load import Load, LoadDevice, new_load, open_load, running
 
 from enrolling import device_key, load_device_key, wire_server
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.wire import device, door, store
+from taciturn.fleets.wire import device, listener, store
 from taciturn.fleets.wire import server as server_module
-from taciturn.fleets.wire.authority import certify_server, make_authority
 from taciturn.fleets.wire.device import trusting
 from taciturn.fleets.wire.store import MemoryStore
+from taciturn.fleets.wire.tls import certify_server, make_authority
 
 
 def failing(kind, content):
@@ -73,7 +73,7 @@ def test_a_device_of_a_load_that_works_for_long_is_not_taken_for_gone(asked, mon
     """Though the server has closed its connection meanwhile. The twin gives no signs of life."""
     monkeypatch.setattr(store, "ALIVE_SECONDS", 0.6)
     monkeypatch.setattr(server_module, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(door, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(listener, "IDLE_SECONDS", 1)
     monkeypatch.setattr(device, "ALIVE_SECONDS", 0.2)
     answers, load = asked("sleep")
     assert answers == [dict.fromkeys(range(3), b"awake")]

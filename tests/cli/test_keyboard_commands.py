@@ -18,14 +18,14 @@ from taciturn.data.population import Population, trained_on
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError
 from taciturn.export import formats
-from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import load_model, save_model
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_population
-from taciturn.runs.typing import keyboard_server
+from taciturn.runs.try_keyboard import keyboard_server
 
 SAYINGS = (
     "I want to go home now.",

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from taciturn.cli import app
 from taciturn.data.population import Population
 from taciturn.errors import TaciturnError
-from taciturn.populations import open_ledger
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.privacy.ledger import Ledger, LedgerError
-from taciturn.privacy.recounting import events_for_others
+from taciturn.people import open_ledger
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.ledger import Ledger, LedgerError
+from taciturn.privacy.ledger.ledger_export import events_for_others
 
 
 def run_cli(*arguments):

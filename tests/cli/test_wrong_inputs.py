@@ -21,7 +21,7 @@ from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.errors import in_words
 from taciturn.fleets import enrolment
-from taciturn.fleets.wire.authority import certify_server, device_request, make_authority
+from taciturn.fleets.wire.tls import certify_server, device_request, make_authority
 from taciturn.recipe.text import save_recipe
 from taciturn.release.model_file import load_model, save_model
 

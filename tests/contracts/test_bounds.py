@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as hnp
 
 from harness import true_norm
 from taciturn import trees
-from taciturn.privacy import wide
-from taciturn.privacy.clipping import decode, encode, flat_clip, per_layer_clip, unbounded
-from taciturn.privacy.secagg_encoding import encoding, modular
+from taciturn.privacy.bounding.clipping import decode, encode, flat_clip, no_clip, per_layer_clip
+from taciturn.privacy.bounding.secagg_encoding import encoding, modular
+from taciturn.privacy.noise import int64
 
 pytestmark = pytest.mark.optimised
 
@@ -57,8 +57,8 @@ def unpacking(bound):
 
 def steps(bound, total) -> list[int]:
     """What noise is added to, in Python's whole numbers."""
-    layers = jax.tree.leaves(unpacking(bound)(total), is_leaf=wide.is_wide)
-    return [int(number) for layer in layers for number in wide.to_numpy(layer).ravel()]
+    layers = jax.tree.leaves(unpacking(bound)(total), is_leaf=int64.is_wide)
+    return [int(number) for layer in layers for number in int64.to_numpy(layer).ravel()]
 
 
 def updates(count):
@@ -84,7 +84,7 @@ def test_any_report_is_as_long_as_its_reach_at_most(bound, update, weight, seed)
 
 def test_a_bound_that_bounds_nothing_is_noticed():
     """The twin that must fail."""
-    report, decoded = programs(unbounded())
+    report, decoded = programs(no_clip())
     assert true_norm(decoded(report(updates(1)[0], np.float32(1), KEY))) > NORM
 
 

@@ -16,8 +16,8 @@ from taciturn.core import Message, Report, UserData
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import SimulatedFleet
-from taciturn.privacy.chacha20 import Coins
-from taciturn.privacy.clipping import decode, flat_clip
+from taciturn.privacy.bounding.clipping import decode, flat_clip
+from taciturn.privacy.noise.chacha20 import Coins
 from taciturn.privacy.participation import PoissonSampling
 from taciturn.recipe import build
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness import quietly, tiny_recipe
-from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.recipe.text import save_recipe
 from taciturn.release.model_file import load_model
 from taciturn.runs.loop import resume_run, train_run

@@ -13,7 +13,7 @@ import pytest
 from compiling import another_process
 from harness import quietly, tiny_recipe
 from taciturn import cli
-from taciturn.privacy.account import Account
+from taciturn.privacy.ledger.account import Account
 from taciturn.recipe.text import save_recipe
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import resume_run, train_run

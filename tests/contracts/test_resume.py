@@ -12,10 +12,10 @@ import pytest
 from harness import Cut, quietly, small_population, tiny_recipe
 from taciturn import files
 from taciturn.files import FolderExists
-from taciturn.privacy.account import Account
 from taciturn.privacy.curator import Curator
-from taciturn.privacy.ledger import Ledger
-from taciturn.privacy.records import RecordError, Records
+from taciturn.privacy.ledger.account import Account
+from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.ledger.releases import ReleaseError, Releases
 from taciturn.recipe.recipe import Recipe
 from taciturn.release.model_file import load_model
 from taciturn.runs.folder import RunError
@@ -134,8 +134,8 @@ def test_a_seeded_run_interrupted_anywhere_ends_with_the_same_parameters(
     with monkeypatch.context() as patch:
         charge, mean, write = Account.charge, Curator.private_mean, files.write_atomically
         if place == "before the record":
-            record = Records.write
-            patch.setattr(Records, "write", lambda *a: (cut_here(), record(*a))[1])
+            record = Releases.write
+            patch.setattr(Releases, "write", lambda *a: (cut_here(), record(*a))[1])
         if place == "before the charge":
             patch.setattr(Account, "charge", lambda *a: (cut_here(), charge(*a)))
         if place == "after the charge":
@@ -201,7 +201,7 @@ def test_a_run_whose_record_is_gone_does_not_go_on(population, recipe, tmp_path,
             train_run(recipe, tmp_path / "cut", quietly)
     for path in (tmp_path / "cut" / "private" / "releases").iterdir():
         path.unlink()
-    with pytest.raises(RecordError, match="record is gone"):
+    with pytest.raises(ReleaseError, match="record is gone"):
         resume_run(tmp_path / "cut", quietly)
 
 

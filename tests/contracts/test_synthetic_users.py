@@ -11,9 +11,9 @@ from harness import WORDS, started, tiny_recipe
 from taciturn import trees
 from taciturn.core import Message, Report
 from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_coins
-from taciturn.privacy.clipping import MOST_REPORTS, pack
+from taciturn.privacy.bounding.clipping import MOST_REPORTS, pack
+from taciturn.privacy.bounding.secagg_encoding import encoding
 from taciturn.privacy.participation import WrongNumberOfUsers
-from taciturn.privacy.secagg_encoding import encoding
 from taciturn.recipe import build
 from taciturn.recipe.sections import AUDITED_AT_ONCE
 

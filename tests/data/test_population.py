@@ -27,8 +27,8 @@ from taciturn.data.texts import Texts, TextWriter
 from taciturn.data.users import position
 from taciturn.data.vocabulary import DataError
 from taciturn.files import FolderExists
-from taciturn.populations import open_ledger
-from taciturn.privacy.ledger import LedgerError
+from taciturn.people import open_ledger
+from taciturn.privacy.ledger.ledger import LedgerError
 
 
 def test_a_population_comes_back_as_written_with_users_in_an_order_that_says_nothing(

@@ -22,11 +22,11 @@ from taciturn.data.population import (
 )
 from taciturn.data.vocabulary import DataError
 from taciturn.errors import TaciturnError
-from taciturn.populations import adopt_ledger, build_population, open_ledger
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.privacy.ledger import LedgerError
-from taciturn.privacy.population_budget import PopulationBudget
+from taciturn.people import adopt_ledger, build_population, open_ledger
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.ledger import LedgerError
+from taciturn.privacy.ledger.population_budget import PopulationBudget
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.loop import train_run
 from taciturn.runs.warm_start import load_warm_start

@@ -75,8 +75,8 @@ def test_the_door_has_at_most_fifteen_names_and_each_is_explained():
 
 def test_names_are_loaded_when_they_are_used_and_train_stays_the_function():
     program = (
-        "import sys, taciturn; print('jax' in sys.modules); import taciturn.train;"
-        " print(taciturn.train.__name__)"
+        "import sys, taciturn; print('jax' in sys.modules); import taciturn.training;"
+        " print(taciturn.training.__name__)"
     )
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from taciturn.recipe.choose import expected_gain
+from taciturn.recipe.autoplan import expected_gain
 
 FITTING = Path(__file__).parents[2] / "experiments" / "keyboard" / "fitting"
 

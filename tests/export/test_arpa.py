@@ -11,7 +11,7 @@ from taciturn.core import BEGIN, END, PADDING, UNKNOWN
 from taciturn.data.vocabulary import DataError
 from taciturn.export import arpa
 from taciturn.export.arpa import read_arpa, write_arpa
-from taciturn.models.ngram import NGram, katz, kneser_ney, pruned
+from taciturn.models.ngram import NGram, katz, kneser_ney, prune
 
 VOCABULARY = 30
 WORDS = ["<pad>", "<unk>", "<bos>", "<eos>", ".", "it's", "über", "नमस्ते", "a\u00a0b"]
@@ -30,8 +30,8 @@ MODELS = {
     "katz": lambda: katz(texts(), VOCABULARY),
     "kneser-ney": lambda: kneser_ney(texts(), VOCABULARY),
     "kneser-ney of order 2": lambda: kneser_ney(texts(), VOCABULARY, 2),
-    "pruned": lambda: pruned(katz(texts(), VOCABULARY), 400),
-    "pruned twice": lambda: pruned(pruned(kneser_ney(texts(), VOCABULARY, 5), 900), 300),
+    "pruned": lambda: prune(katz(texts(), VOCABULARY), 400),
+    "pruned twice": lambda: prune(prune(kneser_ney(texts(), VOCABULARY, 5), 900), 300),
     "unigrams": lambda: katz(texts(), VOCABULARY, 1),
     "one word": lambda: kneser_ney([np.array([4])], VOCABULARY),
 }

@@ -3,7 +3,7 @@
 import pytest
 
 from taciturn.fleets.devices import fleet
-from taciturn.fleets.wire.authority import certify_server, make_authority
+from taciturn.fleets.wire.tls import certify_server, make_authority
 
 
 class Clock:

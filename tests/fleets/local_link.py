@@ -15,7 +15,7 @@ from taciturn.fleets.devices.transport import (
     answer_of,
     answered,
 )
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import Progress, ignore_progress
 
 Fault = Callable[
     [int, str, bytes], bytes | None
@@ -59,7 +59,7 @@ class LocalLink:
         kind: str,
         contents: Mapping[int, bytes],
         seconds: float,
-        progress: Progress = unwatched,
+        progress: Progress = ignore_progress,
         shared: bytes = b"",
     ) -> dict[int, bytes]:
         deadline, connected, came = (

@@ -19,8 +19,8 @@ from taciturn.data.texts import Texts
 from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import NotAdditive, SimulatedFleet
 from taciturn.models.layers import add_rows, looked_up
-from taciturn.privacy import wide
-from taciturn.privacy.clipping import encode, flat_clip, unbounded
+from taciturn.privacy.bounding.clipping import encode, flat_clip, no_clip
+from taciturn.privacy.noise import int64
 
 pytestmark = pytest.mark.optimised
 
@@ -71,7 +71,7 @@ def test_totals_are_of_32_bits_where_a_process_switched_64_on(monkeypatch, side_
         total = fleet(monkeypatch, side_by_side).sum_reports(program(), MESSAGE, np.arange(4), KEY)
         assert {leaf.dtype for leaf in jax.tree.leaves(total)} == {jnp.dtype(jnp.int32)}
         with pytest.raises(TypeError, match="int32"):  # the twin: a plain sum
-            wide.of(jnp.sum(jnp.ones((2, 3), jnp.int32), axis=0))
+            int64.of(jnp.sum(jnp.ones((2, 3), jnp.int32), axis=0))
 
 
 def seat_dependent(where: str):
@@ -210,7 +210,7 @@ def test_the_test_is_made_once_for_a_program(monkeypatch):
 
 def test_sums_of_floats_without_privacy_are_not_asked_for_bits(monkeypatch):
     monkeypatch.setattr(in_process, "_adder", seat_dependent("a seat"))
-    total = fleet(monkeypatch, True).sum_reports(program(unbounded()), MESSAGE, np.arange(4), KEY)
+    total = fleet(monkeypatch, True).sum_reports(program(no_clip()), MESSAGE, np.arange(4), KEY)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(total.update))
 
 

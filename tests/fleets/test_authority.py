@@ -12,12 +12,7 @@ from cryptography import x509
 
 from enrolling import load_device_key, public
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.wire.authority import (
-    certify_server,
-    device_request,
-    make_authority,
-    requested_key,
-)
+from taciturn.fleets.wire.tls import certify_server, device_request, make_authority, requested_key
 
 
 @pytest.fixture

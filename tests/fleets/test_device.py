@@ -20,9 +20,9 @@ from taciturn import trees
 from taciturn.core import FailedRound, Message
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices import participation_record as diaries
+from taciturn.fleets.devices import own_participation as diaries
 from taciturn.fleets.devices.device import Device, NotEligible
-from taciturn.fleets.devices.participation_record import ParticipationRecord
+from taciturn.fleets.devices.own_participation import OwnParticipation
 from taciturn.fleets.secure_aggregation import server_side
 from taciturn.fleets.secure_aggregation.protocol import Refused
 from taciturn.recipe import build
@@ -237,7 +237,7 @@ def old_diary(monkeypatch):
     def why_not(diary, content, round):
         return None
 
-    monkeypatch.setattr(ParticipationRecord, "_why_not", why_not)
+    monkeypatch.setattr(OwnParticipation, "_why_not", why_not)
 
 
 @pytest.mark.parametrize("run", [b"run", b"another name"])

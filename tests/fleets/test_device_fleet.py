@@ -17,13 +17,13 @@ from local_link import LocalLink
 from enrolling import enrolled
 from harness import Cut, cut_at, mostly_slow, quietly
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices import participation_record as diaries
+from taciturn.fleets.devices import own_participation as diaries
 from taciturn.fleets.devices.fleet import DeviceFleet
-from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
+from taciturn.fleets.devices.own_participation import OwnParticipation, ParticipationLimits
 from taciturn.fleets.devices.transport import ComeBackLater, LinkError
-from taciturn.privacy.account import Account
 from taciturn.privacy.curator import Curator
-from taciturn.privacy.records import RecordError, Records
+from taciturn.privacy.ledger.account import Account
+from taciturn.privacy.ledger.releases import ReleaseError, Releases
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
 from taciturn.runs.loop import resume_run, train_run
@@ -340,7 +340,7 @@ def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
 
 
 @pytest.mark.parametrize("count", mostly_slow([20, 9], 9))
-@pytest.mark.parametrize(("where", "name"), [(Records, "write"), (Account, "charge")])
+@pytest.mark.parametrize(("where", "name"), [(Releases, "write"), (Account, "charge")])
 def test_killed_between_a_sum_and_its_charge_the_round_is_done_by_others_and_charged_once(
     tmp_path, vocabulary, totals, monkeypatch, count, where, name
 ):
@@ -390,7 +390,7 @@ def test_failed_attempts_leave_devices_resting_and_the_next_round_goes_on_all_th
         run={"rounds": 3, "evaluate_every": 3, "seed": None},
         participation={"min_separation": 1, "users": 60},
     )
-    whole, kills = Records.write, [0, 1]
+    whole, kills = Releases.write, [0, 1]
 
     def killed(self, row, *rest):
         if row in kills:
@@ -398,7 +398,7 @@ def test_failed_attempts_leave_devices_resting_and_the_next_round_goes_on_all_th
             raise Cut
         return whole(self, row, *rest)
 
-    monkeypatch.setattr(Records, "write", killed)
+    monkeypatch.setattr(Releases, "write", killed)
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     with pytest.raises(Cut):
@@ -476,7 +476,7 @@ def test_a_release_whose_record_is_lost_is_not_made_again(tmp_path, vocabulary):
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", cut_at(2), fleet.connected)
     (tmp_path / "run" / "private" / "releases" / "release-0").unlink()
-    with pytest.raises(RecordError, match="its record is gone"):
+    with pytest.raises(ReleaseError, match="its record is gone"):
         resume_run(tmp_path / "run", quietly, fleet.connected)
     assert fleet.reports.keys() == {0, 1}
     assert all(len(reports) == 9 for reports in fleet.reports.values())  # nobody was asked again
@@ -508,24 +508,24 @@ def test_a_full_disk_at_the_ledger_stops_the_run_and_releases_nothing(
 
 
 def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
-    diary = ParticipationRecord(
+    diary = OwnParticipation(
         tmp_path, ParticipationLimits(hours=24.0, min_separation=2, max_participations=2)
     )
     assert diary.why_not(0) is None
     diary.upload(0, "run", 0)
     for one in (
         diary,
-        ParticipationRecord(tmp_path, ParticipationLimits(24.0, 2, 2)),
+        OwnParticipation(tmp_path, ParticipationLimits(24.0, 2, 2)),
     ):  # a restart changes nothing
         assert "rests for 24 hours" in one.why_not(5)
-    rested = ParticipationRecord(tmp_path, ParticipationLimits(0.0, 2, 2))
+    rested = OwnParticipation(tmp_path, ParticipationLimits(0.0, 2, 2))
     assert "2 rounds must lie between" in rested.why_not(2)
     assert rested.why_not(3) is None
     assert "reports once to each" in rested.why_not(0)  # whatever became of it
     rested.upload(3, "another run", 0)
     assert "2 times" in rested.why_not(9)
     diaries.opt_out(tmp_path)
-    assert "opted out" in ParticipationRecord(tmp_path, ParticipationLimits(0.0, 2, 2)).why_not(20)
+    assert "opted out" in OwnParticipation(tmp_path, ParticipationLimits(0.0, 2, 2)).why_not(20)
     assert json.loads((tmp_path / "participation.json").read_text())["opted_out"]
 
 

@@ -11,16 +11,16 @@ import threading
 import jax
 import pytest
 from fleet_of_devices import FleetOfDevices
-from releases import Releases
+from watched_releases import WatchedReleases
 
 from harness import Cut, cut_at, mostly_slow, quietly
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import Device
 from taciturn.fleets.devices.fleet import DeviceFleet
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.privacy.account import Account
-from taciturn.privacy.ledger import Ledger, LedgerError
-from taciturn.privacy.records import RecordError, Records
+from taciturn.privacy.ledger.account import Account
+from taciturn.privacy.ledger.ledger import Ledger, LedgerError
+from taciturn.privacy.ledger.releases import ReleaseError, Releases
 from taciturn.runs import folder as run_folder
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import resume_run, train_run
@@ -38,7 +38,7 @@ def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two
     server dies.
     """
     fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run={**TWO_ROUNDS, "seed": None})
-    releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
+    releases = WatchedReleases(monkeypatch, fleet.population.folder / "ledger.jsonl")
     whole, main, left, after = os.fsync, threading.main_thread(), [0], [False]
 
     def fsync(descriptor):
@@ -79,7 +79,7 @@ def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two
 def test_a_release_that_was_not_charged_would_be_noticed(tmp_path, vocabulary, monkeypatch):
     """The twin."""
     fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 1, "evaluate_every": 1})
-    releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
+    releases = WatchedReleases(monkeypatch, fleet.population.folder / "ledger.jsonl")
     monkeypatch.setattr(Account, "charge", lambda account, round, record, log: None)
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     with pytest.raises(AssertionError):
@@ -121,7 +121,7 @@ def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(
         tmp_path, vocabulary, run={"rounds": 3, "evaluate_every": 3, "save_every": 1}
     )
     releases, folder, second = (
-        Releases(monkeypatch, fleet.population.folder / "ledger.jsonl"),
+        WatchedReleases(monkeypatch, fleet.population.folder / "ledger.jsonl"),
         tmp_path / "run",
         [],
     )
@@ -201,11 +201,11 @@ def test_a_record_other_than_the_charged_one_is_not_given_out_and_nobody_is_aske
     before_the_charge, monkeypatch, damage
 ):
     fleet, run = before_the_charge
-    releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
+    releases = WatchedReleases(monkeypatch, fleet.population.folder / "ledger.jsonl")
     first, second, _ = records(run)
     DAMAGE[damage](second, first)
     before = {round: len(reports) for round, reports in fleet.reports.items()}
-    with pytest.raises(RecordError, match="round 1"):
+    with pytest.raises(ReleaseError, match="round 1"):
         resume_run(run, quietly, fleet.connected)
     assert releases.left.keys() == {("run", 0)}
     assert {round: len(reports) for round, reports in fleet.reports.items()} == before
@@ -216,7 +216,7 @@ def test_a_record_that_was_not_charged_is_never_given_out_whatever_it_says(
     before_the_charge, monkeypatch, damage
 ):
     fleet, run = before_the_charge
-    releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
+    releases = WatchedReleases(monkeypatch, fleet.population.folder / "ledger.jsonl")
     first, _, last = records(run)
     DAMAGE[damage](last, first)
     assert resume_run(run, quietly, fleet.connected).guarantee.releases == 4
@@ -246,7 +246,7 @@ def test_a_round_that_is_done_again_is_about_the_same_model(
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     if not same:
-        read = Records.read
+        read = Releases.read
 
         def doubled(*row):
             release, drawn = read(*row)
@@ -254,7 +254,7 @@ def test_a_round_that_is_done_again_is_about_the_same_model(
                 estimate=jax.tree.map(lambda leaf: 2 * leaf, release.estimate)
             ), drawn
 
-        monkeypatch.setattr(Records, "read", doubled)
+        monkeypatch.setattr(Releases, "read", doubled)
     assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 4
     assert len(about) == 2
     assert (about[0] == about[1]) == same
@@ -262,7 +262,7 @@ def test_a_round_that_is_done_again_is_about_the_same_model(
 
 @pytest.fixture
 def releases_of(monkeypatch):
-    return lambda fleet: Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
+    return lambda fleet: WatchedReleases(monkeypatch, fleet.population.folder / "ledger.jsonl")
 
 
 def device_of(fleet, number) -> Device:
@@ -401,7 +401,7 @@ def test_killed_after_a_charge_its_release_is_given_out_although_nobody_comes(
     assert not releases.left
     if lost:
         (run / "private" / "releases" / "release-0").unlink()
-        with pytest.raises(RecordError, match="cannot go on"):
+        with pytest.raises(ReleaseError, match="cannot go on"):
             resume_run(run, quietly, fleet.connected)
         assert not releases.left
     else:

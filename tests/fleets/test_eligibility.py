@@ -18,7 +18,7 @@ from taciturn.fleets import folders
 from taciturn.fleets.devices import eligibility, fields
 from taciturn.fleets.devices.device import NotEligible, Wishes
 from taciturn.fleets.devices.eligibility import why_not_now
-from taciturn.fleets.devices.participation_record import ParticipationRecord
+from taciturn.fleets.devices.own_participation import OwnParticipation
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.runs.loop import train_run
 
@@ -174,13 +174,13 @@ def test_text_that_a_report_was_made_of_is_deleted_if_the_owner_says_so(
     seen, one_at_a_time = [], Lock()  # the devices here share one text, which each would delete
     wishes = folders.open_device(phone, delete_used=delete_used)._wishes
 
-    def reported(record: ParticipationRecord) -> None:
+    def reported(record: OwnParticipation) -> None:
         with one_at_a_time:
             seen.append(len(record.uploads))
             wishes.reported()
 
     for number in range(9):
-        record = ParticipationRecord(
+        record = OwnParticipation(
             tmp_path / "train" / f"device-{number}",
             fleet.link._devices[number].handler._record._limits,
         )

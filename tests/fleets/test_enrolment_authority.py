@@ -20,7 +20,7 @@ from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.enrolment import DAY, EnrolledNow, read_enrolled
 from taciturn.fleets.secure_aggregation import identities
 from taciturn.fleets.secure_aggregation.identities import Trust
-from taciturn.fleets.wire.authority import REQUEST, device_request
+from taciturn.fleets.wire.tls import REQUEST, device_request
 from taciturn.runs.loop import train_run
 
 

@@ -19,8 +19,8 @@ from taciturn.fleets import folders
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.enrolment import EnrolledNow, read_enrolled
-from taciturn.populations import open_ledger
-from taciturn.privacy.ledger import Ledger
+from taciturn.people import open_ledger
+from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.runs.loop import train_run
 
 

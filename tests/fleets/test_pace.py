@@ -17,10 +17,10 @@ from local_link import LocalLink
 from enrolling import enrolled
 from harness import quietly
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices import participation_record as diaries
+from taciturn.fleets.devices import own_participation as diaries
 from taciturn.fleets.devices.device import Device, NotEligible
 from taciturn.fleets.devices.fleet import DeviceFleet
-from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.loop import train_run

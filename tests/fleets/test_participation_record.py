@@ -10,16 +10,16 @@ from lying_server import LyingServer
 from harness import Cut, quietly
 from taciturn.fleets import folders
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices import participation_record as diaries
+from taciturn.fleets.devices import own_participation as diaries
 from taciturn.fleets.devices.device import NotEligible
-from taciturn.fleets.devices.participation_record import (
+from taciturn.fleets.devices.own_participation import (
+    OwnParticipation,
     ParticipationLimits,
-    ParticipationRecord,
     ParticipationRecordDamaged,
 )
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.wire.authority import device_request
-from taciturn.privacy.participation_log import ParticipationLog
+from taciturn.fleets.wire.tls import device_request
+from taciturn.privacy.ledger.cohort_log import CohortLog
 from taciturn.runs.loop import train_run
 
 TIRELESS = ParticipationLimits(0.0, 0, 99)
@@ -39,9 +39,9 @@ def test_devices_that_rest_by_their_own_records_are_not_asked_for_ever(
         fleet={"timer_hours": 24.0},
     )
     for number in range(18):
-        ParticipationRecord(tmp_path / f"device-{number}", TIRELESS).upload(5, "run", 5)
+        OwnParticipation(tmp_path / f"device-{number}", TIRELESS).upload(5, "run", 5)
         fleet.start(number)
-    tries, whole = [], ParticipationLog.fail
+    tries, whole = [], CohortLog.fail
 
     def failed(log):
         tries.append(1)
@@ -49,23 +49,23 @@ def test_devices_that_rest_by_their_own_records_are_not_asked_for_ever(
             raise Cut
         whole(log)
 
-    monkeypatch.setattr(ParticipationLog, "fail", failed)
+    monkeypatch.setattr(CohortLog, "fail", failed)
     with pytest.raises(LinkError, match="0 devices are present that may take part, 9 are needed"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert not tries
 
 
 def test_whoever_opts_out_while_the_device_runs_has_opted_out(tmp_path):
-    running = ParticipationRecord(tmp_path, TIRELESS)
+    running = OwnParticipation(tmp_path, TIRELESS)
     folders.opt_out(tmp_path)
     assert "opted out" in (running.why_not(3) or "")
 
 
 def test_no_upload_takes_an_opt_out_back(tmp_path):
-    running = ParticipationRecord(tmp_path, TIRELESS)
+    running = OwnParticipation(tmp_path, TIRELESS)
     folders.opt_out(tmp_path)
     running.upload(3, "run", 3)
-    assert "opted out" in (ParticipationRecord(tmp_path, TIRELESS).why_not(9) or "")
+    assert "opted out" in (OwnParticipation(tmp_path, TIRELESS).why_not(9) or "")
 
 
 def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
@@ -74,7 +74,7 @@ def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
     assert not (tmp_path / "tokens.npy").exists()
     folders.save_text(tmp_path, np.arange(5))
     device_request(tmp_path)
-    assert "opted out" in (ParticipationRecord(tmp_path, TIRELESS).why_not(9) or "")
+    assert "opted out" in (OwnParticipation(tmp_path, TIRELESS).why_not(9) or "")
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"uploads": []}'])
@@ -82,23 +82,23 @@ def test_with_a_damaged_record_nothing_is_sent_and_opting_out_works(tmp_path, da
     folders.save_text(tmp_path, np.arange(5))
     (tmp_path / "participation.json").write_text(damage)
     with pytest.raises(ParticipationRecordDamaged, match="is damaged"):
-        ParticipationRecord(tmp_path, TIRELESS)
+        OwnParticipation(tmp_path, TIRELESS)
     folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()
-    assert "opted out" in (ParticipationRecord(tmp_path, TIRELESS).why_not(9) or "")
+    assert "opted out" in (OwnParticipation(tmp_path, TIRELESS).why_not(9) or "")
 
 
 def test_two_processes_on_one_folder_rest_for_each_other(tmp_path):
-    one, other = (ParticipationRecord(tmp_path, ParticipationLimits(24.0, 2, 2)) for _ in range(2))
+    one, other = (OwnParticipation(tmp_path, ParticipationLimits(24.0, 2, 2)) for _ in range(2))
     one.upload(0, "run", 0)
     assert "rests for 24 hours" in (other.why_not(1) or "")
 
 
 def test_two_processes_on_one_folder_forget_nothing(tmp_path):
-    one, other = (ParticipationRecord(tmp_path, TIRELESS) for _ in range(2))
+    one, other = (OwnParticipation(tmp_path, TIRELESS) for _ in range(2))
     one.upload(0, "run", 0)
     other.upload(4, "another run", 4)
-    assert {upload["run"] for upload in ParticipationRecord(tmp_path, TIRELESS).uploads} == {
+    assert {upload["run"] for upload in OwnParticipation(tmp_path, TIRELESS).uploads} == {
         "run",
         "another run",
     }
@@ -107,7 +107,7 @@ def test_two_processes_on_one_folder_forget_nothing(tmp_path):
 def test_a_clock_that_goes_backwards_shortens_no_rest(tmp_path, monkeypatch):
     now = [1e9]
     monkeypatch.setattr(diaries, "_now", lambda: now[0])
-    diary = ParticipationRecord(tmp_path, ParticipationLimits(24.0, 0, 99))
+    diary = OwnParticipation(tmp_path, ParticipationLimits(24.0, 0, 99))
     diary.upload(0, "run", 0)
     for moment in (1e9 - 10**6, 0.0, 1e9 + 23 * 3600):
         now[0] = moment

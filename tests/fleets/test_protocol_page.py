@@ -22,8 +22,8 @@ from taciturn.fleets.secure_aggregation.identities import Issuer, Trust
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Roster, Survivors, Terms
 from taciturn.fleets.wire.front_end import sign_in_statement
-from taciturn.privacy import secagg_encoding
-from taciturn.privacy.clipping import flat_clip
+from taciturn.privacy.bounding import secagg_encoding
+from taciturn.privacy.bounding.clipping import flat_clip
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 SEVEN, NINE, ISSUER = (
@@ -73,7 +73,7 @@ def computed(monkeypatch):
         protocol.own_mask_key(secret(10), cell),
         protocol.pair_mask_key(secret(8), second, 7, cell),
     )
-    share_key = masks.agreed(secret(9), second.share_key, b"shares" + cell)
+    share_key = masks.agree_on_key(secret(9), second.share_key, b"shares" + cell)
     monkeypatch.setattr(shamir.secrets, "randbelow", lambda _: 5)
     monkeypatch.setattr(device_side.os, "urandom", lambda count: b"\x0e" * count)
     seeds, mask_keys = shamir.share(secret(10), 2, 2), shamir.share(secret(8), 2, 2)
@@ -156,7 +156,7 @@ def test_a_report_is_made_as_the_page_says():
             ]
         )
         turned = matrix @ flat.reshape(encoded.block, -1) / np.sqrt(encoded.block)
-        whole = np.asarray(secagg_encoding.centred(encoded, report))
+        whole = np.asarray(secagg_encoding.centre_residues(encoded, report))
         return np.abs(whole - turned.reshape(-1)).max()
 
     assert off_by(row=5) < 1.001

@@ -23,18 +23,18 @@ from taciturn.fleets.simulation import queued
 from taciturn.fleets.simulation.availability import Clock, Devices, Habits
 from taciturn.fleets.simulation.check_in import CheckInFleet
 from taciturn.fleets.simulation.queued import QueuedFleet
-from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.privacy.clipping import flat_clip, unbounded
-from taciturn.privacy.correlated_noise import Buffers, blt
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.bounding.clipping import flat_clip, no_clip
+from taciturn.privacy.bounding.estimators import fixed_denominator, mean
 from taciturn.privacy.curator import Curator, device_program
-from taciturn.privacy.estimators import fixed_denominator, mean
-from taciturn.privacy.ledger import Ledger
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import no_noise
+from taciturn.privacy.ledger.account import Account, BudgetExhausted, RunTerms
+from taciturn.privacy.ledger.cohort_log import CohortLog, ParticipationBreach
+from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.ledger.releases import Releases
+from taciturn.privacy.noise.correlated import Buffers, blt
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.white import no_noise
 from taciturn.privacy.participation import MinSeparation, PoissonSampling, WrongNumberOfUsers
-from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
-from taciturn.privacy.records import Records
 from taciturn.release.privacy_statement import statement_json
 from taciturn.runs import run
 
@@ -97,7 +97,7 @@ ALGORITHM = Algorithm(
 )
 
 
-BARE_ALGORITHM = ALGORITHM._replace(mechanism=mechanism(unbounded(), mean(), no_noise()))
+BARE_ALGORITHM = ALGORITHM._replace(mechanism=mechanism(no_clip(), mean(), no_noise()))
 
 
 PROGRAM = device_program(ALGORITHM)
@@ -113,8 +113,8 @@ def queue(folder, seed=0, without=None, in_flight=9) -> QueuedFleet:
     return QueuedFleet(Loop(without), SIZE, in_flight, folder / "queue", seed)
 
 
-def book(folder, limits=CLAIM.limits) -> ParticipationLog:
-    return ParticipationLog(folder / "participation.log", *limits, bytes(range(32)))
+def book(folder, limits=CLAIM.limits) -> CohortLog:
+    return CohortLog(folder / "participation.log", *limits, bytes(range(32)))
 
 
 class Small:
@@ -148,7 +148,7 @@ class Small:
         fleet = queue(self.folder)
         if noisy_sums:
             fleet._fleet = Elsewhere(noisy_sums)
-        records = Records(self.folder / "releases", bytes(32))
+        records = Releases(self.folder / "releases", bytes(32))
         curator = self._curator(ALGORITHM, fleet, account, bytes(32), book(self.folder), records)
         curator._program, curator._follow = PROGRAM, FOLLOW
         curator._release = self._watched
@@ -232,10 +232,10 @@ def uncut(tmp_path_factory) -> np.ndarray:
 
 PLACES = {
     "after the queue wrote": (queued, "write_atomically", True),
-    "before the log wrote": (ParticipationLog, "_append", False),
-    "after the log wrote": (ParticipationLog, "_append", True),
-    "before the record": (Records, "write", False),
-    "after the record": (Records, "write", True),
+    "before the log wrote": (CohortLog, "_append", False),
+    "after the log wrote": (CohortLog, "_append", True),
+    "before the record": (Releases, "write", False),
+    "after the record": (Releases, "write", True),
     "before the charge": (Account, "charge", False),
     "after the charge": (Account, "charge", True),
 }

@@ -490,6 +490,6 @@ def test_every_key_of_a_round_depends_on_the_message(same):
     for keys in (
         [own_mask_key(secret, name) for name in names],
         [pair_mask_key(secret, advert, first, name) for name in names],
-        [masks.agreed(secret, advert.share_key, b"shares" + name) for name in names],
+        [masks.agree_on_key(secret, advert.share_key, b"shares" + name) for name in names],
     ):
         assert (keys[0] == keys[1]) == same

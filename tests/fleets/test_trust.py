@@ -15,7 +15,7 @@ from harness import quietly
 from taciturn.core import FailedRound
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import NotEligible
-from taciturn.fleets.devices.participation_record import ParticipationRecord
+from taciturn.fleets.devices.own_participation import OwnParticipation
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation import device_side
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
@@ -269,10 +269,8 @@ def test_a_server_cannot_go_back_to_an_older_list(liar):
 
 
 def test_the_twin_that_forgets_which_list_it_has_seen_goes_back(liar, monkeypatch):
-    read = ParticipationRecord._read
-    monkeypatch.setattr(
-        ParticipationRecord, "_read", lambda record: read(record) | {"list": [-1, ""]}
-    )
+    read = OwnParticipation._read
+    monkeypatch.setattr(OwnParticipation, "_read", lambda record: read(record) | {"list": [-1, ""]})
     liar.round(1, trust=Trust(ISSUER.authority, ISSUER.dismiss(2, ())))
     assert liar.round(2).values.any()
 

@@ -20,11 +20,11 @@ from enrolling import device_key, load_device_key, wire_server
 from harness import until
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.wire import device as device_end
-from taciturn.fleets.wire import door, store
+from taciturn.fleets.wire import listener, store
 from taciturn.fleets.wire import server as server_end
-from taciturn.fleets.wire.authority import make_authority
 from taciturn.fleets.wire.device import run_device
 from taciturn.fleets.wire.front_end import FrontEnd, sign_in_statement
+from taciturn.fleets.wire.tls import make_authority
 
 ALL = 30  # seconds that are enough for everybody
 
@@ -234,8 +234,8 @@ def is_closed(connection, seconds=10):
 
 
 def test_connections_that_say_nothing_are_few_and_short(fleet, monkeypatch, caplog):
-    monkeypatch.setattr(door, "HEAD_SECONDS", 0.5)
-    monkeypatch.setattr(door, "MOST_STRANGERS_OF_ONE_ADDRESS", 5)
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(listener, "MOST_STRANGERS_OF_ONE_ADDRESS", 5)
     with fleet.server(devices=1) as server:
         silent = [connected(server) for _ in range(20)]
         until(lambda: "refused: a connection, as too many are silent" in caplog.text)
@@ -250,7 +250,7 @@ def test_connections_that_say_nothing_are_few_and_short(fleet, monkeypatch, capl
     "sent", [b"GET /v1/que", b"POST /v1/session HTTP/1.1\r\nHost: x\r\nA: b\r\n"]
 )
 def test_half_a_request_is_not_waited_for(fleet, monkeypatch, caplog, sent):
-    monkeypatch.setattr(door, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.3)
     with fleet.server(insecure=True) as server, connected(server) as half:
         half.sendall(sent)
         assert is_closed(half)
@@ -279,7 +279,7 @@ def session(server, fleet):
 
 
 def test_the_second_request_of_a_connection_has_no_more_time_than_the_first(fleet, monkeypatch):
-    monkeypatch.setattr(door, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.3)
     with fleet.server(insecure=True) as server:
         server.enrol(device_key(fleet.folder / "device"))
         slow, _ = session(server, fleet)
@@ -290,7 +290,7 @@ def test_the_second_request_of_a_connection_has_no_more_time_than_the_first(flee
 
 
 def test_who_asks_for_a_file_and_does_not_read_it_holds_little_and_not_for_long(fleet, monkeypatch):
-    monkeypatch.setattr(door, "STUCK_SECONDS", 0.5)
+    monkeypatch.setattr(listener, "STUCK_SECONDS", 0.5)
     with fleet.server(insecure=True) as server:
         server.enrol(device_key(fleet.folder / "device"))
         lazy, token = session(server, fleet)
@@ -319,7 +319,7 @@ def test_endless_headers_are_refused_midway(fleet):
 
 
 def test_there_are_no_more_connections_than_are_allowed(fleet, monkeypatch, caplog):
-    monkeypatch.setattr(door, "MOST_OF_ONE_ADDRESS", 3)
+    monkeypatch.setattr(listener, "MOST_OF_ONE_ADDRESS", 3)
     with fleet.server(devices=2) as server:
         extra = [connected(server) for _ in range(3)]
         until(lambda: "refused: a connection beyond the most that this server holds" in caplog.text)

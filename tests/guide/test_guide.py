@@ -22,11 +22,11 @@ from taciturn.cli import app
 from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError, public_vocabulary
-from taciturn.recipe import choose
+from taciturn.recipe import autoplan
 from taciturn.recipe.sections import ModelSection
 from taciturn.release import model_file
-from taciturn.runs import chosen
-from taciturn.runs.pretrain import pretrained
+from taciturn.runs import for_people
+from taciturn.runs.pretrain import pretrain_model
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -100,7 +100,7 @@ def small(tmp_path, monkeypatch):
     words = public_vocabulary(WORDS)
     text = Texts.of([np.arange(5, 105)] * 10, len(words))
     shape = ModelSection(kind="cifg", width=8, units=12)
-    pretrained(
+    pretrain_model(
         PublicCorpus(text, words, "made-up text"),
         shape,
         Schedule(epochs=1, batch_size=8),
@@ -109,9 +109,9 @@ def small(tmp_path, monkeypatch):
     )
     (tmp_path / "start" / "model.safetensors").rename(tmp_path / "start" / "english.safetensors")
     monkeypatch.setattr(model_file, "_STARTS", tmp_path / "start")
-    monkeypatch.setattr(chosen, "_timed", lambda *_: (2.0, 0.6, 0.0, 1.0))
-    monkeypatch.setattr(chosen, "exactly", lambda task, plan: plan)
-    monkeypatch.setattr(choose, "ROUNDS", (12,))
+    monkeypatch.setattr(for_people, "_timed", lambda *_: (2.0, 0.6, 0.0, 1.0))
+    monkeypatch.setattr(for_people, "exactly", lambda task, plan: plan)
+    monkeypatch.setattr(autoplan, "ROUNDS", (12,))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

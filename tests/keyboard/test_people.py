@@ -20,9 +20,9 @@ from taciturn.data.population import (
 from taciturn.data.sources import Source
 from taciturn.data.vocabulary import DataError
 from taciturn.export.word_model import COUNTED_ON
-from taciturn.privacy.ledger import FILE_NAME, Ledger
+from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger
 from taciturn.runs.finished import FinishedRun
-from taciturn.runs.typing import read_people, simulate_typing
+from taciturn.runs.try_keyboard import read_people, simulate_typing
 
 
 def texts_of(path: Path, *users: str) -> Source:

@@ -34,7 +34,7 @@ from taciturn.keyboard import personal_model
 from taciturn.keyboard.personal_model import Learning, personalise
 from taciturn.keyboard.server import KeyboardServer
 from taciturn.models.ngram import katz
-from taciturn.privacy.ledger import FILE_NAME, Ledger
+from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
@@ -49,7 +49,7 @@ from taciturn.release.model_file import (
 from taciturn.runs.finished import FinishedRun, guarantee_of
 from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_public
-from taciturn.runs.typing import keyboard_server, simulate_typing
+from taciturn.runs.try_keyboard import keyboard_server, simulate_typing
 from taciturn.runs.warm_start import load_warm_start
 
 CIFG = {"kind": "cifg", "width": 8, "units": 12}
@@ -177,11 +177,13 @@ def test_rehearsal_keeps_the_general_language():
     model = build.language_model(ModelSection(**CIFG), len(vocabulary))
     encoded = [[*vocabulary.encode(phrase), 3] for phrase in PHRASES] * 20
     cut = Unrolls(personal_model.UNROLL)
-    start = personal_model.trained(
+    start = personal_model.train_personal_model(
         model, model.init(jax.random.key(0)), list(map(list, general.documents)), cut, QUICK, False
     )
     own, rehearsed = (
-        personal_model.trained(model, start, encoded, cut, QUICK._replace(general=text), False)
+        personal_model.train_personal_model(
+            model, start, encoded, cut, QUICK._replace(general=text), False
+        )
         for text in (None, general)
     )
     forgotten, kept = (

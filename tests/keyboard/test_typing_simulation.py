@@ -8,7 +8,7 @@ import pytest
 from taciturn.core import END
 from taciturn.data.vocabulary import SPECIAL, Vocabulary, is_word
 from taciturn.keyboard.predictor import Predictor
-from taciturn.keyboard.taps import SPREAD, TapDecoder, keys_of, tapped
+from taciturn.keyboard.taps import SPREAD, TapDecoder, draw_taps, keys_of
 from taciturn.keyboard.typing_simulation import (
     PICKED_RATE,
     THRESHOLDS,
@@ -147,13 +147,15 @@ def test_taps_land_where_the_noise_says_and_the_decoder_reads_them():
     generator = np.random.default_rng(0)
     keys = keys_of("station")
     assert keys is not None
-    offsets = np.stack([tapped(keys, generator) for _ in range(2000)]) - tapped(keys, _Still())
+    offsets = np.stack([draw_taps(keys, generator) for _ in range(2000)]) - draw_taps(
+        keys, _Still()
+    )
     assert offsets.std() == pytest.approx(SPREAD, rel=0.03)
     decoder = TapDecoder(VOCABULARY)
-    read = [decoder.readings(tapped(keys, generator))[0][0] for _ in range(50)]
+    read = [decoder.readings(draw_taps(keys, generator))[0][0] for _ in range(50)]
     assert read.count("station") == 50  # nothing else in this list is near
     assert (
-        decoder.readings(tapped(keys_of("zoo"), _Still()))[-1][0] == "zoo"
+        decoder.readings(draw_taps(keys_of("zoo"), _Still()))[-1][0] == "zoo"
     )  # what was spelled is among the readings
     assert keys_of("вокзал") is None
 

@@ -15,7 +15,7 @@ from wire import until
 
 from taciturn.data.population import write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
-from taciturn.fleets.wire.authority import device_request, requested_key
+from taciturn.fleets.wire.tls import device_request, requested_key
 
 TACITURN = [sys.executable, "-c", "from taciturn.cli import main; main()"]
 WORDS = tuple(f"word{number}" for number in range(20))

@@ -24,7 +24,7 @@ from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import Device
 from taciturn.fleets.devices.fleet import Connected, DeviceFleet
-from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
+from taciturn.fleets.devices.own_participation import OwnParticipation, ParticipationLimits
 from taciturn.fleets.enrolment import DAY
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer
@@ -36,10 +36,10 @@ from taciturn.fleets.secure_aggregation.messages import (
     UnmaskRequest,
 )
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
-from taciturn.fleets.wire.authority import requested_key
 from taciturn.fleets.wire.device import run_device
 from taciturn.fleets.wire.server import wire_server
-from taciturn.privacy.secagg_encoding import Rotation
+from taciturn.fleets.wire.tls import requested_key
+from taciturn.privacy.bounding.secagg_encoding import Rotation
 
 NODE, SCRIPT, PAGE = (
     shutil.which("node"),
@@ -156,7 +156,7 @@ class MixedFleet:
         ):
             ending.callback(stop.set)
             for folder, values in zip(self.folders, self.values, strict=False):
-                record = ParticipationRecord(folder, LIMITS)
+                record = OwnParticipation(folder, LIMITS)
                 own = load_device_key(folder), ISSUER.authority, terms(self.bits)
                 device = Device(
                     *own,
@@ -205,7 +205,7 @@ def test_a_sum_with_devices_in_another_language_is_right_to_the_bit(fleet, bits)
         until(lambda: 4 not in link.devices(), "that it goes away")
         until(lambda: 4 in link.devices(), "that it comes back")
     (upload,) = mixed.nodes[0].record()["uploads"]
-    assert upload["round"] == str(ParticipationRecord(mixed.folders[0], LIMITS).uploads[0]["round"])
+    assert upload["round"] == str(OwnParticipation(mixed.folders[0], LIMITS).uploads[0]["round"])
 
 
 @pytest.mark.parametrize(

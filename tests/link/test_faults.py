@@ -10,7 +10,7 @@ from wire import HERE, until
 
 from enrolling import wire_server
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.wire.authority import certify_server
+from taciturn.fleets.wire.tls import certify_server
 
 GONE_AFTER = 60  # seconds: for which a sign of life counts, and some
 ALL = 30

@@ -10,7 +10,7 @@ from records import check_charges, check_diaries, check_traces, written
 from wire import until
 
 from redis_server import needs_redis, redis_server
-from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.ledger.ledger import Ledger
 
 pytestmark = needs_redis
 DEVICES, ROUNDS = (

@@ -14,8 +14,8 @@ from commands import LONGEST, CommandFleet
 from records import check_charges, check_diaries, check_model, check_starts, check_traces, written
 
 from taciturn.fleets.folders import fleet_recipe
-from taciturn.fleets.wire.authority import device_request, make_authority
-from taciturn.privacy.ledger import Ledger
+from taciturn.fleets.wire.tls import device_request, make_authority
+from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.release.model_file import load_model, params_digest
 
 # so many devices that those who rest, and those who uploaded in vain, are not missed; rounds for

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from enrolling import device_key, wire_server
-from taciturn.fleets.wire.authority import certify_server, make_authority
+from taciturn.fleets.wire.tls import certify_server, make_authority
 
 HERE = Path(__file__).parent
 PATIENCE = 60  # seconds for what takes one or two, on a machine with other things to do

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from harness import lowers_for_gpus, mostly_slow
-from taciturn.models import losses, softmax_step
+from taciturn.models import losses
 from taciturn.models.cells import cifg, gru, lstm
 from taciturn.models.deep_lstm import deep_lstm
+from taciturn.models.kernels import softmax
 from taciturn.models.sgd import sgd_step
 from taciturn.models.transformer import transformer
 
@@ -69,11 +70,11 @@ def test_a_step_of_a_bounded_loss_is_that_of_automatic_differentiation(power):
 
 def test_unpredictable_words_count_less_and_no_word_more_than_its_bound():
     surprise = jnp.array([0.0, 1.0, 10.0, 1000.0])
-    assert np.array_equal(losses.bounded(surprise, 0.0), surprise)
-    bounded = losses.bounded(surprise, 0.5)
+    assert np.array_equal(losses.bound_losses(surprise, 0.0), surprise)
+    bounded = losses.bound_losses(surprise, 0.5)
     np.testing.assert_allclose(bounded, 2 * (1 - np.exp(-0.5 * np.asarray(surprise))), rtol=1e-6)
     assert float(bounded[-1]) <= 2.0
-    shares = jax.vmap(jax.grad(lambda one: losses.bounded(one, 0.5)))(surprise)
+    shares = jax.vmap(jax.grad(lambda one: losses.bound_losses(one, 0.5)))(surprise)
     assert shares[0] == 1.0
     assert np.all(np.diff(shares) < 0)
 
@@ -115,7 +116,7 @@ def stepped(step, tokens, vocabulary, width, rate, unit_norm, power=0.0):
 
 
 SHAPES = [(80, 1000, 96), (37, 620, 48), (130, 70, 32), (16, 64, 16), (5, 20, 32)]
-interpreted = functools.partial(softmax_step.fused, interpret=True)
+interpreted = functools.partial(softmax.fused_step, interpret=True)
 
 
 @pytest.mark.parametrize("unit_norm", [True, False])
@@ -128,7 +129,7 @@ interpreted = functools.partial(softmax_step.fused, interpret=True)
 def test_the_kernels_do_what_their_definition_says(tokens, vocabulary, width, unit_norm):
     """Interpreted, so that it runs anywhere; compiled they are checked where there is a GPU."""
     shape = tokens, vocabulary, width
-    given, plain = output_layer(*shape), stepped(softmax_step.plain, *shape, 0.5, unit_norm)
+    given, plain = output_layer(*shape), stepped(softmax.plain_step, *shape, 0.5, unit_norm)
     fused = stepped(interpreted, *shape, 0.5, unit_norm)
     starts = given[1], given[2], jnp.zeros_like(given[0])
     for one, other, start in zip(fused, plain, starts, strict=True):
@@ -146,7 +147,7 @@ def test_the_kernels_do_what_their_definition_says(tokens, vocabulary, width, un
 def test_the_kernels_know_bounded_losses():
     shape, given = SHAPES[1], output_layer(*SHAPES[1])
     plain, fused = (
-        stepped(step, *shape, 0.5, False, 0.25) for step in (softmax_step.plain, interpreted)
+        stepped(step, *shape, 0.5, False, 0.25) for step in (softmax.plain_step, interpreted)
     )
     for one, other, start in zip(
         fused, plain, (given[1], given[2], jnp.zeros_like(given[0])), strict=True
@@ -161,7 +162,7 @@ def test_the_kernels_run_for_many_users_at_once():
     ]
     plain, fused = (
         jax.jit(jax.vmap(functools.partial(step, rate=0.5, unit_norm=True)))(*given)
-        for step in (softmax_step.plain, interpreted)
+        for step in (softmax.plain_step, interpreted)
     )
     for one, other in zip(fused, plain, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
@@ -170,7 +171,7 @@ def test_the_kernels_run_for_many_users_at_once():
 def test_scores_beyond_what_exponentials_hold_do_no_harm():
     contexts, matrix, bias, targets, weights = output_layer(16, 100, 32)
     given = (1000 * contexts, matrix, bias, targets, weights)
-    for step in (softmax_step.plain, interpreted):
+    for step in (softmax.plain_step, interpreted):
         parts = jax.jit(functools.partial(step, rate=0.5, unit_norm=False))(*given)
         assert all(bool(jnp.all(jnp.isfinite(part))) for part in parts)
 
@@ -188,7 +189,7 @@ def test_scores_far_from_zero_are_compared_with_each_other(louder, lower):
     given = (louder * contexts, matrix, bias - lower, targets, weights)
     plain, fused = (
         jax.jit(functools.partial(step, rate=0.5, unit_norm=False))(*given)
-        for step in (softmax_step.plain, interpreted)
+        for step in (softmax.plain_step, interpreted)
     )
     for one, other, start in zip(
         fused, plain, (matrix, bias - lower, jnp.zeros_like(contexts)), strict=True
@@ -197,16 +198,16 @@ def test_scores_far_from_zero_are_compared_with_each_other(louder, lower):
 
 
 def test_a_step_of_more_contexts_than_a_gpu_holds_takes_the_plain_way():
-    fits = [softmax_step.fits(jnp.zeros((tokens, 96)), jnp.bfloat16) for tokens in (160, 320, 640)]
+    fits = [softmax.fits(jnp.zeros((tokens, 96)), jnp.bfloat16) for tokens in (160, 320, 640)]
     assert fits == [True, True, False]  # measured on an H200, which has no room for the last
-    assert not softmax_step.fits(jnp.zeros((320, 96)), jnp.float32)
-    assert not softmax_step.fits(jnp.zeros((16, 20)), jnp.bfloat16)  # no tiles of 16
+    assert not softmax.fits(jnp.zeros((320, 96)), jnp.float32)
+    assert not softmax.fits(jnp.zeros((16, 20)), jnp.bfloat16)  # no tiles of 16
 
 
 def test_products_in_bfloat16_come_close():
     given = output_layer(80, 500, 96)
     exact, mixed = (
-        softmax_step.plain(*given, 0.5, True, product) for product in (jnp.float32, jnp.bfloat16)
+        softmax.plain_step(*given, 0.5, True, product) for product in (jnp.float32, jnp.bfloat16)
     )
     assert 1e-6 < distance(mixed.matrix, exact.matrix, given[1]) < 1e-2
     assert mixed.matrix.dtype == jnp.float32
@@ -217,7 +218,7 @@ def test_the_kernels_are_accepted_by_the_gpu_compiler():
     """Lowered to Triton's language here, where no GPU is."""
     step = jax.jit(
         jax.vmap(
-            functools.partial(softmax_step.fused, rate=0.5, unit_norm=True, product=jnp.bfloat16)
+            functools.partial(softmax.fused_step, rate=0.5, unit_norm=True, product=jnp.bfloat16)
         )
     )
     given = output_layer(80, 1000, 96)
@@ -243,7 +244,7 @@ def test_no_row_is_stored_without_a_mask(monkeypatch):
     """Beyond one user's last row is the next user's first, which an interpreter does not show."""
 
     def masks():
-        step = jax.vmap(functools.partial(softmax_step.fused, rate=0.5, unit_norm=True))
+        step = jax.vmap(functools.partial(softmax.fused_step, rate=0.5, unit_norm=True))
         return list(
             stores(
                 jax.make_jaxpr(step)(
@@ -254,8 +255,6 @@ def test_no_row_is_stored_without_a_mask(monkeypatch):
 
     assert len(masks()) == 3  # two tiles of a row, and the bias
     assert all(mask is not None for mask in masks())
-    store = softmax_step.triton.store
-    monkeypatch.setattr(
-        softmax_step.triton, "store", lambda place, values, mask: store(place, values)
-    )
+    store = softmax.triton.store
+    monkeypatch.setattr(softmax.triton, "store", lambda place, values, mask: store(place, values))
     assert all(mask is None for mask in masks())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN
 from taciturn.models import ngram
-from taciturn.models.ngram import NGram, katz, kneser_ney, pruned
+from taciturn.models.ngram import NGram, katz, kneser_ney, prune
 
 VOCABULARY, LARGE = 8, 44
 PREDICTED = np.setdiff1d(np.arange(VOCABULARY), [PADDING, BEGIN])
@@ -284,13 +284,13 @@ def test_a_pruned_model_sums_to_one_and_holds_what_it_may(kind, texts, order, sh
     model = ESTIMATORS[kind](texts, VOCABULARY, order)
     for one in (share, share_again):
         entries = int(one * above_unigrams(model))
-        model = pruned(model, entries)
+        model = prune(model, entries)
         assert above_unigrams(model) == entries
         np.testing.assert_allclose(sums(model), 1, atol=1e-5)
 
 
 def test_every_part_of_an_n_gram_that_is_kept_is_kept():
-    model = pruned(katz(long_text(), LARGE), 500)
+    model = prune(katz(long_text(), LARGE), 500)
     spelled = [{()}, {(word,) for word in range(LARGE)}]
     ordered = [[()], [(word,) for word in range(LARGE)]]
     for level in model.levels[1:]:
@@ -320,7 +320,7 @@ def test_weights_are_right_where_the_end_of_an_n_gram_is_not_in_the_model():
             "probability": np.log(np.array([0.9], np.float32)),
         },
     }
-    model = pruned(NGram.of(params, VOCABULARY), 3)
+    model = prune(NGram.of(params, VOCABULARY), 3)
     assert [len(level.keys) for level in model.levels] == [8, 2, 1]
     np.testing.assert_allclose(sums(model), 1, atol=1e-5)
     assert scores_after(model, [4])[5] == pytest.approx(np.log(0.9))
@@ -328,7 +328,7 @@ def test_weights_are_right_where_the_end_of_an_n_gram_is_not_in_the_model():
 
 def test_a_model_pruned_to_everything_is_the_model():
     model = kneser_ney(long_text(), LARGE)
-    assert_same(pruned(model, above_unigrams(model)), model)
+    assert_same(prune(model, above_unigrams(model)), model)
 
 
 def test_what_is_pruned_first_is_missed_least():
@@ -373,7 +373,7 @@ def test_what_is_pruned_first_is_missed_least():
         for place in range(len(bigrams.keys))
     ]
     for entries in (len(costs) - 1, len(costs) - 20):
-        kept = pruned(model, entries).levels[1].keys
+        kept = prune(model, entries).levels[1].keys
         missing = np.flatnonzero(~np.isin(bigrams.keys, kept))
         cheapest = np.sort(costs)[: len(missing)]
         np.testing.assert_allclose(np.sort(np.array(costs)[missing]), cheapest, atol=1e-6)

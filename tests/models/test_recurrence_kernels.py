@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taciturn.models import recurrence_kernels
 from taciturn.models.cells import cifg_cell, gru_cell, lstm_cell
+from taciturn.models.kernels import recurrence
 from taciturn.models.recurrence import scan_backwards, scan_forwards
 
 # cell, gates, whether it is projected, units, width of what is fed back, length, batch; units that
@@ -46,9 +46,7 @@ def test_the_kernels_compute_what_the_scans_do(shape):
     cell = shape[0]
     x, recurrent, projection, gradient = layer(*shape[1:])
     wanted = of_users(scan_forwards, cell, x, recurrent, projection)
-    found = of_users(
-        partial(recurrence_kernels.forwards, interpret=True), cell, x, recurrent, projection
-    )
+    found = of_users(partial(recurrence.forwards, interpret=True), cell, x, recurrent, projection)
     fed_back, r, carries, outputs = wanted
     assert distance(fed_back, found[0]) < 1e-6
     assert distance(r, found[1]) < 1e-6
@@ -56,7 +54,7 @@ def test_the_kernels_compute_what_the_scans_do(shape):
     assert (outputs is None and found[3] is None) or distance(outputs, found[3]) < 1e-6
     given = gradient, x, r, carries, recurrent, projection
     wanted = of_users(scan_backwards, cell, *given)
-    found = of_users(partial(recurrence_kernels.backwards, interpret=True), cell, *given)
+    found = of_users(partial(recurrence.backwards, interpret=True), cell, *given)
     assert [part.dtype for part in found] == [part.dtype for part in wanted]
     assert (
         max(map(distance, wanted, found)) < 1e-3
@@ -66,22 +64,20 @@ def test_the_kernels_compute_what_the_scans_do(shape):
 def test_a_kernel_that_forgets_the_time_step_before_is_noticed(monkeypatch):
     cell = LAYERS[0][0]
     x, recurrent, projection, _ = layer(*LAYERS[0][1:])
-    read = recurrence_kernels._read
+    read = recurrence._read
 
     def forgetful(shape, ref, t, start, columns, inside=True, when=True):
         return read(shape, ref, t, start, columns, inside, False if when is not True else when)
 
-    monkeypatch.setattr(recurrence_kernels, "_read", forgetful)
+    monkeypatch.setattr(recurrence, "_read", forgetful)
     wanted = of_users(scan_forwards, cell, x, recurrent, projection)
-    found = of_users(
-        partial(recurrence_kernels.forwards, interpret=True), cell, x, recurrent, projection
-    )
+    found = of_users(partial(recurrence.forwards, interpret=True), cell, x, recurrent, projection)
     assert distance(wanted[0], found[0]) > 1e-2
 
 
 def test_what_the_kernels_cannot_take_goes_through_the_scan():
     def fits(rows: int, width: int, product) -> bool:
-        return recurrence_kernels.fits(jnp.zeros((5, rows, 64)), jnp.zeros((width, 64)), product)
+        return recurrence.fits(jnp.zeros((5, rows, 64)), jnp.zeros((width, 64)), product)
 
     assert fits(4, 96, jnp.bfloat16)
     assert fits(16, 256, jnp.bfloat16)
@@ -125,7 +121,7 @@ class Machine:
 
     def __init__(self, monkeypatch) -> None:
         self.barriers = 0
-        triton = recurrence_kernels.triton
+        triton = recurrence.triton
         monkeypatch.setattr(triton, "load", self.load)
         monkeypatch.setattr(triton, "store", self.store)
         monkeypatch.setattr(triton, "debug_barrier", self.wait)
@@ -190,11 +186,11 @@ def by_hand(monkeypatch, shape):
                 kernel(cell, shape._replace(interpret=False), *ins, *outs)
             for one in outs:
                 first = (
-                    shape.batch if one is outs[2] and kernel is recurrence_kernels._forwards else 0
+                    shape.batch if one is outs[2] and kernel is recurrence._forwards else 0
                 )  # of the carries
                 last = (
                     2 * shape.batch
-                    if kernel is recurrence_kernels._backwards and one is outs[3]
+                    if kernel is recurrence._backwards and one is outs[3]
                     else len(one.values)
                 )
                 assert one.written[first:last].all()
@@ -205,12 +201,12 @@ def by_hand(monkeypatch, shape):
 
         return run
 
-    monkeypatch.setattr(recurrence_kernels, "_call", called)
+    monkeypatch.setattr(recurrence, "_call", called)
     x, recurrent, projection, gradient = (
         None if one is None else one[0] for one in layer(*shape[1:])
     )
-    forwards = recurrence_kernels.forwards(cell, jnp.bfloat16, x, recurrent, projection)
-    backwards = recurrence_kernels.backwards(
+    forwards = recurrence.forwards(cell, jnp.bfloat16, x, recurrent, projection)
+    backwards = recurrence.backwards(
         cell, jnp.bfloat16, gradient, x, *forwards[1:3], recurrent, projection
     )
     return forwards, backwards
@@ -234,14 +230,14 @@ def test_no_thread_reads_what_another_may_be_writing_nor_what_nobody_wrote(monke
 def test_a_kernel_without_barriers_turns_or_zeros_at_the_start_is_noticed(
     monkeypatch, shape, lacking
 ):
-    read = recurrence_kernels._read
+    read = recurrence._read
     if lacking == "barriers":
-        monkeypatch.setattr(recurrence_kernels, "_wait", lambda shape: None)
+        monkeypatch.setattr(recurrence, "_wait", lambda shape: None)
     elif lacking == "turns":  # one place for a carry's gradient, and not two in turns
         monkeypatch.setattr(jax.lax, "rem", lambda t, n: 0)
     else:
         monkeypatch.setattr(
-            recurrence_kernels,
+            recurrence,
             "_read",
             lambda shape, ref, t, start, m, inside=True, when=True: read(
                 shape, ref, t, start, m, inside
@@ -252,9 +248,9 @@ def test_a_kernel_without_barriers_turns_or_zeros_at_the_start_is_noticed(
 
 
 def test_a_mask_that_is_too_wide_is_noticed(monkeypatch):
-    place = recurrence_kernels._place
+    place = recurrence._place
     monkeypatch.setattr(
-        recurrence_kernels,
+        recurrence,
         "_place",
         lambda shape, ref, t, start, m, inside, when: place(shape, ref, t, start, m, True, when),
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness import Cut, cut_at, tiny_recipe
-from taciturn.audit.report import membership_results
+from taciturn.audit.results import membership_results
 from taciturn.core import BEGIN, LanguageModel
 from taciturn.export.word_model import load_word_model
 from taciturn.models import registry

@@ -15,7 +15,7 @@ from taciturn.models import losses
 from taciturn.models.cells import cifg, gru, lstm
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.registry import model_kind
-from taciturn.models.sampling import chosen, samples
+from taciturn.models.sampling import choose_words, samples
 from taciturn.models.stepping import WINDOW
 from taciturn.models.transformer import transformer
 
@@ -93,7 +93,7 @@ def test_a_model_without_a_state_goes_on_past_its_window():
 def test_a_word_is_chosen_as_often_as_it_is_likely():
     probabilities = np.array([0.05, 0.1, 0.15, 0.2, 0.0, 0.3, 0.1, 0.1])
     uniform = jax.random.uniform(jax.random.key(0), (50_000,))
-    words = chosen(jnp.tile(jnp.log(probabilities), (50_000, 1)), uniform)
+    words = choose_words(jnp.tile(jnp.log(probabilities), (50_000, 1)), uniform)
     expected = np.where(np.isin(np.arange(8), [PADDING, BEGIN]), 0.0, probabilities)
     np.testing.assert_allclose(
         np.bincount(words, minlength=8) / 50_000, expected / expected.sum(), atol=0.01

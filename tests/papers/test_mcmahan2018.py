@@ -7,7 +7,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 
 from harness import mostly_slow
 from printed import MCMAHAN_TABLE_1, MCMAHAN_TABLE_2, MCMAHAN_TEXT
-from taciturn.privacy.accounting import classic_epsilon, epsilon
+from taciturn.privacy.accounting.accountant import classic_epsilon, epsilon
 from taciturn.privacy.participation import PoissonSampling
 
 

@@ -10,8 +10,8 @@ from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent, Sel
 from printed import RAMASWAMY_CLIP_NORM, RAMASWAMY_SIGMA, RAMASWAMY_TABLE_5
 from printed import RAMASWAMY_COHORT as COHORT
 from printed import RAMASWAMY_ROUNDS as ROUNDS
-from taciturn.privacy.accounting import classic_epsilon, epsilon
-from taciturn.privacy.groups import chained_share
+from taciturn.privacy.accounting.accountant import classic_epsilon, epsilon
+from taciturn.privacy.accounting.group_privacy import chained_share
 from taciturn.privacy.participation import FixedSize
 
 NOISE_MULTIPLIER = RAMASWAMY_SIGMA * COHORT / RAMASWAMY_CLIP_NORM  # σ m / S

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from printed import XU_EPSILON, XU_MODELS, XU_NOISE_MULTIPLIER
-from taciturn.privacy.accounting import epsilon, repeated, rho
+from taciturn.privacy.accounting.accountant import epsilon, repeat, rho
+from taciturn.privacy.noise.sensitivity import tree, tree_sensitivity_squared
 from taciturn.privacy.participation import MinSeparation
-from taciturn.privacy.sensitivity import tree, tree_sensitivity_squared
 
 SQUARED = {
     "NWP de-DE": 47,
@@ -43,7 +43,7 @@ def test_zcdp_of_every_model_as_printed(model):
     )
     assert tree_sensitivity_squared(rounds, min_separation, max_participations) == squared
     claim = MinSeparation(6500, min_separation, max_participations, rounds)
-    cost = repeated(claim.event(XU_NOISE_MULTIPLIER, tree(rounds, honaker=True)), rounds)
+    cost = repeat(claim.event(XU_NOISE_MULTIPLIER, tree(rounds, honaker=True)), rounds)
     assert rho(cost) == pytest.approx(squared / (2 * XU_NOISE_MULTIPLIER**2))
     assert rho(cost) == pytest.approx(
         printed, abs=0.0052

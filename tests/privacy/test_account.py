@@ -9,9 +9,9 @@ from dp_accounting import NonPrivateDpEvent
 
 from curators import account_of, averaging
 from harness import copied_ledger
-from taciturn.privacy.account import Account
-from taciturn.privacy.accounting import epsilon, repeated
-from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
+from taciturn.privacy.accounting.accountant import epsilon, repeat
+from taciturn.privacy.ledger.account import Account
+from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
 
 
 def begun(path, releases=0, **declared) -> Account:
@@ -109,7 +109,7 @@ def test_rounds_are_charged_once_and_in_order_and_two_cost_twice_the_rho(tmp_pat
         account.charge(0, "record")
     account.charge(1, "record")
     twice = account.guarantee()
-    assert twice.epsilon == epsilon(repeated(account.release, 2), 1e-5, "rdp") > once.epsilon
+    assert twice.epsilon == epsilon(repeat(account.release, 2), 1e-5, "rdp") > once.epsilon
     assert twice.rho == pytest.approx(2 * once.rho)
 
 

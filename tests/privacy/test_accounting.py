@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from curators import DELTA
-from taciturn.privacy import accounting
-from taciturn.privacy.accounting import (
+from taciturn.privacy.accounting import accountant
+from taciturn.privacy.accounting.accountant import (
     COARSE,
     FINE,
     Budget,
@@ -35,11 +35,11 @@ from taciturn.privacy.accounting import (
     event_from_json,
     gaussian_epsilon,
     noise_for_budget,
-    repeated,
+    repeat,
 )
-from taciturn.privacy.conversions import smallest_epsilon, with_distance
-from taciturn.privacy.correlated_noise import Bands, banded
-from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
+from taciturn.privacy.accounting.conversions import smallest_epsilon, with_distance
+from taciturn.privacy.accounting.loss_distributions import epsilon_by_loss_distributions
+from taciturn.privacy.noise.correlated import Bands, banded_toeplitz
 from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation
 from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.privacy_statement import statement, statement_json
@@ -225,11 +225,11 @@ def test_a_distance_just_small_enough_is_accepted_and_a_larger_one_ends_the_sear
 def test_a_budget_counts_the_distance():
     release, budget = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), Budget(1e-5, epsilon=3.0)
     exact, off = (
-        allowed_releases(lambda n: repeated(release, n), budget, "rdp", 1000, distance)
+        allowed_releases(lambda n: repeat(release, n), budget, "rdp", 1000, distance)
         for distance in (0.0, 1e-7)
     )
     assert 0 < off < exact
-    assert epsilon(repeated(release, exact), 1e-5, "rdp", distance=1e-7) > 3.0
+    assert epsilon(repeat(release, exact), 1e-5, "rdp", distance=1e-7) > 3.0
     more = noise_for_budget(lambda z: sampled(0.1, z, 50), budget, "rdp", 1e-7)
     assert epsilon(sampled(0.1, more, 50), 1e-5, "rdp", distance=1e-7) <= 3.0
     assert more > noise_for_budget(lambda z: sampled(0.1, z, 50), budget, "rdp")
@@ -278,7 +278,7 @@ def test_the_gaussian_epsilon_is_no_less_than_in_sixty_digits(mu, delta):
 
 
 def guarantee(**changes):
-    from taciturn.privacy.ledger import Guarantee
+    from taciturn.privacy.ledger.ledger import Guarantee
 
     given = {
         "run": "run",
@@ -355,7 +355,7 @@ def test_fixed_size_rounds_cost_at_least_what_replacing_one_user_reveals():
 
 
 def test_one_release_without_privacy_makes_a_composition_cost_infinity():
-    from taciturn.privacy.accounting import epsilon, rho
+    from taciturn.privacy.accounting.accountant import epsilon, rho
 
     mixture = ComposedDpEvent([NonPrivateDpEvent(), SelfComposedDpEvent(GaussianDpEvent(9.0), 1)])
     assert (
@@ -371,24 +371,24 @@ def test_all_rounds_of_correlated_noise_are_charged_with_the_first(claim):
     """When to stop may depend on what was seen. The twin: only the rounds so far would cost
     less.
     """
-    strategy = banded(3.0, Bands(28, [1.0, 0.5])).strategy
+    strategy = banded_toeplitz(3.0, Bands(28, [1.0, 0.5])).strategy
     event = claim.event(3.0, strategy)
-    assert repeated(event, 1) == repeated(event, 20)
-    assert repeated(replace(claim, rounds=1).event(3.0, strategy), 1) != repeated(event, 1)
+    assert repeat(event, 1) == repeat(event, 20)
+    assert repeat(replace(claim, rounds=1).event(3.0, strategy), 1) != repeat(event, 1)
 
 
 @pytest.mark.parametrize("coarse", [0, 1, 6, 7, 8, 50, 99, 100])
 @pytest.mark.parametrize("fine", [0, 1, 7, 99, 100])
 def test_the_fine_grid_decides_how_many_releases_are_allowed(fine, coarse, monkeypatch):
-    def allows(budget, releases, accountant, grid=accounting.FINE, distance=0.0):
-        return releases <= (fine if grid == accounting.FINE else coarse)
+    def allows(budget, releases, chosen, grid=accountant.FINE, distance=0.0):
+        return releases <= (fine if grid == accountant.FINE else coarse)
 
     monkeypatch.setattr(Budget, "allows", allows)
     assert (
-        accounting.allowed_releases(lambda releases: releases, Budget(1e-6, 1.0), "pld", 100)
+        accountant.allowed_releases(lambda releases: releases, Budget(1e-6, 1.0), "pld", 100)
         == fine
     )
-    by_the_coarse_one_alone = accounting._last_allowed(lambda releases: releases <= coarse, 0, 101)
+    by_the_coarse_one_alone = accountant._last_allowed(lambda releases: releases <= coarse, 0, 101)
     assert (by_the_coarse_one_alone > fine) == (
         coarse > fine
     )  # it would release more than the budget allows

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from harness import nobody, noise_key
 from taciturn.core import Report
-from taciturn.privacy import sampler, wide
-from taciturn.privacy.adaptive_clip import AdaptiveClip, Norms, centred_bit
-from taciturn.privacy.clipping import REACH
-from taciturn.privacy.correlated_noise import Buffers, blt, tree
-from taciturn.privacy.mechanism import _grid, adaptive_mechanism
-from taciturn.privacy.noise import gaussian
+from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip, Norms, centred_bit
+from taciturn.privacy.bounding.clipping import REACH
+from taciturn.privacy.noise import int64, sampler
+from taciturn.privacy.noise.correlated import Buffers, blt, tree
+from taciturn.privacy.noise.mechanism import _grid, adaptive_mechanism
+from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import MinSeparation
 
 SIZE = 400
@@ -174,7 +174,7 @@ def test_each_round_is_noised_for_the_clip_norm_its_reports_were_made_under():
         norm = float(mechanism.public(state).clip_norm)
         released, state = release(state, nothing, noise_key(round))
         row, units = unit(units, noise_key(round))
-        expected = multiplier * norm / GOAL * wide.to_numpy(row) / spread.deviation
+        expected = multiplier * norm / GOAL * int64.to_numpy(row) / spread.deviation
         assert np.asarray(released.estimate["x"]) == pytest.approx(expected, rel=1e-5, abs=1e-9)
         norms.append(norm)
     assert len(set(norms)) == 3

@@ -11,13 +11,13 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from harness import Cut, copied_ledger, cut_off_rows
-from taciturn.privacy import anchor as anchors
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.privacy.adopting import adopt
-from taciturn.privacy.anchor import Anchor, AnchorError, AnchorUnreachable
-from taciturn.privacy.chain import ChainedFile
-from taciturn.privacy.ledger import Ledger, LedgerError
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.ledger import anchor as anchors
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.adopt import adopt
+from taciturn.privacy.ledger.anchor import Anchor, AnchorError, AnchorUnreachable
+from taciturn.privacy.ledger.hash_chain import ChainedFile
+from taciturn.privacy.ledger.ledger import Ledger, LedgerError
 
 RELEASE = PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0))
 # Remembers the newest head in a file, as a server elsewhere would; agrees as the contract says.

@@ -1,4 +1,4 @@
-"""Every update leaves with norm at most S: the guarantee of privacy/clipping.py, for every
+"""Every update leaves with norm at most S: the guarantee of privacy/bounding/clipping.py, for every
 float32.
 """
 
@@ -21,20 +21,20 @@ from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.population import write_population
 from taciturn.data.users import position
 from taciturn.fleets.simulation.in_process import CPU_CHUNK, SimulatedFleet
-from taciturn.privacy import wide
-from taciturn.privacy.clipping import (
+from taciturn.privacy.bounding.clipping import (
     MOST_REPORTS,
     Whole,
     clip_schedule,
     decode,
     encode,
     flat_clip,
+    no_clip,
     per_layer_clip,
-    unbounded,
 )
-from taciturn.privacy.estimators import fixed_denominator
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian, no_noise
+from taciturn.privacy.bounding.estimators import fixed_denominator
+from taciturn.privacy.noise import int64
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.white import gaussian, no_noise
 
 pytestmark = pytest.mark.optimised
 
@@ -117,7 +117,7 @@ def test_a_sum_of_the_largest_number_of_reports_is_exact():
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("bound", [flat_clip(1.0), per_layer_clip(1.0), unbounded()])
+@pytest.mark.parametrize("bound", [flat_clip(1.0), per_layer_clip(1.0), no_clip()])
 def test_a_poisoned_update_leaves_as_zero_in_every_layer(bound, poison):
     update = {"a": jnp.array([1.0, poison]), "b": jnp.ones(3)}
     report = encoded(bound, bound.public(ROUND), update, jnp.float32(1), KEY)
@@ -134,7 +134,7 @@ def test_without_the_finite_check_nan_passes_a_clip():
 def test_a_clip_that_forgets_its_bound_is_noticed():
     """The twin that must fail: `unbounded` breaks the property that the clips above keep."""
     report = encoded(
-        unbounded(), unbounded().public(ROUND), {"a": jnp.full(4, 10.0)}, jnp.float32(1), KEY
+        no_clip(), no_clip().public(ROUND), {"a": jnp.full(4, 10.0)}, jnp.float32(1), KEY
     )
     assert true_norm(exact(report, 1.0)[0]) > 1.0
 
@@ -345,7 +345,7 @@ def test_one_more_user_moves_what_is_noised_by_exactly_its_report():
         layer = Whole(
             jnp.asarray(whole >> 15, jnp.int32), jnp.asarray(whole & (2**15 - 1), jnp.int32)
         )
-        return wide.to_numpy(unpack(bound.public(jnp.int32(0)), {"x": layer})["x"])
+        return int64.to_numpy(unpack(bound.public(jnp.int32(0)), {"x": layer})["x"])
 
     generator, in_floats = np.random.default_rng(0), np.zeros(size, np.float32)
     for _ in range(200):

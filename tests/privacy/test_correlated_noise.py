@@ -12,13 +12,13 @@ import pytest
 from scipy.linalg import block_diag
 
 from harness import mostly_slow, nobody, noise_key
-from taciturn.privacy import correlated_noise, sampler, wide
-from taciturn.privacy.clipping import REACH, flat_clip
-from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
-from taciturn.privacy.estimators import fixed_denominator
-from taciturn.privacy.mechanism import _grid, mechanism
-from taciturn.privacy.noise import gaussian
-from taciturn.privacy.sensitivity import tree_weights
+from taciturn.privacy.bounding.clipping import REACH, flat_clip
+from taciturn.privacy.bounding.estimators import fixed_denominator
+from taciturn.privacy.noise import correlated, int64, sampler
+from taciturn.privacy.noise.correlated import Bands, Buffers, banded_toeplitz, blt, tree
+from taciturn.privacy.noise.mechanism import _grid, mechanism
+from taciturn.privacy.noise.sensitivity import tree_weights
+from taciturn.privacy.noise.white import gaussian
 
 ROUNDS, COORDINATES = 21, 10_000
 SEGMENTS = 5, 6, 10  # trees of 5 and 6 rows have to be completed
@@ -26,11 +26,11 @@ MECHANISMS = {
     "independent": lambda: gaussian(1.0),
     "tree": lambda: tree(1.0, ROUNDS, honaker=False),
     "honaker": lambda: tree(1.0, ROUNDS),
-    "banded": lambda: banded(1.0, Bands(ROUNDS, [1.0, 0.5, 0.375, 0.3125])),
+    "banded": lambda: banded_toeplitz(1.0, Bands(ROUNDS, [1.0, 0.5, 0.375, 0.3125])),
     "blt": lambda: blt(1.0, Buffers(ROUNDS, (0.97, 0.4), (0.3, 0.2))),
     "tree, restarted": lambda: tree(1.0, *SEGMENTS, honaker=False),
     "honaker, restarted": lambda: tree(1.0, *SEGMENTS),
-    "banded, restarted": lambda: banded(
+    "banded, restarted": lambda: banded_toeplitz(
         1.0, Bands(5, [1.0, 0.5]), Bands(6, [1.0, 0.5, 0.375, 0.3125]), Bands(10, [1.0, 0.4])
     ),
     "blt, restarted": lambda: blt(
@@ -57,7 +57,7 @@ def given_out(name):
     state, rows = noise.init(size), []
     for round in range(ROUNDS):
         row, state = step(state, noise_key(round))
-        rows.append(wide.to_numpy(row) / spread.deviation)
+        rows.append(int64.to_numpy(row) / spread.deviation)
     rows = np.array(rows)
     rows.flags.writeable = False
     return rows
@@ -164,7 +164,7 @@ def test_every_segment_of_a_tree_is_the_tree_of_its_own_length():
 
     def stepping(noise):
         def draw(row, stream):
-            return wide.of(
+            return int64.of(
                 (
                     (row * 97 + stream * 1009 + jnp.arange(3, dtype=jnp.int32) * 31 + 1)
                     * jnp.int32(0x2C1B3C6D)
@@ -178,7 +178,7 @@ def test_every_segment_of_a_tree_is_the_tree_of_its_own_length():
         state, found = noise.init(3), []
         for row in range(first, first + count):
             residual, state = step(state, jnp.int32(row))
-            found.append(wide.to_numpy(residual))
+            found.append(int64.to_numpy(residual))
         return np.array(found)
 
     joined, plain, completed = (
@@ -254,9 +254,7 @@ def test_a_blt_streams_as_jax_privacy_does():
 FOUR = {"x": jnp.zeros(4)}
 
 
-@pytest.mark.parametrize(
-    "noise", [blt(1.5, Buffers(9, (0.9,), (0.4,))), correlated_noise.tree(1.5, 9)]
-)
+@pytest.mark.parametrize("noise", [blt(1.5, Buffers(9, (0.9,), (0.4,))), correlated.tree(1.5, 9)])
 def test_correlated_noise_is_made_of_white_noise_of_z_clip_norms(noise):
     """The strategy's sensitivity does not scale the noise, as the cost already includes it."""
     made = mechanism(flat_clip(3.0), fixed_denominator(20.0), noise, most_reports=100)
@@ -268,7 +266,7 @@ def test_correlated_noise_is_made_of_white_noise_of_z_clip_norms(noise):
         unit, unit_state = noise.next(
             unit_state, lambda stream, row=row: sampler.white(spread, noise_key(row), stream, 4)
         )
-        expected = 1.5 * 3.0 / 20.0 * wide.to_numpy(unit) / spread.deviation
+        expected = 1.5 * 3.0 / 20.0 * int64.to_numpy(unit) / spread.deviation
         np.testing.assert_allclose(release.estimate["x"], expected, rtol=1e-5, atol=1e-8)
 
 

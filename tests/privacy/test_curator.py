@@ -29,17 +29,17 @@ from taciturn.data.population import Population
 from taciturn.fleets.simulation.check_in import CheckInFleet
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.fleets.simulation.queued import QueuedFleet
-from taciturn.privacy.account import Account, BudgetExhausted
-from taciturn.privacy.accounting import Budget, epsilon, repeated
-from taciturn.privacy.clipping import flat_clip
+from taciturn.privacy.accounting.accountant import Budget, epsilon, repeat
+from taciturn.privacy.bounding.clipping import flat_clip
+from taciturn.privacy.bounding.estimators import clipped_denominator, fixed_denominator
 from taciturn.privacy.curator import Curator
-from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
-from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian
+from taciturn.privacy.ledger.account import Account, BudgetExhausted
+from taciturn.privacy.ledger.cohort_log import CohortLog
+from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
+from taciturn.privacy.ledger.releases import ReleaseError, Releases
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import FixedSize, PoissonSampling, WrongNumberOfUsers
-from taciturn.privacy.participation_log import ParticipationLog
-from taciturn.privacy.records import RecordError, Records
 
 ZERO, OTHER = {"x": jnp.zeros(4)}, {"x": jnp.full(4, 0.1)}
 
@@ -155,7 +155,7 @@ def test_a_round_whose_record_is_lost_is_not_computed_again(fleet, tmp_path):
     shutil.rmtree((tmp_path / FILE_NAME).with_suffix(".releases"))
     book = account_of(averaging(), tmp_path / FILE_NAME)
     book.reopen(None)
-    with pytest.raises(RecordError, match="record is gone"):
+    with pytest.raises(ReleaseError, match="record is gone"):
         curator_of(averaging(), fleet, book).private_mean(ZERO, averaging().mechanism.init(ZERO), 0)
     assert len(book.charges) == 1
 
@@ -208,7 +208,7 @@ def test_an_account_under_another_adjacency_is_refused(fleet, tmp_path):
 
 def test_the_budget_holds_when_every_round_is_interrupted_and_repeated(fleet, tmp_path):
     of = averaging()
-    limit = epsilon(repeated(of.mechanism.event(of.participation), 3), DELTA, "rdp")
+    limit = epsilon(repeat(of.mechanism.event(of.participation), 3), DELTA, "rdp")
     door = opened(of, fleet, tmp_path / FILE_NAME, budget=Budget(DELTA, epsilon=limit))
     state = of.mechanism.init(ZERO)
     for round in range(3):
@@ -302,7 +302,7 @@ def test_noise_and_cohorts_do_not_follow_from_what_is_public(tmp_path, monkeypat
     """Compare two runs that look the same from outside, down to the checksums in their ledgers;
     only their roots differ.
     """
-    monkeypatch.setattr(Records, "_checksum", lambda *_: "a checksum")
+    monkeypatch.setattr(Releases, "_checksum", lambda *_: "a checksum")
 
     def seen(name: str, root: bytes, q: float) -> tuple[list[list[int]], np.ndarray]:
         (tmp_path / name).mkdir()
@@ -365,9 +365,9 @@ def test_a_record_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(
     monkeypatch.setattr(os, "fsync", watched)
     door, log = (
         repeatable(tmp_path),
-        ParticipationLog(tmp_path / "participation.log", 2, 3, bytes(32)),
+        CohortLog(tmp_path / "participation.log", 2, 3, bytes(32)),
     )
-    records = Records(tmp_path / "releases", bytes(32))
+    records = Releases(tmp_path / "releases", bytes(32))
     for row in range(2):
         records.write(row, Release(ZERO), "-0")
         door.account.charge(len(door.account.charges), "record")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from harness import from_numpy
 from taciturn.core import Report
-from taciturn.privacy import wide
-from taciturn.privacy.clipping import REACH, STEPS
-from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
+from taciturn.privacy.bounding.clipping import REACH, STEPS
+from taciturn.privacy.bounding.estimators import clipped_denominator, fixed_denominator, mean
+from taciturn.privacy.noise import int64
 
 
 def total(users: list[tuple[float, float]]) -> Report:
@@ -34,7 +34,7 @@ def steps(estimator, users) -> int:
     weights = [math.floor(w * STEPS) for w, _ in users]
     sums = sum(math.trunc(w / STEPS * d * REACH) for w, (_, d) in zip(weights, users, strict=True))
     return int(
-        wide.to_numpy(divided(estimator)(from_numpy(np.array([sums])), jnp.int32(sum(weights))))[0]
+        int64.to_numpy(divided(estimator)(from_numpy(np.array([sums])), jnp.int32(sum(weights))))[0]
     )
 
 
@@ -65,7 +65,7 @@ def test_one_user_of_norm_at_most_1_moves_what_is_noised_by_at_most_its_sensitiv
 def test_the_sensitivity_holds_among_the_largest_number_of_users(estimator, count, sign):
     crowd = from_numpy(np.array([count * int(REACH)])), jnp.int32(count * int(STEPS))
     more = from_numpy(np.array([int((count + sign) * REACH)])), jnp.int32((count + 1) * int(STEPS))
-    before, after = (int(wide.to_numpy(divided(estimator)(*one))[0]) for one in (crowd, more))
+    before, after = (int(int64.to_numpy(divided(estimator)(*one))[0]) for one in (crowd, more))
     assert abs(after - before) <= estimator.sensitivity(1) * REACH
 
 

@@ -15,16 +15,16 @@ from scipy import stats
 
 from harness import mostly_slow
 from taciturn.core import Release
-from taciturn.privacy import chacha20, sampler, wide
-from taciturn.privacy import mechanism as mechanisms
-from taciturn.privacy.accounting import gaussian_epsilon
-from taciturn.privacy.adaptive_clip import AdaptiveClip
-from taciturn.privacy.clipping import flat_clip, per_layer_clip
-from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
-from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
-from taciturn.privacy.mechanism import adaptive_mechanism, mechanism
-from taciturn.privacy.noise import gaussian
-from taciturn.privacy.secagg_encoding import encoding, modular
+from taciturn.privacy.accounting.accountant import gaussian_epsilon
+from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip
+from taciturn.privacy.bounding.clipping import flat_clip, per_layer_clip
+from taciturn.privacy.bounding.estimators import clipped_denominator, fixed_denominator
+from taciturn.privacy.bounding.secagg_encoding import encoding, modular
+from taciturn.privacy.noise import chacha20, int64, sampler
+from taciturn.privacy.noise import mechanism as mechanisms
+from taciturn.privacy.noise.correlated import Bands, Buffers, banded_toeplitz, blt, tree
+from taciturn.privacy.noise.mechanism import adaptive_mechanism, mechanism
+from taciturn.privacy.noise.white import gaussian
 
 SIZE, ROWS, CLIP_NORM = 3000, 7, 0.8
 LIKE = {"a": jnp.zeros((SIZE - 1000) // 50 * 50).reshape(-1, 50), "b": jnp.zeros(1000)}
@@ -33,7 +33,7 @@ NOISES = {
     "tree": lambda: tree(20.0, ROWS, honaker=False),
     "honaker": lambda: tree(20.0, ROWS),
     "honaker, restarted": lambda: tree(20.0, 3, 4),
-    "banded": lambda: banded(20.0, Bands(ROWS, [1.0, 0.5, 0.375])),
+    "banded": lambda: banded_toeplitz(20.0, Bands(ROWS, [1.0, 0.5, 0.375])),
     "blt": lambda: blt(20.0, Buffers(ROWS, (0.97, 0.4), (0.3, 0.2))),
     "blt, restarted": lambda: blt(
         20.0, Buffers(3, (0.9,), (0.4,)), Buffers(4, (0.97, 0.4), (0.3, 0.2))
@@ -137,7 +137,7 @@ def float_white(spread, key, stream, size):
     name = jax.random.fold_in(jax.random.key(key[-1]), stream)
     draws = [jax.random.normal(one, (size,)) for one in jax.random.split(name, 4)]
     drawn = jnp.float32(spread.deviation * 2.0**-31) * (sum(draws[1:], draws[0]) / 2)
-    return wide.shifted(wide.of(drawn.astype(jnp.int32)), 31)
+    return int64.shift(int64.of(drawn.astype(jnp.int32)), 31)
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "independent", "blt", "independent + residues"))

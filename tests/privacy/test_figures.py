@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from taciturn.cli import app
 from taciturn.planning import LEAST_POPULATION, PlanError, Question
-from taciturn.privacy.accounting import epsilon
-from taciturn.privacy.figures import delta_text, epsilon_text, mu_text, rho_text
+from taciturn.privacy.accounting.accountant import epsilon
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, mu_text, rho_text
 from taciturn.privacy.participation import LEAST_DELTA, PoissonSampling, default_delta
 
 SOURCE = Path(__file__).parents[2] / "src" / "taciturn"

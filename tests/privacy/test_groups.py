@@ -20,11 +20,11 @@ from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_me
 from scipy.stats import binom, norm
 from test_accounting import guarantee
 
-from taciturn.privacy.accounting import epsilon, gaussian_epsilon, repeated, rho
-from taciturn.privacy.groups import chained_share, group_epsilon
-from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
+from taciturn.privacy.accounting.accountant import epsilon, gaussian_epsilon, repeat, rho
+from taciturn.privacy.accounting.group_privacy import chained_share, group_epsilon
+from taciturn.privacy.accounting.loss_distributions import epsilon_by_loss_distributions
+from taciturn.privacy.noise.sensitivity import toeplitz, tree
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation
-from taciturn.privacy.sensitivity import toeplitz, tree
 from taciturn.release.privacy_statement import statement, statement_json
 
 RELEASE = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.5))
@@ -62,8 +62,8 @@ def test_a_group_under_sampling_is_the_mixture_that_brute_force_finds(users, rel
     assert delta_by_brute_force(0.1, 1.5, users, releases, found) <= 1e-5 * 1.001
     assert delta_by_brute_force(0.1, 1.5, users, releases, 0.998 * found) > 1e-5
     for too_little in (  # twins that must fail: one user's ε, and as many times it
-        epsilon(repeated(RELEASE, releases), 1e-5),
-        users * epsilon(repeated(RELEASE, releases), 1e-5),
+        epsilon(repeat(RELEASE, releases), 1e-5),
+        users * epsilon(repeat(RELEASE, releases), 1e-5),
     ):
         assert delta_by_brute_force(0.1, 1.5, users, releases, too_little) > 1.1e-5
 
@@ -93,13 +93,13 @@ def test_two_devices_cost_far_less_than_they_would_without_sampling():
     release = PoissonSampledDpEvent(0.109, GaussianDpEvent(1.6))
     found = group_epsilon(release, 50, 1.5e-8, 2)
     assert found == pytest.approx(7.7, abs=0.05)
-    by_rho = 4 * rho(repeated(release, 50))
+    by_rho = 4 * rho(repeat(release, 50))
     assert by_rho + 2 * math.sqrt(by_rho * math.log(1 / 1.5e-8)) == pytest.approx(92, abs=1)
 
 
 def test_without_sampling_a_group_is_one_user_of_multiplied_sensitivity():
     event = MinSeparation(10, 4, 3, 20).event(5.0, tree(20, honaker=False))
-    mu = math.sqrt(2 * rho(repeated(event, 20)))
+    mu = math.sqrt(2 * rho(repeat(event, 20)))
     for users in (1, 2, 4):
         assert group_epsilon(event, 20, 1e-6, users) == pytest.approx(
             gaussian_epsilon(users * mu, 1e-6), rel=1e-6
@@ -115,7 +115,7 @@ def test_turns_that_overlap_are_not_taken_for_a_mixture():
     """
     strategy = toeplitz("banded", np.array([1.0, 0.8, 0.6, *np.zeros(9)]))
     event = CyclicPoisson(0.3, 3, 12).event(2.0, strategy)
-    turns = repeated(event, 12)
+    turns = repeat(event, 12)
     mixture = group_epsilon(
         turns, 1, 1e-5, 2
     )  # the twin: the same cost, taken for independent releases
@@ -138,13 +138,13 @@ def test_fixed_size_cohorts_are_chained_user_by_user():
 
 def test_a_group_of_one_is_one_user_and_larger_groups_cost_more():
     alone = group_epsilon(RELEASE, 20, 1e-6, 1)
-    assert alone == pytest.approx(epsilon(repeated(RELEASE, 20), 1e-6), rel=1e-3)
+    assert alone == pytest.approx(epsilon(repeat(RELEASE, 20), 1e-6), rel=1e-3)
     costs = [group_epsilon(RELEASE, 20, 1e-6, users) for users in (1, 2, 3, 4)]
     assert costs == sorted(costs)
     assert costs[1] > 2 * costs[0]
     assert group_epsilon(RELEASE, 20, 1e-6, 2, distance=1e-9) > costs[1]
     assert group_epsilon(RELEASE, 20, 1e-6, 4, distance=1e-8) == math.inf
-    earlier = (repeated(RELEASE, 20),)
+    earlier = (repeat(RELEASE, 20),)
     assert group_epsilon(RELEASE, 20, 1e-6, 2, earlier) > group_epsilon(RELEASE, 40, 1e-6, 2)
     assert group_epsilon(NonPrivateDpEvent(), 1, 1e-6, 2) == math.inf
     with pytest.raises(ValueError, match="at least one user"):
@@ -170,7 +170,7 @@ def test_the_statement_names_the_promise_to_groups_its_basis_and_what_to_delete(
 
 
 def test_a_run_that_released_nothing_promises_groups_what_it_started_from():
-    start = (repeated(RELEASE, 20),)
+    start = (repeat(RELEASE, 20),)
     begun = guarantee(releases=0, earlier=start)
     assert begun.for_group(2) == group_epsilon(RELEASE, 20, begun.delta, 2, accountant="rdp")
     assert guarantee(releases=0, epsilon=0.0, rho=0.0).for_group(2) == 0.0

@@ -17,9 +17,9 @@ from dp_accounting import (
 )
 
 from harness import cut_off_rows
-from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
-from taciturn.privacy.accounting import Budget, epsilon, event_from_json, event_to_json
-from taciturn.privacy.ledger import Ledger, LedgerError
+from taciturn.privacy.accounting.accountant import Budget, epsilon, event_from_json, event_to_json
+from taciturn.privacy.ledger.account import Account, BudgetExhausted, RunTerms
+from taciturn.privacy.ledger.ledger import Ledger, LedgerError
 from taciturn.privacy.participation import FixedSize, PoissonSampling
 from taciturn.release.gate import ExportRefused, verified_guarantee
 from taciturn.release.model_file import ModelCard, card_digest, params_digest
@@ -86,7 +86,7 @@ def test_a_changed_row_is_noticed_and_refuses_every_charge(opened, ledger_path, 
 
 
 def test_a_changed_row_with_a_fitting_hash_breaks_the_next_row(opened, ledger_path):
-    from taciturn.privacy.chain import _hash
+    from taciturn.privacy.ledger.hash_chain import _hash
 
     rows = [json.loads(line) for line in ledger_path.read_text().splitlines()]
     rows[1]["release"]["of"]["of"]["noise_multiplier"] = 100.0
@@ -323,7 +323,7 @@ def test_charges_of_several_processes_form_one_chain(tmp_path):
     Ledger(path)
     script = (
         "import sys, pathlib\n"
-        "from taciturn.privacy.ledger import Ledger\n"
+        "from taciturn.privacy.ledger.ledger import Ledger\n"
         "book = Ledger(pathlib.Path(sys.argv[1]))\n"
         "for n in range(30): book.append({'kind': 'note', 'from': sys.argv[2]})\n"
     )

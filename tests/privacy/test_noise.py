@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 
 from harness import nobody, noise_key
-from taciturn.privacy import correlated_noise, sampler, wide
-from taciturn.privacy.clipping import flat_clip, per_layer_clip, unbounded
-from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian, no_noise
+from taciturn.privacy.bounding.clipping import flat_clip, no_clip, per_layer_clip
+from taciturn.privacy.bounding.estimators import clipped_denominator, fixed_denominator, mean
+from taciturn.privacy.noise import correlated, int64, sampler
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.white import gaussian, no_noise
 
 ZERO = {
     "a": jnp.zeros((100, 50)),
@@ -56,7 +56,7 @@ def test_one_stream_for_two_leaves_is_noticed():
     """The twin that must fail: one key and one stream give the same noise again."""
     spread, key = sampler.spread(1e6), noise_key(0)
     first, again, other = (
-        wide.to_numpy(sampler.white(spread, key, stream, 500)) for stream in (0, 0, 1)
+        int64.to_numpy(sampler.white(spread, key, stream, 500)) for stream in (0, 0, 1)
     )
     assert np.array_equal(first, again)
     assert not np.any(first == other)
@@ -73,7 +73,7 @@ def test_noise_falls_with_the_clip_norm_and_costs_the_same():
 
 
 @pytest.mark.parametrize(
-    ("bound", "estimator"), [(unbounded(), fixed_denominator(1.0)), (flat_clip(1.0), mean())]
+    ("bound", "estimator"), [(no_clip(), fixed_denominator(1.0)), (flat_clip(1.0), mean())]
 )
 def test_noise_without_a_bounded_sensitivity_is_refused(bound, estimator):
     with pytest.raises(ValueError, match="bounded sensitivity"):
@@ -132,7 +132,7 @@ def test_a_float_too_coarse_for_noise_is_too_coarse_for_the_total(expected_weigh
         assert np.all(seen) or not np.any(seen)
 
 
-@pytest.mark.parametrize("noise", [gaussian(1.0), correlated_noise.tree(1.0, 4), no_noise()])
+@pytest.mark.parametrize("noise", [gaussian(1.0), correlated.tree(1.0, 4), no_noise()])
 def test_every_value_of_every_layer_is_noised(noise):
     made = mechanism(flat_clip(1.0), fixed_denominator(1.0), noise)
     release, _ = jax.jit(made.release)(made.init(ZERO), nobody(made, ZERO), noise_key(1))

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import taciturn as tt
-from taciturn.privacy.account import BudgetExhausted
-from taciturn.privacy.clipping import flat_clip
+from taciturn.privacy.bounding.clipping import flat_clip
+from taciturn.privacy.bounding.estimators import fixed_denominator
 from taciturn.privacy.curator import UsersInMemory
-from taciturn.privacy.estimators import fixed_denominator
-from taciturn.privacy.ledger import Ledger
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian
+from taciturn.privacy.ledger.account import BudgetExhausted
+from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import MinSeparation
 
 START = {"mean": jnp.zeros(3)}

@@ -12,9 +12,9 @@ from dp_accounting import (
 )
 
 from taciturn import randomness
-from taciturn.privacy.accounting import epsilon, event_from_json, event_to_json, repeated
-from taciturn.privacy.chacha20 import Coins
-from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
+from taciturn.privacy.accounting.accountant import epsilon, event_from_json, event_to_json, repeat
+from taciturn.privacy.noise.chacha20 import Coins
+from taciturn.privacy.noise.correlated import Bands, Buffers, banded_toeplitz, blt, tree
 from taciturn.privacy.participation import (
     CyclicPoisson,
     FixedSize,
@@ -93,10 +93,10 @@ def test_users_take_turns_and_the_curator_draws_who_takes_theirs():
 
 
 def test_a_turn_costs_a_sampled_gaussian_of_one_column_of_the_strategy():
-    strategy = banded(2.0, Bands(300, [1.0, 0.5, 0.375])).strategy
+    strategy = banded_toeplitz(2.0, Bands(300, [1.0, 0.5, 0.375])).strategy
     claim = CyclicPoisson(0.25, cycle=10, rounds=290)
     turn = GaussianDpEvent(2.0 / math.sqrt(1 + 0.5**2 + 0.375**2))
-    cost = repeated(claim.event(2.0, strategy), 290)
+    cost = repeat(claim.event(2.0, strategy), 290)
     assert cost.count == 29
     assert cost.event.sampling_probability == 0.25
     assert cost.event.event.noise_multiplier == pytest.approx(turn.noise_multiplier, rel=1e-8)
@@ -111,8 +111,8 @@ def test_a_turn_costs_a_sampled_gaussian_of_one_column_of_the_strategy():
 def test_jax_privacy_agrees_about_turns():
     from jax_privacy.experimental.accounting import amplified_bandmf_event
 
-    strategy = banded(1.5, Bands(62, [1.0, 0.5, 0.375, 0.3125])).strategy
-    ours = repeated(CyclicPoisson(0.2, cycle=4, rounds=54).event(1.5, strategy), 62)
+    strategy = banded_toeplitz(1.5, Bands(62, [1.0, 0.5, 0.375, 0.3125])).strategy
+    ours = repeat(CyclicPoisson(0.2, cycle=4, rounds=54).event(1.5, strategy), 62)
     column = math.sqrt(1 + 0.5**2 + 0.375**2 + 0.3125**2)  # its strategies have columns of norm 1
     theirs = amplified_bandmf_event(1.5 / column, iterations=62, num_bands=4, sampling_prob=0.2)
     assert ours.count == theirs.count == 16
@@ -125,7 +125,7 @@ def test_jax_privacy_agrees_about_turns():
     [
         tree(1.0, 300),
         blt(1.0, Buffers(300, (0.9,), (0.4,))),
-        banded(1.0, Bands(300, [1.0, 0.5, 0.375, 0.3125])),
+        banded_toeplitz(1.0, Bands(300, [1.0, 0.5, 0.375, 0.3125])),
     ],
 )
 def test_noise_that_correlates_a_users_turns_is_refused(noise):
@@ -137,7 +137,7 @@ def test_turns_that_share_rows_of_noise_cost_more():
     """This is why it is refused: with more bands than rounds between two turns, a user who takes
     both moves some rows twice.
     """
-    strategy = banded(1.0, Bands(40, [1.0, 0.5, 0.375, 0.3125])).strategy
+    strategy = banded_toeplitz(1.0, Bands(40, [1.0, 0.5, 0.375, 0.3125])).strategy
     separate = 2 * strategy.sensitivity_squared(40, 0, 1)
     assert strategy.sensitivity_squared(40, 3, 2) == pytest.approx(
         separate

@@ -17,23 +17,23 @@ from harness import Cut, cut_off_rows, from_numpy
 from taciturn.core import FailedRound
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.fleets.simulation.in_process import SimulatedFleet
-from taciturn.privacy import wide
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.privacy.clipping import flat_clip
-from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.bounding.clipping import flat_clip
+from taciturn.privacy.bounding.estimators import fixed_denominator
 from taciturn.privacy.curator import Curator
-from taciturn.privacy.estimators import fixed_denominator
-from taciturn.privacy.ledger import Ledger, LedgerError
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.cohort_log import CohortLog, ParticipationBreach
+from taciturn.privacy.ledger.ledger import Ledger, LedgerError
+from taciturn.privacy.noise import int64
+from taciturn.privacy.noise.correlated import Bands, Buffers, banded_toeplitz, blt
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import (
     CyclicPoisson,
     MinSeparation,
     PoissonSampling,
     WrongNumberOfUsers,
 )
-from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 
 ZERO = {"x": jnp.zeros(10_000)}
 CLAIM = MinSeparation(size=3, min_separation=2, max_participations=3, rounds=9)
@@ -41,7 +41,7 @@ KEY = bytes(range(32))
 
 
 def log(folder, min_separation=2, max_participations=3, key=KEY):
-    return ParticipationLog(folder / "participation.log", min_separation, max_participations, key)
+    return CohortLog(folder / "participation.log", min_separation, max_participations, key)
 
 
 def test_no_user_takes_part_too_soon_or_too_often(tmp_path):
@@ -540,7 +540,7 @@ def test_a_failure_without_an_entry_before_it_is_refused(tmp_path):
 
 def cyclic(cycle=1, probability=0.5):
     claim = CyclicPoisson(probability, cycle, 9)
-    noise = banded(1.0, Bands(17, [1.0, 0.3][:cycle]))
+    noise = banded_toeplitz(1.0, Bands(17, [1.0, 0.3][:cycle]))
     return algorithm(claim, mechanism(flat_clip(1.0), fixed_denominator(3.0), noise))
 
 
@@ -656,11 +656,11 @@ def test_a_charge_without_a_mark_stops_the_run(people, tmp_path, monkeypatch):
 
 
 def test_one_band_is_independent_noise(people, tmp_path):
-    noise = banded(1.0, Bands(17, [1.0]))
+    noise = banded_toeplitz(1.0, Bands(17, [1.0]))
     state, drawn = noise.init(3), []
     for round in range(3):
         white = from_numpy(np.arange(3) + 10 * round)
         row, state = noise.next(state, lambda stream, white=white: white)
-        drawn.append(wide.to_numpy(row))
+        drawn.append(int64.to_numpy(row))
         assert state == []
     np.testing.assert_array_equal(drawn, [np.arange(3) + 10 * round for round in range(3)])

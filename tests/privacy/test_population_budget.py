@@ -16,13 +16,18 @@ from dp_accounting import (
 )
 from dp_accounting.rdp import RdpAccountant
 
-from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
-from taciturn.privacy.accounting import Budget, CorrelatedDpEvent, epsilon, gaussian_epsilon
-from taciturn.privacy.chain import _hash
-from taciturn.privacy.conversions import with_distance
-from taciturn.privacy.ledger import Ledger, LedgerError
+from taciturn.privacy.accounting.accountant import (
+    Budget,
+    CorrelatedDpEvent,
+    epsilon,
+    gaussian_epsilon,
+)
+from taciturn.privacy.accounting.conversions import with_distance
+from taciturn.privacy.ledger.account import Account, BudgetExhausted, RunTerms
+from taciturn.privacy.ledger.hash_chain import _hash
+from taciturn.privacy.ledger.ledger import Ledger, LedgerError
+from taciturn.privacy.ledger.population_budget import ORDERS, PopulationBudget, epsilon_of_all
 from taciturn.privacy.participation import FixedSize, PoissonSampling, spare_rounds
-from taciturn.privacy.population_budget import ORDERS, PopulationBudget, epsilon_of_all
 
 DELTA = 1e-6
 ROUND = PoissonSampledDpEvent(0.05, GaussianDpEvent(1.0))

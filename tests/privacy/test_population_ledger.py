@@ -12,13 +12,13 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from harness import Cut, copied_ledger, made_up_users
 from taciturn.data.population import NamedLedger, Population, write_population
 from taciturn.data.vocabulary import DataError
-from taciturn.populations import adopt_ledger, open_ledger
-from taciturn.privacy import chain
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.privacy.adopting import adopt
-from taciturn.privacy.chain import ChainedFile
-from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
+from taciturn.people import adopt_ledger, open_ledger
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.ledger import hash_chain
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.adopt import adopt
+from taciturn.privacy.ledger.hash_chain import ChainedFile
+from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
 
 RELEASE = PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0))
 HEAD = "ledger.head"
@@ -103,7 +103,7 @@ HARMS = {
 def test_a_ledger_that_lost_something_is_refused_with_instructions(
     people, tmp_path, harm, monkeypatch
 ):
-    monkeypatch.setattr(chain, "SLACK", 0)  # all of it happens within a second here
+    monkeypatch.setattr(hash_chain, "SLACK", 0)  # all of it happens within a second here
     HARMS[harm](people, tmp_path / "backup")
     was_there = (people / FILE_NAME).exists()
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_the_head_is_on_disk_when_a_charge_returns(people):
 def test_a_crash_between_any_two_writes_costs_at_most_one_charge(
     people, monkeypatch, moment, crashes
 ):
-    monkeypatch.setattr(chain, "SLACK", 0)
+    monkeypatch.setattr(hash_chain, "SLACK", 0)
     for _ in range(crashes):
         account, before = (
             Account(open_ledger(Population(people)), terms("second"), RELEASE),
@@ -170,7 +170,7 @@ def test_a_crash_between_any_two_writes_costs_at_most_one_charge(
         size = before.stat().st_size
         with monkeypatch.context() as patch:
             if moment == "before the head":
-                patch.setattr(chain, "write_atomically", _cut)
+                patch.setattr(hash_chain, "write_atomically", _cut)
             else:
                 kept = {"before the row": 0.0, "half a row": 0.5, "a row without its end": 1.0}[
                     moment
@@ -213,7 +213,7 @@ def test_a_new_ledger_with_an_incomplete_first_row_is_made_again(tmp_path, monke
 def test_a_full_disk_releases_nothing_and_the_ledger_continues_when_there_is_room(
     people, monkeypatch
 ):
-    monkeypatch.setattr(chain, "SLACK", 0)
+    monkeypatch.setattr(hash_chain, "SLACK", 0)
     account = spend(people, "third")
     with monkeypatch.context() as patch:
         patch.setattr(

@@ -15,21 +15,22 @@ import pytest
 
 from harness import Cut, tiny_recipe
 from taciturn import trees
-from taciturn.algorithms.dp_fedavg import federated
+from taciturn.algorithms.dp_fedavg import federated_algorithm
 from taciturn.core import Release, UserData
-from taciturn.privacy import records, sampler
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.privacy.clipping import flat_clip
-from taciturn.privacy.correlated_noise import Buffers, blt
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.bounding.clipping import flat_clip
+from taciturn.privacy.bounding.estimators import fixed_denominator
 from taciturn.privacy.curator import Curator
-from taciturn.privacy.estimators import fixed_denominator
-from taciturn.privacy.ledger import Ledger
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian
+from taciturn.privacy.ledger import releases
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.cohort_log import CohortLog
+from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.ledger.releases import PIECE, ReleaseError, Releases
+from taciturn.privacy.noise import sampler
+from taciturn.privacy.noise.correlated import Buffers, blt
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import MinSeparation, PoissonSampling
-from taciturn.privacy.participation_log import ParticipationLog
-from taciturn.privacy.records import PIECE, RecordError, Records
 from taciturn.recipe.build import server_optimizer
 from taciturn.runs.loop import train_run
 
@@ -68,7 +69,7 @@ def parts(ftrl: bool):
     claim = MinSeparation(5, 2, 4, 12) if ftrl else PoissonSampling(0.5)
     noise = blt(1.0, Buffers(20, (0.9,), (0.4,))) if ftrl else gaussian(1.0)
     made = mechanism(flat_clip(1.0), fixed_denominator(10.0), noise, 200)
-    algorithm = federated(
+    algorithm = federated_algorithm(
         lambda message, user, key: {"w": user.batches},
         made,
         claim,
@@ -86,8 +87,8 @@ def door(folder, reopened: bool = False, randomness: str = "operating system", f
         account.reopen(None)
     else:
         account.open()
-    log = ParticipationLog(folder / "log", 2, 4, ROOT) if ftrl else None
-    return Curator(algorithm, Loop(), account, ROOT, log, Records(folder / "releases", ROOT)), made
+    log = CohortLog(folder / "log", 2, 4, ROOT) if ftrl else None
+    return Curator(algorithm, Loop(), account, ROOT, log, Releases(folder / "releases", ROOT)), made
 
 
 def same(left, right) -> bool:
@@ -173,7 +174,7 @@ def test_the_record_on_disk_at_the_charge_is_what_leaves(tmp_path, monkeypatch):
     charge, seen = Account.charge, []
 
     def watched(self, round, record, log=""):
-        kept, _ = Records(tmp_path / "releases", ROOT).read(round, record, PARAMS)
+        kept, _ = Releases(tmp_path / "releases", ROOT).read(round, record, PARAMS)
         seen.append(kept.estimate)
         charge(self, round, record, log)
 
@@ -195,11 +196,11 @@ def test_a_record_that_is_not_the_one_that_was_charged_stops_the_run(tmp_path, w
     elif what == "changed":
         path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
     elif what == "of another run":
-        Records(tmp_path / "releases", bytes(32)).write(0, Release(PARAMS), "-0")
+        Releases(tmp_path / "releases", bytes(32)).write(0, Release(PARAMS), "-0")
     else:
         monkeypatch.setattr(sampler, "KNOWN", "1" + sampler.KNOWN[1:])
     again, _ = door(tmp_path, reopened=True)
-    with pytest.raises(RecordError, match="warm_start"):
+    with pytest.raises(ReleaseError, match="warm_start"):
         again.private_mean(PARAMS, made.init(PARAMS), 0)
     assert again._fleet.sums == 0
     assert len(again.account.charges) == 1
@@ -210,7 +211,7 @@ def test_the_ledgers_checksum_of_a_release_confirms_no_guess(tmp_path):
     two checksums.
     """
     release = Release({"w": jnp.arange(4.0)})
-    checksums = {Records(None, key).write(0, release, "-0") for key in (ROOT, bytes(32))}
+    checksums = {Releases(None, key).write(0, release, "-0") for key in (ROOT, bytes(32))}
     assert len(checksums) == 2
 
 
@@ -231,7 +232,7 @@ def test_the_folder_of_the_first_record_is_synced_with_it(tmp_path, monkeypatch)
     """
     synced, fsync = set(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino) or fsync(file))
-    Records(tmp_path / "releases", ROOT).write(0, Release(PARAMS), "-0")
+    Releases(tmp_path / "releases", ROOT).write(0, Release(PARAMS), "-0")
     assert {
         path.stat().st_ino
         for path in (tmp_path, tmp_path / "releases", tmp_path / "releases" / "release-0")
@@ -239,7 +240,7 @@ def test_the_folder_of_the_first_record_is_synced_with_it(tmp_path, monkeypatch)
 
 
 def test_a_share_of_clipped_users_is_kept_too(tmp_path):
-    folder = Records(tmp_path, ROOT)
+    folder = Releases(tmp_path, ROOT)
     release = Release({"a": jnp.arange(3.0), "b": {"c": jnp.ones((2, 2))}}, jnp.float32(0.375))
     checksum = folder.write(7, release, "aa-1")
     kept, drawn = folder.read(7, checksum, release.estimate)
@@ -271,7 +272,7 @@ def swapped(numbers: bytes) -> bytes:
     ],
 )
 def test_every_piece_of_a_record_is_checked_and_their_order_and_number(tmp_path, damage):
-    kept_in = Records(tmp_path, ROOT)
+    kept_in = Releases(tmp_path, ROOT)
     checksum = kept_in.write(0, MANY, "-0")
     path = tmp_path / "release-0"
     whole = path.read_bytes()
@@ -279,12 +280,12 @@ def test_every_piece_of_a_record_is_checked_and_their_order_and_number(tmp_path,
     assert same(kept_in.read(0, checksum, MANY.estimate)[0], MANY)
     path.write_bytes(about + end + damage(numbers))
     assert path.read_bytes() != whole
-    with pytest.raises(RecordError, match="not the one that was charged"):
+    with pytest.raises(ReleaseError, match="not the one that was charged"):
         kept_in.read(0, checksum, MANY.estimate)
     path.write_bytes(
         whole.replace(b'"-0"', b'"-1"')
     )  # under another name its noise would be another
-    with pytest.raises(RecordError, match="not the one that was charged"):
+    with pytest.raises(ReleaseError, match="not the one that was charged"):
         kept_in.read(0, checksum, MANY.estimate)
 
 
@@ -294,7 +295,7 @@ def test_a_record_keeps_every_bit_of_a_release(tmp_path, kept_on_disk):
     negative zero.
     """
     bits = np.array([0x7FC12345, 0xFF800001, 1, 0x80000001, 0x80000000, 0x7F800000], np.uint32)
-    kept_in = Records(tmp_path if kept_on_disk else None, ROOT)
+    kept_in = Releases(tmp_path if kept_on_disk else None, ROOT)
     release = Release({"w": jnp.asarray(bits.view(np.float32))})
     checksum = kept_in.write(0, release, "-0")
     jax.jit(lambda values: values + 1, donate_argnums=0)(
@@ -310,7 +311,7 @@ def test_a_release_on_several_devices_is_kept_like_one_on_one_device():
     """
     program = (
         "import jax, jax.numpy as jnp, numpy as np\nfrom jax.sharding import NamedSharding,"
-        " PartitionSpec\nfrom taciturn.core import Release\nfrom taciturn.privacy.records import"
+        " PartitionSpec\nfrom taciturn.core import Release\nfrom taciturn.privacy.ledger.ledger.releases import"
         " Records\nfirst, second = jax.devices()\nmesh, values = jax.make_mesh((2,), ('x',)),"
         " np.arange(8, dtype=np.float32)\neverywhere, parted = (NamedSharding(mesh,"
         " PartitionSpec(*axes)) for axes in ((), ('x',)))\nfor at in ((first, first), (second,"
@@ -332,12 +333,12 @@ def test_a_release_on_several_devices_is_kept_like_one_on_one_device():
 
 def test_without_a_folder_only_the_last_release_is_kept():
     """Otherwise a long loop of your own would fill the memory."""
-    kept_in = Records(None, ROOT)
+    kept_in = Releases(None, ROOT)
     checksums = [
         kept_in.write(row, Release({"w": jnp.full(3, float(row))}), "-0") for row in (0, 1)
     ]
     assert np.asarray(kept_in.read(1, checksums[1], PARAMS)[0].estimate["w"]).tolist() == [1.0] * 3
-    with pytest.raises(RecordError, match="begin anew with a new curator"):
+    with pytest.raises(ReleaseError, match="begin anew with a new curator"):
         kept_in.read(0, checksums[0], PARAMS)
 
 
@@ -347,7 +348,7 @@ def test_a_release_with_a_piece_that_cannot_be_hashed_is_not_charged_and_stays(
     """Other threads compute the hashes, and their errors must not be lost."""
     first, made = door(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(records, "_hash", lambda piece: (_ for _ in ()).throw(Cut()))
+        patch.setattr(releases, "_hash", lambda piece: (_ for _ in ()).throw(Cut()))
         with pytest.raises(Cut):
             first.private_mean(PARAMS, made.init(PARAMS), 0)
     assert len(first.account.charges) == 0
@@ -363,7 +364,7 @@ def test_not_waiting_for_hashes_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(first._records._beside, "map", lambda hash, copies: ())
     first.private_mean(PARAMS, made.init(PARAMS), 0)
     assert len(first.account.charges) == 1  # for a record that does not verify
-    with pytest.raises(RecordError, match="not the one that was charged"):
+    with pytest.raises(ReleaseError, match="not the one that was charged"):
         door(tmp_path, reopened=True)[0].private_mean(PARAMS, made.init(PARAMS), 0)
 
 

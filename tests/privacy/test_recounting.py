@@ -17,12 +17,12 @@ from dp_accounting import (
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.ledger.ledger_export import events_for_others
+from taciturn.privacy.noise.sensitivity import toeplitz, tree
 from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling
-from taciturn.privacy.recounting import events_for_others
-from taciturn.privacy.sensitivity import toeplitz, tree
 
 BANDS = toeplitz("banded", np.array([1.0, 0.5, *np.zeros(18)]))
 TAKING_PART = {

@@ -11,9 +11,9 @@ import pytest
 
 from harness import noise_key, started, tiny_recipe
 from taciturn import trees
-from taciturn.privacy.accounting import repeated, rho
-from taciturn.privacy.clipping import flat_clip
-from taciturn.privacy.secagg_encoding import centred, encoding, modular
+from taciturn.privacy.accounting.accountant import repeat, rho
+from taciturn.privacy.bounding.clipping import flat_clip
+from taciturn.privacy.bounding.secagg_encoding import centre_residues, encoding, modular
 from taciturn.recipe import build
 from taciturn.recipe.build import with_noise
 
@@ -44,7 +44,7 @@ def test_rounding_stays_within_the_limit_even_without_a_clip_before_it(bits):
     alone = jax.jit(lambda one, key: bound.pack(bound.public(7), {"a": one}, key))
     for packed in (side_by_side, [alone(*pair) for pair in zip(updates, keys, strict=True)]):
         for report in packed:
-            whole = [int(one) for one in np.asarray(centred(encoded, report)).ravel()]
+            whole = [int(one) for one in np.asarray(centre_residues(encoded, report)).ravel()]
             assert sum(one**2 for one in whole) <= encoded.limit
             assert max(map(abs, whole)) <= encoded.largest
 
@@ -59,13 +59,13 @@ def test_as_many_reports_as_a_sum_holds_add_up_and_more_wrap_around(sign):
     most = jnp.uint32((sign * encoded.largest) % encoded.modulus)
     full = jnp.full(encoded.padded, most) * jnp.uint32(encoded.most_reports)  # mod 2³²
     assert np.all(
-        np.asarray(centred(encoded, full)) == sign * encoded.largest * encoded.most_reports
+        np.asarray(centre_residues(encoded, full)) == sign * encoded.largest * encoded.most_reports
     )
     assert np.all(
-        np.asarray(centred(encoded, full % encoded.modulus))
+        np.asarray(centre_residues(encoded, full % encoded.modulus))
         == sign * encoded.largest * encoded.most_reports
     )
-    over = np.asarray(centred(encoded, full + most))  # the twin
+    over = np.asarray(centre_residues(encoded, full + most))  # the twin
     assert np.all(over != sign * encoded.largest * (encoded.most_reports + 1))
 
 
@@ -78,7 +78,7 @@ def test_noise_is_for_the_longest_report_also_when_computed_from_a_budget(popula
     for recipe in (plain, coded):
         algorithm, params = started(recipe)
         mechanism = algorithm.mechanism
-        assert rho(repeated(mechanism.event(algorithm.participation), 6)) <= 2.0
+        assert rho(repeat(mechanism.event(algorithm.participation), 6)) <= 2.0
         state = mechanism.init(params)
         shape = jax.eval_shape(
             mechanism.bound, mechanism.public(state), params, 1.0, jax.random.key(0)

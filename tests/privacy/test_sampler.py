@@ -22,12 +22,12 @@ from scipy import stats
 
 import curators
 from harness import from_numpy, lowers_for_gpus
-from taciturn.privacy import chacha20, sampler, wide
-from taciturn.privacy.clipping import MOST_REPORTS, flat_clip
-from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
-from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian
+from taciturn.privacy.bounding.clipping import MOST_REPORTS, flat_clip
+from taciturn.privacy.bounding.estimators import clipped_denominator, fixed_denominator
+from taciturn.privacy.noise import chacha20, int64, sampler
+from taciturn.privacy.noise.correlated import Bands, Buffers, banded_toeplitz, blt, tree
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.white import gaussian
 
 pytestmark = pytest.mark.optimised
 
@@ -272,19 +272,19 @@ def test_wide_numbers_are_integers_of_64_bits(a, b, factor, bits, divisor, fract
 
     left, right = from_numpy(np.int64(a)), from_numpy(np.int64(b))
     for made, expected in (
-        (wide.add(left, right), a + b),
-        (wide.subtract(left, right), a - b),
-        (wide.negative(left), -a),
-        (wide.times(left, factor), a * factor),
-        (wide.shifted(left, bits), a << bits),
-        (wide.shifted(left, bits + 32), a << (bits + 32)),
-        (wide.shifted_down(left, bits), a >> bits),
-        (wide.shifted_down(left, bits + 32), a >> (bits + 32)),
-        (wide.rounded_shift(left, bits), (a + (1 << (bits - 1))) >> bits),
-        (wide.times_fraction(left, fraction, 24), (a * fraction + 2**23) >> 24),
-        (wide.divided(left, jnp.int32(divisor)), a // divisor),
+        (int64.add(left, right), a + b),
+        (int64.subtract(left, right), a - b),
+        (int64.negative(left), -a),
+        (int64.times(left, factor), a * factor),
+        (int64.shift(left, bits), a << bits),
+        (int64.shift(left, bits + 32), a << (bits + 32)),
+        (int64.shifted_down(left, bits), a >> bits),
+        (int64.shifted_down(left, bits + 32), a >> (bits + 32)),
+        (int64.rounded_shift(left, bits), (a + (1 << (bits - 1))) >> bits),
+        (int64.times_fraction(left, fraction, 24), (a * fraction + 2**23) >> 24),
+        (int64.divide(left, jnp.int32(divisor)), a // divisor),
     ):
-        assert int(wide.to_numpy(made)) == wrapped(expected)
+        assert int(int64.to_numpy(made)) == wrapped(expected)
 
 
 def test_tables_hold_the_cumulative_probabilities_of_the_discrete_gaussian():
@@ -404,12 +404,12 @@ def test_a_discrete_gaussian_is_as_far_from_a_rounded_normal_as_is_counted():
 
 def drawn(deviation: float, size: int = 200_000, stream: int = 0) -> np.ndarray:
     made = sampler.spread(deviation)
-    return wide.to_numpy(jax.jit(lambda: sampler.white(made, KEY, stream, size))())
+    return int64.to_numpy(jax.jit(lambda: sampler.white(made, KEY, stream, size))())
 
 
 def by(draw, deviation: float, size: int, stream: int) -> np.ndarray:
     made, key = sampler.spread(deviation), np.arange(8, dtype=np.uint32)
-    return wide.to_numpy(
+    return int64.to_numpy(
         jax.jit(lambda key, stream: draw(made, key, stream, size))(key, np.uint32(stream))
     )
 
@@ -543,7 +543,7 @@ def test_two_spreads_never_share_a_compiled_program():
         __eq__, __hash__ = (lambda self, other: True), (lambda self: 0)
 
     def drawn(made):
-        return wide.to_numpy(sampler.white(made, np.arange(8, dtype=np.uint32), 1, 5)).tolist()
+        return int64.to_numpy(sampler.white(made, np.arange(8, dtype=np.uint32), 1, 5)).tolist()
 
     one = sampler.spread(2048.0)
     twice, right = one._replace(factors=(2,)), drawn(one)
@@ -662,7 +662,7 @@ CASES = {
     "tree": lambda: tree(1.0, 2000, honaker=False),
     "honaker": lambda: tree(1.0, 2000),
     "honaker, restarted": lambda: tree(1.0, 128, 800, 1072),
-    "banded": lambda: banded(1.0, Bands(2000, [1.0, 0.5, 0.375, 0.3125])),
+    "banded": lambda: banded_toeplitz(1.0, Bands(2000, [1.0, 0.5, 0.375, 0.3125])),
     "blt": lambda: blt(1.0, Buffers(2000, (0.999, 0.97, 0.4), (0.1, 0.2, 0.2))),
 }
 

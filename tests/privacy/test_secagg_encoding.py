@@ -19,17 +19,14 @@ from taciturn import trees
 from taciturn.core import Message, Report
 from taciturn.fleets.secure_aggregation.bit_packing import pack, unpack
 from taciturn.fleets.simulation.in_process import SimulatedFleet
-from taciturn.privacy import secagg_encoding, wide
-from taciturn.privacy.clipping import MOST_REPORTS, encode, flat_clip, per_layer_clip
-from taciturn.privacy.curator import device_program
-from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian, no_noise
-from taciturn.privacy.secagg_encoding import (
+from taciturn.privacy.bounding import secagg_encoding
+from taciturn.privacy.bounding.clipping import MOST_REPORTS, encode, flat_clip, per_layer_clip
+from taciturn.privacy.bounding.estimators import clipped_denominator, fixed_denominator, mean
+from taciturn.privacy.bounding.secagg_encoding import (
     LARGEST_COORDINATE,
     MOST_BITS,
     Rotation,
-    centred,
+    centre_residues,
     conditionally_rounded,
     encoding,
     hadamard,
@@ -37,6 +34,10 @@ from taciturn.privacy.secagg_encoding import (
     modular,
     within,
 )
+from taciturn.privacy.curator import device_program
+from taciturn.privacy.noise import int64
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.white import gaussian, no_noise
 from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.loop import resume_run, train_run
@@ -68,7 +69,7 @@ def reporting(case):
     """Compile the report of an update, in integers."""
     encoded, bound = made(case)
 
-    return lambda update, weight, round, key: centred(
+    return lambda update, weight, round, key: centre_residues(
         encoded, np.asarray(compiled(bound)(bound.public(round), {"a": update}, weight, key).update)
     )
 
@@ -92,7 +93,7 @@ def decoding(bound):
     def decoded(public, total):
         sums = bound.unpack(public, total)
         return jax.tree.map(
-            lambda sum: wide.to_float(sum, bound.step(public)), sums, is_leaf=wide.is_wide
+            lambda sum: int64.to_float(sum, bound.step(public)), sums, is_leaf=int64.is_wide
         )
 
     return of_any_round(jax.jit(decoded))
@@ -155,7 +156,9 @@ def test_an_update_that_rotates_into_one_coordinate_is_clipped_there():
         bound.public(0), jnp.asarray(aimed, jnp.uint32)
     )  # a row of the rotation
     update = jax.tree.map(lambda leaf: leaf / jnp.linalg.norm(leaf), update)
-    whole = np.asarray(centred(encoded, compiled(bound)(bound.public(0), update, ONE, KEY).update))
+    whole = np.asarray(
+        centre_residues(encoded, compiled(bound)(bound.public(0), update, ONE, KEY).update)
+    )
     assert whole[77] == encoded.largest < encoded.radius / 10
     assert square(whole) <= encoded.limit
 
@@ -312,10 +315,10 @@ def test_a_sum_of_reports_is_the_sum_of_what_they_stand_for(case, data):
     for multiple in (0, 1, 2 ** (32 - encoded.bits) - 1):  # of M, lost on the way
         seen = total + jnp.uint32(multiple * encoded.modulus % 2**32)
         whole = sum(
-            (np.asarray(centred(encoded, one), int) for one in reports),
+            (np.asarray(centre_residues(encoded, one), int) for one in reports),
             np.zeros(encoded.padded, int),
         )
-        np.testing.assert_array_equal(np.asarray(centred(encoded, seen), int), whole)
+        np.testing.assert_array_equal(np.asarray(centre_residues(encoded, seen), int), whole)
         apart = sum(
             (np.asarray(decoding(bound)(public, one)["a"], float) for one in reports),
             np.zeros(encoded.size),
@@ -329,16 +332,18 @@ def test_the_largest_number_of_reports_does_not_wrap_but_would_in_half_the_modul
     encoded, _ = made(case)
     extreme = sign * encoded.largest * encoded.most_reports
     total = jnp.asarray([extreme % encoded.modulus], jnp.uint32)
-    assert int(centred(encoded, total)[0]) == extreme
+    assert int(centre_residues(encoded, total)[0]) == extreme
     smaller = encoded._replace(bits=encoded.bits - 1)
-    assert int(centred(smaller, total)[0]) != extreme
+    assert int(centre_residues(smaller, total)[0]) != extreme
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.uint64, np.int64])
 def test_a_total_is_the_same_in_integers_of_any_type(dtype):
     encoded = encoding(64, 50)
     truth = np.arange(-32, 32) * (encoded.largest * 50 // 32)
-    np.testing.assert_array_equal(centred(encoded, (truth % encoded.modulus).astype(dtype)), truth)
+    np.testing.assert_array_equal(
+        centre_residues(encoded, (truth % encoded.modulus).astype(dtype)), truth
+    )
 
 
 def test_the_papers_unshift_gives_a_wrong_mean_for_three_reports():
@@ -351,7 +356,7 @@ def test_the_papers_unshift_gives_a_wrong_mean_for_three_reports():
         reports = generator.integers(-encoded.largest, encoded.largest + 1, (count, 64))
         shifted = (reports + encoded.largest) % encoded.modulus
         as_printed = shifted.sum(0) % encoded.modulus - encoded.largest
-        ours = centred(encoded, jnp.asarray((reports % encoded.modulus).sum(0), jnp.uint32))
+        ours = centre_residues(encoded, jnp.asarray((reports % encoded.modulus).sum(0), jnp.uint32))
         np.testing.assert_array_equal(ours, reports.sum(0))
         assert np.array_equal(as_printed, reports.sum(0)) == (count == 1)
         np.testing.assert_array_equal(as_printed - (count - 1) * encoded.largest, reports.sum(0))
@@ -365,10 +370,10 @@ def test_a_total_is_turned_back_without_rounding_on_the_way():
     bound = modular(flat_clip(1.0), {"a": jnp.zeros(2**16)}, encoded)
     most = encoded.largest * encoded.most_reports
     total = np.random.default_rng(0).choice([-most, most - 1], 2**16)
-    exactly = wide.to_numpy(turned_exactly(jnp.asarray(total.reshape(-1, 1), jnp.int32)))[:, 0]
+    exactly = int64.to_numpy(turned_exactly(jnp.asarray(total.reshape(-1, 1), jnp.int32)))[:, 0]
     truth = np.asarray(transformed(total))  # integers of 64 bits
     np.testing.assert_array_equal(exactly, truth)
-    steps = wide.to_numpy(
+    steps = int64.to_numpy(
         jax.jit(bound.unpack)(bound.public(0), jnp.asarray(total % encoded.modulus, jnp.uint32))[
             "a"
         ]
@@ -411,7 +416,9 @@ def test_an_update_of_one_parameter_is_spread_over_its_block():
     encoded = encoding(2**18, 100)
     bound = modular(flat_clip(1.0), {"a": jnp.zeros(2**18)}, encoded)
     update = {"a": jnp.zeros(2**18).at[1234].set(1.0)}
-    whole = np.asarray(centred(encoded, compiled(bound)(bound.public(0), update, ONE, KEY).update))
+    whole = np.asarray(
+        centre_residues(encoded, compiled(bound)(bound.public(0), update, ONE, KEY).update)
+    )
     assert np.abs(whole).max() < encoded.radius / math.sqrt(encoded.block) + 1 < encoded.largest
     assert (
         np.count_nonzero(np.abs(whole) > encoded.radius / math.sqrt(encoded.block) - 1)
@@ -801,7 +808,7 @@ def test_one_report_moves_what_is_noised_of_many_by_no_more_than_the_noise_is_ma
     unpack = jax.jit(bound.unpack)
 
     def steps(whole):
-        return wide.to_numpy(
+        return int64.to_numpy(
             unpack(bound.public(0), jnp.asarray(whole % encoded.modulus, jnp.uint32))["a"]
         )
 

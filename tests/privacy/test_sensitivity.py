@@ -9,17 +9,15 @@ from dp_accounting import GaussianDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taciturn.privacy.accounting import (
+from taciturn.privacy.accounting.accountant import (
     CorrelatedDpEvent,
     event_from_json,
     event_to_json,
-    repeated,
+    repeat,
     rho,
 )
-from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
-from taciturn.privacy.noise import gaussian
-from taciturn.privacy.participation import FixedSize, MinSeparation, PoissonSampling
-from taciturn.privacy.sensitivity import (
+from taciturn.privacy.noise.correlated import Bands, Buffers, banded_toeplitz, blt, tree
+from taciturn.privacy.noise.sensitivity import (
     blt_coefficients,
     independent,
     most_participations,
@@ -28,7 +26,9 @@ from taciturn.privacy.sensitivity import (
     tree_sensitivity_squared,
     tree_weights,
 )
-from taciturn.privacy.sensitivity import tree as tree_strategy
+from taciturn.privacy.noise.sensitivity import tree as tree_strategy
+from taciturn.privacy.noise.white import gaussian
+from taciturn.privacy.participation import FixedSize, MinSeparation, PoissonSampling
 
 DECAY, SCALE = (0.97, 0.4), (0.3, 0.2)
 
@@ -173,23 +173,23 @@ def test_coefficients_for_which_the_formula_does_not_hold_are_refused():
 def test_the_cost_of_a_run_is_one_gaussian_and_only_rises():
     claim = MinSeparation(100, 58, 10, 590)
     event = claim.event(2.0, tree(2.0, 610).strategy)
-    assert rho(repeated(event, 590)) == pytest.approx(tree_sensitivity_squared(590, 58, 10) / 8)
+    assert rho(repeat(event, 590)) == pytest.approx(tree_sensitivity_squared(590, 58, 10) / 8)
     assert (
-        rho(repeated(event, 1))
-        <= rho(repeated(event, 100))
-        <= rho(repeated(event, 590))
-        <= rho(repeated(event, 605))
+        rho(repeat(event, 1))
+        <= rho(repeat(event, 100))
+        <= rho(repeat(event, 590))
+        <= rho(repeat(event, 605))
     )
-    assert rho(repeated(event, 100)) >= tree_sensitivity_squared(100, 58, 10) / 8
+    assert rho(repeat(event, 100)) >= tree_sensitivity_squared(100, 58, 10) / 8
     with pytest.raises(ValueError, match="noise for"):
-        repeated(event, 10**4)
+        repeat(event, 10**4)
     assert event_from_json(event_to_json(event)) == event
 
 
 def test_one_convention_sigma_from_z_and_the_cost_from_the_sensitivity():
     """The pitfall: σ multiplied by the sensitivity and ρ divided by it as well."""
     claim, strategy = MinSeparation(10, 3, 2, 20), tree(3.0, 20).strategy
-    assert rho(repeated(claim.event(3.0, strategy), 20)) == pytest.approx(
+    assert rho(repeat(claim.event(3.0, strategy), 20)) == pytest.approx(
         strategy.sensitivity_squared(20, 3, 2) / (2 * 3.0**2)
     )
 
@@ -199,7 +199,7 @@ def test_correlated_noise_is_not_paired_with_sampling():
         for noise in (
             tree(1.0, 20),
             blt(1.0, Buffers(20, DECAY, SCALE)),
-            banded(1.0, Bands(20, [1.0, 0.5])),
+            banded_toeplitz(1.0, Bands(20, [1.0, 0.5])),
         ):
             with pytest.raises(ValueError, match="min-separation"):
                 participation.event(1.0, noise.strategy)

@@ -7,9 +7,9 @@ import jax
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-from taciturn.privacy.accounting import Budget, epsilon, noise_for_budget, repeated
+from taciturn.privacy.accounting.accountant import Budget, epsilon, noise_for_budget, repeat
 from taciturn.recipe import build
-from taciturn.recipe.choose import (
+from taciturn.recipe.autoplan import (
     CLIP_NORM,
     ENOUGH,
     LOUDEST,
@@ -56,7 +56,7 @@ def test_the_noise_of_a_plan_keeps_the_budget_and_is_what_it_was_chosen_by_nearl
     about = best_plan(asked)
     plan = exactly(asked, about)
     assert (plan.rounds, plan.cohort) == (about.rounds, about.cohort)
-    spent = repeated(
+    spent = repeat(
         PoissonSampledDpEvent(plan.cohort / asked.users, GaussianDpEvent(plan.noise_multiplier)),
         plan.rounds,
     )
@@ -97,7 +97,7 @@ def test_plans_are_compared_by_noise_that_is_nearly_right(users, cohort, rounds,
     asked = task(users, promised)
 
     def spent(noise_multiplier):
-        return repeated(
+        return repeat(
             PoissonSampledDpEvent(cohort / users, GaussianDpEvent(noise_multiplier)), rounds
         )
 

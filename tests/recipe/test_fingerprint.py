@@ -9,7 +9,7 @@ from recipes import GOOD, changed
 from reference import choices, settings
 
 from taciturn import trees
-from taciturn.privacy.clipping import flat_clip
+from taciturn.privacy.bounding.clipping import flat_clip
 from taciturn.recipe import build, recipe
 from taciturn.recipe.recipe import SCHEMA, Recipe
 from taciturn.recipe.sections import DEFAULT_CLIP_NORM, ModelSection, Section, setting

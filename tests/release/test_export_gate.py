@@ -21,9 +21,9 @@ from harness import (
 )
 from pages import REFUSED, changed_card, script_on_page
 from taciturn.data.population import Population, write_population
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.privacy.ledger import FILE_NAME, Ledger
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger
 from taciturn.release.gate import ExportRefused, check_may_leave, verified_guarantee
 from taciturn.release.model_file import (
     ModelCard,

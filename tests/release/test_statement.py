@@ -7,7 +7,7 @@ import textwrap
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent
 
-from taciturn.privacy.ledger import Guarantee
+from taciturn.privacy.ledger.ledger import Guarantee
 from taciturn.release import privacy_statement
 from taciturn.release.privacy_statement import WORDS, personal_statement, plain_words, statement
 

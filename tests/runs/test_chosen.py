@@ -19,16 +19,16 @@ from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError, public_vocabulary
 from taciturn.errors import TaciturnError
-from taciturn.recipe import choose
+from taciturn.recipe import autoplan
 from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import SHIPPED, load_model, save_model
-from taciturn.runs import chosen
-from taciturn.runs.chosen import chosen_recipe
-from taciturn.runs.pretrain import CHECKPOINT, pretrained
+from taciturn.runs import for_people
+from taciturn.runs.for_people import write_recipe_for
+from taciturn.runs.pretrain import CHECKPOINT, pretrain_model
 
 SMALL = ModelSection(kind="cifg", width=8, units=12)
-CARD = Path(chosen.__file__).parents[1] / "starts" / "README.md"
+CARD = Path(for_people.__file__).parents[1] / "starts" / "README.md"
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def public(tmp_path_factory, vocabulary) -> Path:
 
 @pytest.fixture(scope="module")
 def start(public) -> str:
-    pretrained(
+    pretrain_model(
         PublicCorpus.load(public),
         SMALL,
         Schedule(epochs=1, batch_size=8),
@@ -65,8 +65,8 @@ def timed(monkeypatch):
     """A machine of one speed: two seconds to compile, 20 users a second, a second to measure the
     sample.
     """
-    monkeypatch.setattr(chosen, "_timed", lambda *_: (2.0, 20.0, 0.0, 1.0))
-    monkeypatch.setattr(chosen, "exactly", lambda task, plan: plan)  # takes a second
+    monkeypatch.setattr(for_people, "_timed", lambda *_: (2.0, 20.0, 0.0, 1.0))
+    monkeypatch.setattr(for_people, "exactly", lambda task, plan: plan)  # takes a second
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -77,40 +77,40 @@ def test_nothing_is_read_of_those_who_will_be_protected_but_how_many_they_are(pe
     for path in people.glob("text-1/train-*"):
         path.unlink()
     before = files(people)
-    assert chosen_recipe(people, 4.0, start, minutes=10).task.users == 230
+    assert write_recipe_for(people, 4.0, start, minutes=10).task.users == 230
     assert files(people) == before  # no ledger, no charge
     with pytest.raises(DataError, match="train-00000"):
         _ = Population(people).texts[0]
 
 
 def test_the_number_of_people_is_rounded_or_stated(people, start, timed):
-    assert [chosen.publicly(users) for users in (37, 1_299, 12_345, 1_098_765)] == [
+    assert [for_people.publicly(users) for users in (37, 1_299, 12_345, 1_098_765)] == [
         30,
         1_200,
         12_300,
         1_090_000,
     ]
-    assert chosen_recipe(people, 4.0, start, 10, users=500).recipe.participation.users == 500
+    assert write_recipe_for(people, 4.0, start, 10, users=500).recipe.participation.users == 500
 
 
 def test_held_out_users_as_long_as_the_others_are_timed(people):
-    sample = chosen._sample(chosen.HeldOutUsers(people), 40, 1000).texts
-    lengths = [len(text) for text in chosen.HeldOutUsers(people).texts]
+    sample = for_people._sample(for_people.HeldOutUsers(people), 40, 1000).texts
+    lengths = [len(text) for text in for_people.HeldOutUsers(people).texts]
     assert sorted(map(len, sample)) == sorted(length for length in lengths if length >= 40)
-    assert len(chosen._sample(chosen.HeldOutUsers(people), 40, 3).texts) == 3
-    assert len(chosen._sample(chosen.HeldOutUsers(people), 4_000, 1000).texts) == len(
+    assert len(for_people._sample(for_people.HeldOutUsers(people), 40, 3).texts) == 3
+    assert len(for_people._sample(for_people.HeldOutUsers(people), 4_000, 1000).texts) == len(
         lengths
     )  # if none is, all
 
 
 def test_time_for_compiling_and_measuring_is_set_aside(people, start, timed):
-    worked_out = chosen_recipe(people, 4.0, start, minutes=10)
+    worked_out = write_recipe_for(people, 4.0, start, minutes=10)
     assert 400 < worked_out.task.seconds < 540
     assert worked_out.plan.rounds * worked_out.plan.cohort <= 20 * worked_out.task.seconds
     with pytest.raises(
         RecipeError, match=r"alone take .* minutes on this machine: allow more --minutes"
     ):
-        chosen_recipe(people, 4.0, start, minutes=0.01)
+        write_recipe_for(people, 4.0, start, minutes=0.01)
 
 
 def test_a_start_with_other_words_is_refused(people, timed):
@@ -118,17 +118,17 @@ def test_a_start_with_other_words_is_refused(people, timed):
         RecipeError,
         match=r"taciturn:english knows other words than .*people. Build the people with its words",
     ):
-        chosen_recipe(people, 4.0, SHIPPED, minutes=10)
+        write_recipe_for(people, 4.0, SHIPPED, minutes=10)
 
 
 def test_a_start_that_learned_from_people_is_refused(people, finished_runs, timed):
     with pytest.raises(RecipeError, match="learned from people"):
-        chosen_recipe(people, 4.0, str(finished_runs / "private"), minutes=10)
+        write_recipe_for(people, 4.0, str(finished_runs / "private"), minutes=10)
 
 
 def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_path, monkeypatch):
     """Through the command: a recipe is worked out, written down and trained."""
-    monkeypatch.setattr(choose, "ROUNDS", (12,))
+    monkeypatch.setattr(autoplan, "ROUNDS", (12,))
     monkeypatch.chdir(tmp_path)
     said = CliRunner().invoke(
         app,
@@ -288,7 +288,7 @@ def test_only_public_text_with_the_same_words_is_gone_on_from(
         "of another shape": "its width is 96, not 8",
     }
     with pytest.raises(TaciturnError, match=answers[kind]):
-        pretrained(
+        pretrain_model(
             PublicCorpus.load(public),
             model,
             Schedule(epochs=1),
@@ -307,9 +307,9 @@ def test_a_training_that_began_elsewhere_is_not_gone_on_with_as_if_it_had_not(
 
     corpus, schedule = PublicCorpus.load(public), Schedule(epochs=2, batch_size=8)
     with pytest.raises(Cut):
-        pretrained(corpus, SMALL, schedule, tmp_path / "out", cut, start=Path(start))
+        pretrain_model(corpus, SMALL, schedule, tmp_path / "out", cut, start=Path(start))
     with pytest.raises(RecipeError, match=r"its start is .*, not None"):
-        pretrained(corpus, SMALL, schedule, tmp_path / "out", lambda *_: None, resume=True)
+        pretrain_model(corpus, SMALL, schedule, tmp_path / "out", lambda *_: None, resume=True)
 
 
 def test_learning_public_text_first_goes_on_where_it_was_interrupted(
@@ -341,7 +341,7 @@ def test_learning_public_text_first_goes_on_where_it_was_interrupted(
 def test_going_on_from_a_start_begins_there_and_names_both_texts(public, start, tmp_path):
     corpus = PublicCorpus.load(public)
     slow = Schedule(epochs=1, batch_size=8, learning_rate=1e-9)
-    pretrained(corpus, SMALL, slow, tmp_path / "out", lambda *_: None, start=Path(start))
+    pretrain_model(corpus, SMALL, slow, tmp_path / "out", lambda *_: None, start=Path(start))
     (before, about), (after, said) = load_model(Path(start)), load_model(tmp_path / "out")
     for name in before:
         np.testing.assert_allclose(before[name], after[name], atol=1e-6)

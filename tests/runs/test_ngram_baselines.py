@@ -11,7 +11,7 @@ from harness import lettered_words, made_up_users, trained
 from pages import REFUSED, script_on_page
 from taciturn.data.population import write_population
 from taciturn.export.word_model import COUNTED_ON
-from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
+from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.release.gate import ExportRefused
 from taciturn.runs import ngram_baselines
 from taciturn.runs.finished import FinishedRun

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness import WORDS, Cut, made_up_users, quietly
-from taciturn.algorithms.pretraining import BLOCK, Schedule, fitted, pretraining, split
+from taciturn.algorithms.pretraining import BLOCK, Schedule, fit_schedule, pretraining, split
 from taciturn.cli import app
 from taciturn.data.layout import Unrolls
 from taciturn.data.public import PublicCorpus
@@ -25,7 +25,7 @@ from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
 from taciturn.runs import pretrain
-from taciturn.runs.pretrain import CHECKPOINT, pretrained
+from taciturn.runs.pretrain import CHECKPOINT, pretrain_model
 
 MODEL = ModelSection(kind="lstm", width=8, units=12, dropout=0.2)
 SCHEDULE = Schedule(epochs=3, batch_size=4, unroll=5, learning_rate=0.01, held_out=0.2, patience=5)
@@ -75,7 +75,7 @@ def cut_at(patch, place: str, occurrence: int):
 @pytest.fixture(scope="module")
 def uninterrupted(corpus, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("pretraining") / "uninterrupted"
-    pretrained(corpus, MODEL, SCHEDULE, out, quietly)
+    pretrain_model(corpus, MODEL, SCHEDULE, out, quietly)
     return out
 
 
@@ -98,8 +98,8 @@ def test_interrupted_anywhere_it_ends_with_the_same_model(
     with monkeypatch.context() as patch:
         progress = cut_at(patch, place, occurrence)
         with pytest.raises(Cut):
-            pretrained(corpus, MODEL, SCHEDULE, out, progress)
-    pretrained(corpus, MODEL, SCHEDULE, out, quietly, resume=True)
+            pretrain_model(corpus, MODEL, SCHEDULE, out, progress)
+    pretrain_model(corpus, MODEL, SCHEDULE, out, quietly, resume=True)
     assert same(params_of(out), params_of(uninterrupted))
     assert losses_of(out) == losses_of(uninterrupted)
     assert {path.name for path in out.iterdir()} == {"model.safetensors", "pretraining.json"}
@@ -121,7 +121,7 @@ def test_without_the_state_of_its_optimiser_it_would_not_come_to_the_same(
         return (training._replace(optimizer=like[0].optimizer), best), about
 
     monkeypatch.setattr(pretrain, "load_state", forgetful)
-    pretrained(corpus, MODEL, SCHEDULE, cut_off, quietly, resume=True)
+    pretrain_model(corpus, MODEL, SCHEDULE, cut_off, quietly, resume=True)
     assert not same(params_of(cut_off), params_of(uninterrupted))
 
 
@@ -173,7 +173,7 @@ def test_it_stops_when_held_out_text_has_enough_of_it_and_the_best_epoch_is_writ
 ):
     corpus, model = overfitting(vocabulary), ModelSection(width=16, units=32)
     schedule = replace(SCHEDULE, epochs=30, learning_rate=0.03, patience=2)
-    finished = pretrained(corpus, model, schedule, tmp_path / "out", quietly)
+    finished = pretrain_model(corpus, model, schedule, tmp_path / "out", quietly)
     best = min(finished.epochs, key=lambda epoch: epoch.loss)
     assert finished.best == best
     assert 1 < best.epoch == len(finished.epochs) - 2 < 28
@@ -188,7 +188,7 @@ def test_it_stops_when_held_out_text_has_enough_of_it_and_the_best_epoch_is_writ
 def test_with_patience_it_reads_on_to_the_last_epoch(vocabulary, tmp_path):
     """The twin: the same text, and nothing stops it."""
     schedule = replace(SCHEDULE, epochs=30, learning_rate=0.03, patience=30)
-    finished = pretrained(
+    finished = pretrain_model(
         overfitting(vocabulary),
         ModelSection(width=16, units=32),
         schedule,
@@ -223,7 +223,7 @@ def test_a_word_of_held_out_documents_alone_is_never_learned_from(
     settings = ModelSection(
         kind="cifg", width=8, units=12
     )  # words that go in and words that come out are apart
-    pretrained(corpus_of(documents, vocabulary), settings, SCHEDULE, tmp_path / "out", quietly)
+    pretrain_model(corpus_of(documents, vocabulary), settings, SCHEDULE, tmp_path / "out", quietly)
     before = build.language_model(settings, WORDS).init(jax.random.key(SCHEDULE.seed))["embedding"][
         RARE
     ]
@@ -236,7 +236,9 @@ def test_of_a_single_document_the_end_is_held_out(vocabulary, tmp_path):
     text, held_out = split(corpus, 0.1, seed=0)
     assert [*text.documents[0], *held_out.documents[0]] == [*corpus.documents[0]]
     assert held_out.documents.tokens == 36
-    finished = pretrained(corpus, MODEL, replace(SCHEDULE, held_out=0.0), tmp_path / "out", quietly)
+    finished = pretrain_model(
+        corpus, MODEL, replace(SCHEDULE, held_out=0.0), tmp_path / "out", quietly
+    )
     assert finished.held_out == "the end of made-up text (1 tokens)"
 
 
@@ -244,7 +246,7 @@ def test_of_a_single_document_the_end_is_held_out(vocabulary, tmp_path):
 def cut_off_once(corpus, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("pretraining") / "cut"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
-        pretrained(corpus, MODEL, SCHEDULE, out, cut_at(patch, "after save_state", 1))
+        pretrain_model(corpus, MODEL, SCHEDULE, out, cut_at(patch, "after save_state", 1))
     return out
 
 
@@ -257,7 +259,7 @@ def test_what_was_cut_off_is_not_begun_again_by_mistake(corpus, cut_off):
     with pytest.raises(
         FolderExists, match="choose another --out; or repeat the command with --resume"
     ):
-        pretrained(corpus, MODEL, SCHEDULE, cut_off, quietly)
+        pretrain_model(corpus, MODEL, SCHEDULE, cut_off, quietly)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_it_goes_on_only_as_it_began(corpus, cut_off, changed, sentence):
         corpus_of(changed["corpus"].values(), corpus.vocabulary) if "corpus" in changed else corpus
     )
     with pytest.raises(RecipeError, match=f"{sentence}.*Repeat the command that began it"):
-        pretrained(
+        pretrain_model(
             text,
             changed.get("model", MODEL),
             changed.get("schedule", SCHEDULE),
@@ -298,21 +300,23 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(corpus, uninterrupted, 
         (True, RecipeError, "holds a finished model: choose another --out"),
     ):
         with pytest.raises(error, match=said):
-            pretrained(corpus, MODEL, SCHEDULE, uninterrupted, quietly, resume)
+            pretrain_model(corpus, MODEL, SCHEDULE, uninterrupted, quietly, resume)
     with pytest.raises(RecipeError, match=r"too short: .* do not fill a batch of 4000"):
-        pretrained(corpus, MODEL, replace(SCHEDULE, batch_size=4000), tmp_path / "out", quietly)
+        pretrain_model(corpus, MODEL, replace(SCHEDULE, batch_size=4000), tmp_path / "out", quietly)
     with pytest.raises(RecipeError, match=r"not a number\. Lower the --learning-rate"):
-        pretrained(corpus, MODEL, replace(SCHEDULE, learning_rate=1e30), tmp_path / "out", quietly)
+        pretrain_model(
+            corpus, MODEL, replace(SCHEDULE, learning_rate=1e30), tmp_path / "out", quietly
+        )
     assert not (tmp_path / "out" / CHECKPOINT).exists()  # nothing to go on from
     (tmp_path / "out" / CHECKPOINT).write_bytes(b"damaged")
     with pytest.raises(RecipeError, match=r"cannot be read .*; delete it to start again"):
-        pretrained(corpus, MODEL, SCHEDULE, tmp_path / "out", quietly, resume=True)
+        pretrain_model(corpus, MODEL, SCHEDULE, tmp_path / "out", quietly, resume=True)
 
 
 def test_mixed_precision_changes_little_and_leaves_a_model_in_float32(
     corpus, uninterrupted, tmp_path
 ):
-    finished = pretrained(
+    finished = pretrain_model(
         corpus, MODEL, replace(SCHEDULE, precision="mixed"), tmp_path / "mixed", quietly
     )
     mixed, usual = params_of(tmp_path / "mixed"), params_of(uninterrupted)
@@ -346,7 +350,7 @@ def test_the_command_shows_every_epoch_and_leaves_the_figures(corpus, tmp_path):
         ModelSection(width=8, units=12),
         Schedule(2, 4, 5, learning_rate=0.01, seed=3),
     )
-    pretrained(corpus, settings, schedule, tmp_path / "same", quietly)
+    pretrain_model(corpus, settings, schedule, tmp_path / "same", quietly)
     assert same(params_of(tmp_path / "out"), params_of(tmp_path / "same"))
 
 
@@ -379,7 +383,8 @@ def test_an_interrupted_command_says_how_to_resume(corpus, tmp_path, monkeypatch
 
 def test_more_text_is_read_in_larger_batches_and_fewer_times():
     small, middle, large = (
-        fitted(Schedule(), tokens, unit_norm=False) for tokens in (300_000, 7_000_000, 55_000_000)
+        fit_schedule(Schedule(), tokens, unit_norm=False)
+        for tokens in (300_000, 7_000_000, 55_000_000)
     )
     assert [(one.batch_size, one.epochs) for one in (small, middle, large)] == [
         (32, 10),
@@ -387,6 +392,8 @@ def test_more_text_is_read_in_larger_batches_and_fewer_times():
         (1024, 3),
     ]
     assert small.learning_rate == 0.003 < middle.learning_rate < large.learning_rate < 0.012
-    assert fitted(Schedule(), 55_000_000, unit_norm=True).learning_rate == 0.012
+    assert fit_schedule(Schedule(), 55_000_000, unit_norm=True).learning_rate == 0.012
     given = Schedule(epochs=1, batch_size=7, learning_rate=0.5)
-    assert fitted(given, 55_000_000, unit_norm=False) == given  # what a person says is not changed
+    assert (
+        fit_schedule(given, 55_000_000, unit_norm=False) == given
+    )  # what a person says is not changed

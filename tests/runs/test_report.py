@@ -24,9 +24,9 @@ from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import WINDOW, evaluate, evaluate_each, evaluate_steps
 from taciturn.evaluation.intervals import Interval
 from taciturn.export.word_model import load_word_model
-from taciturn.populations import open_ledger
-from taciturn.privacy.figures import epsilon_text
-from taciturn.privacy.population_budget import PopulationBudget
+from taciturn.people import open_ledger
+from taciturn.privacy.accounting.rounding_up import epsilon_text
+from taciturn.privacy.ledger.population_budget import PopulationBudget
 from taciturn.recipe import build
 from taciturn.recipe.text import save_recipe
 from taciturn.release.model_file import load_model
@@ -34,8 +34,8 @@ from taciturn.runs import loop
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.ngram_baselines import count_population
-from taciturn.runs.report import groups_of
-from taciturn.runs.report_page import chart, tag, ticks
+from taciturn.runs.page import groups_of
+from taciturn.runs.page_html import chart, tag, ticks
 
 NASTY = '<script>alert("x")</script>'
 

@@ -22,8 +22,8 @@ from harness import (
 from taciturn import randomness
 from taciturn.data.population import Population
 from taciturn.files import from_json
-from taciturn.populations import open_ledger
-from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
+from taciturn.people import open_ledger
+from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.recipe.text import RecipeError, save_recipe
 from taciturn.release.model_file import load_model
 from taciturn.runs import loop, run
@@ -149,8 +149,8 @@ AFTER_THE_LAST_ROUND = {  # where a process may die, and whether the run is fini
     "taciturn.runs.loop.statement_json": False,
     "taciturn.runs.loop.delete_secrets": False,
     "taciturn.runs.folder.shutil.rmtree": True,
-    "taciturn.privacy.account.Account.close": True,
-    "taciturn.runs.report.groups_of": True,
+    "taciturn.privacy.ledger.account.Account.close": True,
+    "taciturn.runs.page.groups_of": True,
     "taciturn.runs.loop.write_report": True,
 }
 
@@ -170,7 +170,7 @@ def test_a_run_that_dies_after_its_last_round_is_resumed_or_has_all_that_it_prom
                 tiny_recipe(population, run={"rounds": 2, "seed": None}), folder, quietly
             )
     assert (folder / "private" / "root").exists() == (not finished)
-    told = where.startswith(("taciturn.runs.loop", "taciturn.runs.report")) and finished
+    told = where.startswith(("taciturn.runs.loop", "taciturn.runs.page")) and finished
     assert (
         open_ledger(population).is_closed("run") == told
     )  # or else what it reserved counts as spent

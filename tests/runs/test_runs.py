@@ -21,10 +21,10 @@ from taciturn.data.population import HeldOutUsers, write_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.files import FolderExists, from_json
-from taciturn.populations import open_ledger
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.privacy.ledger import Ledger
+from taciturn.people import open_ledger
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError, load_recipe, save_recipe
@@ -33,7 +33,7 @@ from taciturn.release.model_file import ModelCard, params_digest, save_model
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import resume_run, train_run
-from taciturn.runs.pretrain import pretrained
+from taciturn.runs.pretrain import pretrain_model
 from taciturn.runs.warm_start import load_warm_start
 
 
@@ -256,7 +256,7 @@ def test_noise_is_worked_out_from_the_budget(population, tmp_path):
 
 
 def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(population, tmp_path):
-    from taciturn.privacy.account import BudgetExhausted
+    from taciturn.privacy.ledger.account import BudgetExhausted
 
     recipe = tiny_recipe(population, privacy={"epsilon": 0.01})
     with pytest.raises(BudgetExhausted, match="not allow a single release"):
@@ -464,7 +464,7 @@ def test_without_noise_training_learns_what_the_users_have_in_common(population,
 def test_a_warm_start_from_public_text_costs_nothing_and_is_named(population, vocabulary, tmp_path):
     corpus = PublicCorpus.of(["word1 word2 word3 word4. " * 200] * 4, vocabulary, "a public book")
     recipe = tiny_recipe(population, model={"warm_start": str(tmp_path / "start")})
-    pretrained(corpus, recipe.model, Schedule(epochs=1), tmp_path / "start", quietly)
+    pretrain_model(corpus, recipe.model, Schedule(epochs=1), tmp_path / "start", quietly)
     finished = train_run(recipe, tmp_path / "run", quietly)
     assert finished.guarantee.epsilon < 20
     assert "a public book" in (tmp_path / "run" / "guarantee.txt").read_text()

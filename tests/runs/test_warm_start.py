@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 from harness import copied_population, quietly, short_recipe, small_population, tiny_recipe, trained
 from pages import changed_card
 from taciturn.data.population import Population
-from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
+from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model, save_model
 from taciturn.runs import finished, loop, run

@@ -7,11 +7,11 @@ import optax
 from taciturn import trees
 from taciturn.algorithms.local_training import UserUpdate
 from taciturn.core import Algorithm, Estimate, Mechanism, Participation, ServerState
-from taciturn.privacy.adaptive_clip import AdaptiveClip
-from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip
-from taciturn.privacy.estimators import Estimator, fixed_denominator, mean
-from taciturn.privacy.mechanism import adaptive_mechanism, mechanism
-from taciturn.privacy.noise import Noise, gaussian, no_noise
+from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip
+from taciturn.privacy.bounding.clipping import MOST_REPORTS, Bound, flat_clip
+from taciturn.privacy.bounding.estimators import Estimator, fixed_denominator, mean
+from taciturn.privacy.noise.mechanism import adaptive_mechanism, mechanism
+from taciturn.privacy.noise.white import Noise, gaussian, no_noise
 from taciturn.privacy.participation import PoissonSampling
 
 Server = optax.GradientTransformation  # its step along the estimate
@@ -29,7 +29,7 @@ def dp_fedavg(
     """Train each user, for E epochs or, as DP-FedSGD, by one gradient (local_training.py); average
     the clipped updates with noise.
     """
-    return federated(
+    return federated_algorithm(
         user_update, mechanism(bound, estimator, noise, most_reports), participation, server
     )
 
@@ -52,7 +52,7 @@ def dp_ftrl(
         private = adaptive_mechanism(bound, report_goal, noise, most_reports)
     else:
         private = mechanism(bound, fixed_denominator(report_goal), noise, most_reports)
-    return federated(user_update, private, participation, server)
+    return federated_algorithm(user_update, private, participation, server)
 
 
 def fedavg(
@@ -61,7 +61,9 @@ def fedavg(
     """Take the true average: no noise, no privacy, and charged so (ε = ∞). A bound alone shows what
     clipping does (Figure 2).
     """
-    return federated(user_update, mechanism(bound, mean(), no_noise()), participation, server)
+    return federated_algorithm(
+        user_update, mechanism(bound, mean(), no_noise()), participation, server
+    )
 
 
 def private_averaging(
@@ -96,12 +98,12 @@ def private_averaging(
     averaged = mechanism(
         flat_clip(clip_norm), fixed_denominator(cohort), gaussian(noise_multiplier)
     )
-    return federated(
+    return federated_algorithm(
         user_update, averaged, PoissonSampling(cohort / users), server or optax.sgd(1.0)
     )
 
 
-def federated(
+def federated_algorithm(
     user_update: UserUpdate, private: Mechanism, participation: Participation, server: Server
 ) -> Algorithm:
     """Build what all of them share: a server that steps along the estimate."""

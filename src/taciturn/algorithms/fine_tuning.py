@@ -34,10 +34,10 @@ from taciturn.core import (
     UserData,
 )
 from taciturn.models import losses
-from taciturn.privacy.clipping import unbounded
-from taciturn.privacy.estimators import mean
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import no_noise
+from taciturn.privacy.bounding.clipping import no_clip
+from taciturn.privacy.bounding.estimators import mean
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.white import no_noise
 
 Text = Callable[
     [Params], jax.Array
@@ -153,7 +153,7 @@ def transfer_learning(
         params, _ = jax.lax.scan(step, state.params, jnp.arange(epochs * batches))
         return ServerState(params, state.optimizer)
 
-    private = mechanism(unbounded(), mean(), no_noise())
+    private = mechanism(no_clip(), mean(), no_noise())
     return Algorithm(
         lambda params: ServerState(params, ()), predictions, server_update, private, participation
     )

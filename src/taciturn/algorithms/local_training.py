@@ -90,7 +90,7 @@ def fedavg_update(
                 )  # θ⁰ + ClipFn(θ − θ⁰)
             if pull or project is not None:
                 # A batch of padding is not a step. A zero gradient ensures that by itself for every
-                # update that is reported (privacy/clipping.py leaves out those so large that it
+                # update that is reported (privacy/bounding/clipping.py leaves out those so large that it
                 # might not); these two do not, and how much padding a user has depends on who is
                 # trained beside them.
                 is_text = jnp.any(batch != PADDING)

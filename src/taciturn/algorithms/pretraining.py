@@ -51,7 +51,7 @@ class Schedule:
     seed: int = 0
 
 
-def fitted(schedule: Schedule, tokens: int, unit_norm: bool) -> Schedule:
+def fit_schedule(schedule: Schedule, tokens: int, unit_norm: bool) -> Schedule:
     """Fill in batch size, rate and epochs for this many tokens, where none are given: larger
     batches for more text, so that a GPU is busy and there are still some thousand steps; at least
     60M tokens read in all, in at most ten epochs.

@@ -18,7 +18,7 @@ WEIGHT_BYTES, NUMBER_BYTES = 2, 4  # w_k; the place of a value in its layer, or 
 BITS_AT_A_TIME = 2
 
 
-def compressed(user_update: UserUpdate, share: float, bits: int) -> UserUpdate:
+def compress_updates(user_update: UserUpdate, share: float, bits: int) -> UserUpdate:
     """Compress what a device computes to what it may send: the largest values of each layer, a
     `share` of them, of so many bits each.
     """

@@ -29,7 +29,7 @@ from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import AUDITED_AT_ONCE
-from taciturn.train import TrainState
+from taciturn.training import TrainState
 
 FILE_NAME, COINS = "audit_users.npy", "audit_users.json"
 # of a direction before it is bounded: longer than clip norms, shorter than what counts as diverged

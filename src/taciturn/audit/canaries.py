@@ -30,7 +30,7 @@ from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_co
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import CanarySection
-from taciturn.train import TrainState
+from taciturn.training import TrainState
 
 FILE_NAME = "canaries.json"
 # words of a canary, and how many of them an attacker knows

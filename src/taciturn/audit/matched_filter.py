@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.linalg import block_diag, toeplitz
 
-from taciturn.privacy.sensitivity import (
+from taciturn.privacy.noise.sensitivity import (
     blt_coefficients,
     completed_weights,
     toeplitz_inverse,

@@ -11,7 +11,7 @@ from taciturn.audit.canaries import PlantedCanaries
 from taciturn.core import Algorithm, Fleet, Params
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.recipe.recipe import Recipe
-from taciturn.train import TrainState
+from taciturn.training import TrainState
 
 
 class RunObserver(Protocol):

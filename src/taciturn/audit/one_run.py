@@ -70,7 +70,7 @@ class Audit(NamedTuple):
         return self.times_at_least > 1
 
 
-def audited(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
+def audit_scores(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
     """Audit. `scores` are in standard deviations of the claimed noise, `mu` says how far being in
     moves each, `included` who was in.
     """

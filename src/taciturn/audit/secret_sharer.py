@@ -24,7 +24,7 @@ from taciturn.core import BEGIN, PADDING, WordModel
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.models.recurrence import Cell
 from taciturn.models.stepping import Recurrent, State, StepWeights, Windowed, step, zero_state
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import Progress, ignore_progress
 
 # |R|
 REFERENCES = 2_000_000
@@ -64,7 +64,7 @@ def measure(
     vocabulary: Vocabulary,
     canaries: Sequence[Canary],
     references: int = REFERENCES,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> list[Finding]:
     """Run both attacks on each canary."""
     if model.vocabulary != len(vocabulary):
@@ -94,7 +94,7 @@ def random_sampling(
     model: WordModel,
     canaries: Sequence[Canary],
     references: np.ndarray,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> list[int]:
     """Rank each canary's continuation among the references by log-perplexity after its prefix. An
     equally likely reference comes before it, an identical one is not counted. A broken model (NaN)

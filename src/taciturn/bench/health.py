@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from packaging.requirements import Requirement
 
 from taciturn.errors import TaciturnError
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import Progress, ignore_progress
 
 # GiB of memory and of disk: a run of the usual size takes about as much
 LEAST = 2.0
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
     to_do: str = ""
 
 
-def examined(progress: Progress = unwatched) -> list[Finding]:
+def examine(progress: Progress = ignore_progress) -> list[Finding]:
     """Examine everything, one part after another: the last of them takes seconds."""
     found, parts = (
         [],
@@ -185,7 +185,7 @@ def _additivity() -> Iterator[Finding]:
     from taciturn.bench.round_speed import WORDS, paper_recipe, random_users
     from taciturn.fleets import assemble
     from taciturn.recipe import build
-    from taciturn.runs.speed import round_seconds
+    from taciturn.runs.timing import round_seconds
 
     with tempfile.TemporaryDirectory() as folder:
         users = random_users(Path(folder) / "users", 2)

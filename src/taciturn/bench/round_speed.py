@@ -22,7 +22,7 @@ from taciturn.data.vocabulary import SPECIAL, Vocabulary
 from taciturn.fleets import assemble
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.runs.speed import best_time, round_seconds
+from taciturn.runs.timing import best_time, round_seconds
 
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8

@@ -12,10 +12,10 @@ from typer import Argument, Option
 import taciturn as tt
 from taciturn.cli.output import console, group, print_table, stages
 from taciturn.files import to_json
-from taciturn.privacy.figures import delta_text, pair_text
+from taciturn.privacy.accounting.rounding_up import delta_text, pair_text
 
 if TYPE_CHECKING:
-    from taciturn.audit.report import AuditReport, CanaryResults, MembershipResults
+    from taciturn.audit.results import AuditResults, CanaryResults, MembershipResults
 
 audit_app = group(
     "audit",
@@ -142,7 +142,7 @@ def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
 
 
 def _print_canaries(canaries: "CanaryResults") -> None:
-    from taciturn.audit.report import rank_text
+    from taciturn.audit.results import rank_text
 
     rows = []
     for users, copies, findings in canaries.kinds():
@@ -164,7 +164,7 @@ def _print_canaries(canaries: "CanaryResults") -> None:
     )
 
 
-def _json(run: Path, found: "AuditReport") -> dict[str, Any]:
+def _json(run: Path, found: "AuditResults") -> dict[str, Any]:
     from taciturn.audit.one_run import LIKELY
 
     claimed, top1 = found.guarantee, found.scores["accuracy_top1"].value

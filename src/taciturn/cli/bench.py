@@ -139,10 +139,10 @@ def doctor() -> tuple[list[dict[str, Any]], int]:
     Example: taciturn doctor --json
     """
     begin("examining this machine")
-    from taciturn.bench.health import examined
+    from taciturn.bench.health import examine
 
     with stages() as show:
-        found = examined(partial(show, "examining"))
+        found = examine(partial(show, "examining"))
     for one in found:
         sign, style = SIGNS[one.state]
         say(

@@ -103,7 +103,7 @@ def build(
     begin(f"reading {', '.join(sources)}")
     from taciturn.data.columns import Columns
     from taciturn.data.state_of_the_union import simulated_users
-    from taciturn.populations import check_population_folder, vocabulary_of
+    from taciturn.people import check_population_folder, vocabulary_of
 
     words = vocabulary_of(vocabulary, language, characters)
     if "sotu" in sources:
@@ -177,7 +177,7 @@ def public(
     from taciturn.data.public import ingest_public
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import public_speeches
-    from taciturn.populations import vocabulary_of
+    from taciturn.people import vocabulary_of
 
     check_new_folder(out, "name a new --out")
     if count_words and (characters or not vocabulary.isdecimal()):

@@ -15,7 +15,7 @@ from typer import Option
 
 import taciturn as tt
 from taciturn.cli.output import bar, console, print_table, say, stages, training_bar
-from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, rho_text
 
 WORDS = 5_000
 # as publicly stated, not counted from the text
@@ -51,7 +51,7 @@ def demo(
     from taciturn.data.state_of_the_union import TOKENS_PER_USER, public_speeches, simulated_users
     from taciturn.data.vocabulary import public_vocabulary
     from taciturn.files import next_folder
-    from taciturn.runs.pretrain import pretrained
+    from taciturn.runs.pretrain import pretrain_model
 
     # a new one: a population's ledger is never thrown away
     folder = next_folder(out)
@@ -76,7 +76,7 @@ def demo(
     )
     recipe, twins_recipe = (tt.Recipe.model_validate(one) for one in (settings, settings | TWIN))
     with bar("warm start", "steps") as show:
-        pretrained(
+        pretrain_model(
             corpus,
             recipe.model,
             Schedule(epochs=2),

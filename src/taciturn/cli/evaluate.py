@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 import taciturn as tt
 from taciturn.cli.output import begin, console, print_metrics, say, stages
-from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, rho_text
 
 NAMES = {
     "accuracy_top1": "AccuracyTop1",

@@ -8,7 +8,7 @@ from typer import Argument, Option
 import taciturn as tt
 from taciturn.cli.output import begin, console, say, stages
 from taciturn.names import ExportFormat
-from taciturn.privacy.figures import delta_text, epsilon_text
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
 
 To = Option(
     help=(

@@ -317,8 +317,8 @@ def device(
     """
     from taciturn.fleets import folders
     from taciturn.fleets.devices.eligibility import why_not_now
-    from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_REQUEST, device_request
     from taciturn.fleets.wire.device import run_device
+    from taciturn.fleets.wire.tls import AUTHORITY_CERTIFICATE, DEVICE_REQUEST, device_request
     from taciturn.keyboard.personal_model import messages_of
 
     if new:

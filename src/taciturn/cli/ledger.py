@@ -9,10 +9,10 @@ from typer import Argument, Option
 from taciturn.cli.output import begin, console, group, print_table, say
 from taciturn.errors import TaciturnError
 from taciturn.files import to_json
-from taciturn.privacy.figures import delta_text, epsilon_text, pair_text, rho_text
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, pair_text, rho_text
 
 if TYPE_CHECKING:
-    from taciturn.privacy.ledger import Ledger
+    from taciturn.privacy.ledger.ledger import Ledger
 
 Folder = Annotated[
     Path,
@@ -45,8 +45,8 @@ def _made_from_python(place: Path) -> Path | None:
 
 def _opened(place: Path) -> "Ledger":
     from taciturn.data.population import Population
-    from taciturn.populations import open_ledger
-    from taciturn.privacy.ledger import Ledger
+    from taciturn.people import open_ledger
+    from taciturn.privacy.ledger.ledger import Ledger
 
     own = _made_from_python(place)
     return Ledger(own) if own else open_ledger(Population(place))
@@ -151,7 +151,7 @@ def export(
 
     Example: taciturn ledger export people costs.json
     """
-    from taciturn.privacy.recounting import events_for_others
+    from taciturn.privacy.ledger.ledger_export import events_for_others
 
     events = to_json(events_for_others(_opened(population)), indent=1, ensure_ascii=False)
     file.write_text(events + "\n", encoding="utf-8")
@@ -176,7 +176,7 @@ def budget(
 
     Example: taciturn ledger budget people --epsilon 4 --delta 1e-10
     """
-    from taciturn.privacy.population_budget import PopulationBudget
+    from taciturn.privacy.ledger.population_budget import PopulationBudget
 
     book = _opened(population)
     known = (
@@ -219,8 +219,8 @@ def adopt(
 
     Example: taciturn ledger adopt restored/people
     """
-    from taciturn.populations import adopt_ledger
-    from taciturn.privacy.adopting import adopt
+    from taciturn.people import adopt_ledger
+    from taciturn.privacy.ledger.adopt import adopt
 
     own = _made_from_python(population) if same_people_as is None else None
     book, retired = adopt(own) if own else adopt_ledger(population, same_people_as)
@@ -258,7 +258,7 @@ def anchor(
 
     Example: taciturn ledger anchor people --file /mnt/other/people.head
     """
-    from taciturn.privacy.anchor import Anchor
+    from taciturn.privacy.ledger.anchor import Anchor
 
     if (file is None) == (command is None):
         raise TaciturnError("name one anchor: --file PATH or --command COMMAND, not both")

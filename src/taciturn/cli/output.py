@@ -32,7 +32,7 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from taciturn.files import to_json
-from taciturn.privacy.figures import epsilon_text
+from taciturn.privacy.accounting.rounding_up import epsilon_text
 from taciturn.progress import StageProgress
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typer import Option
 
 from taciturn.cli.output import bar, console, print_table, say, stages
 from taciturn.names import AccountantName, MechanismName
-from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
     from taciturn.planning import Question
@@ -129,7 +129,7 @@ def _claim(question: "Question") -> dict[str, float]:
 def _grown(
     trial: "Question", target: float, largest_goal: int, mechanism: MechanismName
 ) -> dict[str, Any]:
-    from taciturn.planning import PlanError, grown
+    from taciturn.planning import PlanError, grow_to_rho
 
     if mechanism in ("poisson", "cyclic-poisson"):
         raise PlanError(
@@ -137,7 +137,7 @@ def _grown(
             " their own: choose another"
         )
     with stages() as show:
-        found = grown(trial, target, largest_goal, mechanism, show)
+        found = grow_to_rho(trial, target, largest_goal, mechanism, show)
     question, answer, came = found.question, found.answer, found.came
     say(
         f"{question.report_goal:,} reports a round with a noise multiplier of"

@@ -143,7 +143,7 @@ def watched(
 ) -> "Pretrained":
     """Pretrain under a progress bar; after Ctrl-C, say how to resume."""
     from taciturn.data.public import PublicCorpus
-    from taciturn.runs.pretrain import CHECKPOINT, pretrained
+    from taciturn.runs.pretrain import CHECKPOINT, pretrain_model
 
     public = PublicCorpus.load(corpus)
     if resume and not (out / CHECKPOINT).exists():
@@ -151,7 +151,7 @@ def watched(
     try:
         with bar("pretraining", "steps") as show:
             show(0, None, "compiling")
-            return pretrained(public, settings, schedule, out, show, resume, start)
+            return pretrain_model(public, settings, schedule, out, show, resume, start)
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()
         kept = (

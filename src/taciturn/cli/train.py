@@ -20,7 +20,7 @@ from taciturn.cli.output import (
 )
 from taciturn.errors import TaciturnError
 from taciturn.files import next_folder, not_a, write_atomically
-from taciturn.privacy.figures import delta_text, epsilon_text
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
 
 if TYPE_CHECKING:
     from taciturn.runs.loop import TrainedRun
@@ -184,7 +184,7 @@ def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
     does not have.
     """
     from taciturn.recipe.build import population
-    from taciturn.runs.chosen import publicly
+    from taciturn.runs.for_people import publicly
 
     people = population(recipe)
     if not recipe.is_private and not non_private and not people.manifest["about"].get("simulated"):
@@ -223,10 +223,10 @@ def _chosen(
     folder: Path,
 ) -> Path:
     """Work out a recipe for these people, and write it beside the folder of the run."""
-    from taciturn.recipe.choose import commented_toml
+    from taciturn.recipe.autoplan import commented_toml
     from taciturn.release.model_file import SHIPPED
-    from taciturn.runs.chosen import chosen_recipe
     from taciturn.runs.folder import check_new_run
+    from taciturn.runs.for_people import write_recipe_for
 
     check_new_run(folder)
     _check_people(people)
@@ -241,7 +241,7 @@ def _chosen(
         else str(_started(people, public, folder.with_name(f"{folder.name}-start")))
     )
     with stages() as show:
-        chosen = chosen_recipe(
+        chosen = write_recipe_for(
             people, epsilon, start, minutes, users, partial(show, "choosing a recipe", 0, None)
         )
     task, plan = chosen.task, chosen.plan

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from taciturn.cli.output import bar, begin, leave_interrupted, print_table, say
-from taciturn.privacy.figures import epsilon_text
+from taciturn.privacy.accounting.rounding_up import epsilon_text
 
 
 def tune(
@@ -33,12 +33,12 @@ def tune(
     """
     begin(f"reading {on}")
     from taciturn.data.public import PublicCorpus
-    from taciturn.runs.tuning import tuned
+    from taciturn.runs.tuning import tune_recipe
 
     corpus = PublicCorpus.load(on)
     try:
         with bar("tuning", "runs") as show:
-            trials = tuned(
+            trials = tune_recipe(
                 recipe,
                 corpus,
                 out,

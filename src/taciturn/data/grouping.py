@@ -37,7 +37,7 @@ DEALT = pa.schema(
 )
 
 
-def placed(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+def place_rows(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
     """Return rows with the id and position of their users, and how many had none after all."""
     ids = [user_id(spelling) for spelling in rows.column("user").to_pylist()]
     positions = np.fromiter((position(id) for id in ids), np.uint64, len(ids))
@@ -118,7 +118,7 @@ def groups(file: Path, tally: Counter[str], level: int = 0) -> Iterator[Path]:
         yield from groups(part, tally, level + 1)
 
 
-def packed(files: Iterable[Path]) -> Iterator[list[Path]]:
+def group_small_files(files: Iterable[Path]) -> Iterator[list[Path]]:
     """Group small files that follow each other."""
     pack: list[Path] = []
     for file in files:

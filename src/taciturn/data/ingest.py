@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from taciturn.core import END, UNKNOWN
 from taciturn.data import grouping
-from taciturn.data.grouping import Deal, groups, packed, placed, read_batches
+from taciturn.data.grouping import Deal, group_small_files, groups, place_rows, read_batches
 from taciturn.data.population import (
     Population,
     check_protections,
@@ -40,7 +40,7 @@ from taciturn.data.sources import Source
 from taciturn.data.texts import SHARD_TOKENS, token_type
 from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
-from taciturn.progress import StageProgress, unwatched
+from taciturn.progress import StageProgress, ignore_progress
 
 # bytes of sources below which other processes are not worth starting
 SMALL = 2**23
@@ -87,7 +87,7 @@ def ingest(
     folder: Path,
     rules: Rules,
     opt_outs: Iterable[str] = (),
-    progress: StageProgress = unwatched,
+    progress: StageProgress = ignore_progress,
     shard_tokens: int = SHARD_TOKENS,
     same_people_as: Path | None = None,
 ) -> Population:
@@ -109,7 +109,10 @@ def ingest(
         tally: Counter[str] = Counter()
         with tempfile.TemporaryDirectory(dir=writer.text) as scratch:
             files = _dealt(source, Path(scratch), progress)
-            parts, done = packed(part for file in files for part in groups(file, tally)), 0
+            parts, done = (
+                group_small_files(part for file in files for part in groups(file, tally)),
+                0,
+            )
             for piece in _mapped(tokenizer, parts, source.bytes):
                 tally += piece.tally
                 done += piece.rows
@@ -123,7 +126,7 @@ def _dealt(source: Source, scratch: Path, progress: StageProgress) -> list[Path]
     """Write all rows to disk, in files of users with neighbouring positions."""
     deal = Deal(scratch)
     for batch in source.batches(lambda done, all: progress("reading", done, all)):
-        rows, nobody = placed(batch)
+        rows, nobody = place_rows(batch)
         source.left_out.add("rows without a user", nobody)
         source.rows -= nobody
         deal.add(rows)

@@ -29,7 +29,7 @@ import numpy as np
 from taciturn.data.texts import SHARD_TOKENS, Texts, TextWriter
 from taciturn.data.users import position
 from taciturn.data.vocabulary import DataError, Vocabulary
-from taciturn.files import locked, not_a, sync_folder, write_atomically
+from taciturn.files import lock_file, not_a, sync_folder, write_atomically
 
 FORMAT = 2
 # files of hashed ids
@@ -91,7 +91,7 @@ class Population:
         write_atomically(
             self.folder / "private" / LEDGER, json.dumps(ledger._asdict()).encode(), 0o600
         )
-        with locked(self.folder / "private" / MANIFEST_LOCK):
+        with lock_file(self.folder / "private" / MANIFEST_LOCK):
             _save_manifest(self.folder, {**_manifest(self.folder), "ledger": ledger._asdict()})
 
 
@@ -241,7 +241,7 @@ class PopulationWriter:
             **counts,
             **written,
         }
-        with locked(self.folder / "private" / MANIFEST_LOCK):
+        with lock_file(self.folder / "private" / MANIFEST_LOCK):
             ledger = named_ledger(self.folder)
             _save_manifest(self.folder, manifest | ({"ledger": ledger._asdict()} if ledger else {}))
         return Population(self.folder)
@@ -268,7 +268,7 @@ def writing_population(
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
     busy = DataError(f"another build is writing to {folder}; wait for it, or name another --out")
-    with locked(private / "lock", busy):
+    with lock_file(private / "lock", busy):
         # whatever is written from here on is private to its owner
         umask = os.umask(0o077)
         try:

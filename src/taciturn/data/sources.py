@@ -33,7 +33,7 @@ from taciturn.data.readers import (
 )
 from taciturn.data.vocabulary import DataError
 from taciturn.files import HOLDS
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import Progress, ignore_progress
 
 # its functions are made at run time, so type checkers do not know them
 pc: Any = pyarrow.compute
@@ -84,7 +84,7 @@ class Source:
     def bytes(self) -> int:
         return sum(self._sizes)
 
-    def batches(self, progress: Progress = unwatched) -> Iterator[pa.RecordBatch]:
+    def batches(self, progress: Progress = ignore_progress) -> Iterator[pa.RecordBatch]:
         """Yield all rows that have a user and a text. `progress` gets bytes."""
         done, total = 0, self.bytes
         self.rows, self.left_out = 0, LeftOut()

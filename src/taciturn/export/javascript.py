@@ -20,8 +20,8 @@ import numpy as np
 
 from taciturn.models.ngram import NGram
 from taciturn.models.stepping import StepWeights, int8
-from taciturn.privacy.figures import WEAK
-from taciturn.privacy.ledger import Guarantee
+from taciturn.privacy.accounting.rounding_up import WEAK
+from taciturn.privacy.ledger.ledger import Guarantee
 from taciturn.release.gate import ExportRefused
 from taciturn.release.privacy_statement import WORDS, plain_words
 

@@ -19,7 +19,7 @@ from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import Device, Wishes
 from taciturn.fleets.devices.fleet import Connected, DeviceFleet
-from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
+from taciturn.fleets.devices.own_participation import OwnParticipation, ParticipationLimits
 from taciturn.fleets.ray_engine import RayFleet, is_joined
 from taciturn.fleets.secure_aggregation.identities import Authority
 from taciturn.fleets.secure_aggregation.messages import Terms
@@ -27,8 +27,8 @@ from taciturn.fleets.simulation.availability import Clock, Devices, Habits
 from taciturn.fleets.simulation.check_in import CheckInFleet
 from taciturn.fleets.simulation.in_process import SimulatedFleet, with_room
 from taciturn.fleets.simulation.queued import QueuedFleet
-from taciturn.privacy.account import Account
 from taciturn.privacy.curator import device_program
+from taciturn.privacy.ledger.account import Account
 from taciturn.privacy.participation import MinSeparation
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
@@ -163,7 +163,7 @@ def build_device(
     )
     agreed, program = agreement(recipe, words, authority), device_program(algorithm)
     return Device(
-        key, authority, agreed, program, *messages, user, ParticipationRecord(home, limits), wishes
+        key, authority, agreed, program, *messages, user, OwnParticipation(home, limits), wishes
     )
 
 
@@ -194,7 +194,7 @@ def _min_separation(recipe: Recipe) -> MinSeparation:
     return found
 
 
-def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFleet:
+def simulated_fleet(recipe: Recipe, population: Population) -> SimulatedFleet | RayFleet:
     """Train users here, or on the cluster that was joined."""
     if is_joined():
         return RayFleet(recipe, population)
@@ -213,7 +213,7 @@ def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0)
     """Make a simulated fleet; `devices` is a folder for the devices' state, `coins` a secret seed
     that decides which device comes when.
     """
-    everyone = simulated(recipe, population)
+    everyone = simulated_fleet(recipe, population)
     section = recipe.fleet
     if section.kind == "simulated":
         return everyone

@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from taciturn.files import locked, write_atomically
+from taciturn.files import lock_file, write_atomically
 from taciturn.fleets.devices.transport import LOG, LinkError
 from taciturn.fleets.secure_aggregation.identities import (
     CLOCKS_APART,
@@ -34,10 +34,10 @@ from taciturn.fleets.secure_aggregation.identities import (
     Dismissed,
     Enrolled,
     Issuer,
+    is_signed_by,
     now,
-    verified,
 )
-from taciturn.fleets.wire.authority import load_key, requested_key, save_key
+from taciturn.fleets.wire.tls import load_key, requested_key, save_key
 
 ENROLMENT_KEY, LOG_NAME, ENROLLED = "enrolment.key", "enrolment.log", "enrolled.txt"
 DAY = 24 * 3600
@@ -57,7 +57,7 @@ def new_authority(folder: Path, fleet: Path) -> Issuer:
     """Make the authority of a new fleet, without devices."""
     issuer = Issuer(secrets.token_bytes(FLEET_BYTES), Ed25519PrivateKey.generate())
     save_key(folder / ENROLMENT_KEY, issuer.key)
-    with locked(folder / LOG_NAME) as file:
+    with lock_file(folder / LOG_NAME) as file:
         log = _Log(issuer.key, file, [])
         log.add("new", [issuer.dismiss(0, ())])
     log.publish(fleet)
@@ -197,7 +197,7 @@ def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
             f"{folder} is not the folder of an enrolment authority, or lost its {LOG_NAME}: name"
             " the folder with --authority"
         )
-    with locked(folder / LOG_NAME) as file:
+    with lock_file(folder / LOG_NAME) as file:
         file.seek(0)
         content = file.read()
         *lines, torn = content.split(b"\n")
@@ -256,7 +256,7 @@ class _Log:
         for line in lines:
             signed = self._take(line)
         if not all(
-            verified(own, one.signed(), one.signature)
+            is_signed_by(own, one.signed(), one.signature)
             for one in signed
             # no later row has the hash of the last one
         ):

@@ -32,11 +32,11 @@ from taciturn.data.population import HeldOutUsers, Population, hashed_id, writin
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.files import new_folder, not_a, write_atomically
 from taciturn.fleets import assemble, enrolment
-from taciturn.fleets.devices import participation_record
+from taciturn.fleets.devices import own_participation
 from taciturn.fleets.devices.device import Device, Wishes
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation.identities import FLEET_BYTES, Authority
-from taciturn.fleets.wire.authority import (
+from taciturn.fleets.wire.tls import (
     AUTHORITY_CERTIFICATE,
     DEVICE_KEY,
     certify_server,
@@ -44,7 +44,7 @@ from taciturn.fleets.wire.authority import (
     load_key,
     make_authority,
 )
-from taciturn.populations import open_ledger
+from taciturn.people import open_ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe, save_recipe
@@ -207,7 +207,7 @@ def open_device(
             f"{device} has no key: `taciturn fleet device {device} --new` makes one, and a request"
             " for the fleet's authority"
         )
-    if delete_used and path.exists() and _which(path) == participation_record.used_text(device):
+    if delete_used and path.exists() and _which(path) == own_participation.used_text(device):
         # left by a crash
         path.unlink()
     if not path.exists():
@@ -249,4 +249,4 @@ def opt_out(device: Path) -> None:
     """
     for text in (device / TOKENS, *device.glob(f".{TOKENS}.*")):
         text.unlink(missing_ok=True)
-    participation_record.opt_out(device)
+    own_participation.opt_out(device)

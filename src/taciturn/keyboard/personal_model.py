@@ -32,7 +32,7 @@ from taciturn.evaluation.accuracy import WINDOW, Scores, evaluate
 from taciturn.export.word_model import load_word_model
 from taciturn.files import check_new_folder, new_folder, sync_folder
 from taciturn.models.sgd import sgd_step
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import Progress, ignore_progress
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelFileError, save_model
@@ -88,7 +88,7 @@ def personalise(
     out: Path,
     learning: Learning = Learning(),
     delete_text: bool = False,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> Personal:
     """Train a model on all but the last messages of a text, and keep it in the new folder `out` if
     it predicts those better. Any failure leaves no folder, and keeps the text: it is deleted last,
@@ -122,7 +122,9 @@ def personalise(
     )
     measured = Texts.of(map(list, held_out), len(vocabulary)), cut if card.sentences else WINDOW
     before = evaluate(network, loaded.params, *measured)
-    params = trained(network, loaded.params, learned, cut, learning, settings.dropout > 0, progress)
+    params = train_personal_model(
+        network, loaded.params, learned, cut, learning, settings.dropout > 0, progress
+    )
     after = evaluate(network, params, *measured)
     # nor where it is NaN
     if not after["loss"].value < before["loss"].value:
@@ -150,14 +152,14 @@ def personalise(
     )
 
 
-def trained(
+def train_personal_model(
     network: LanguageModel,
     params: Params,
     messages: Messages,
     cut: Cut,
     learning: Learning,
     dropout: bool,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> Params:
     """Train as a device does in a round, an epoch at a time, so that progress can be shown: SGD
     carries only θ from one to the next.

@@ -38,7 +38,7 @@ def keys_of(word: str) -> np.ndarray | None:
     return np.array(places) if places and min(places) >= 0 else None
 
 
-def tapped(keys: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def draw_taps(keys: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Draw where the finger lands for each key, [taps, 2]."""
     return _CENTRES[keys] + generator.normal(0.0, SPREAD, (len(keys), 2))
 

@@ -20,9 +20,9 @@ from taciturn.data.vocabulary import Vocabulary, is_word
 from taciturn.evaluation.accuracy import rank_among_answers
 from taciturn.evaluation.intervals import BUCKETS, Figures, Sums, share
 from taciturn.keyboard.predictor import LEAST_COMPOSED, PLACES, Composed, Predictor
-from taciturn.keyboard.taps import TapDecoder, keys_of, tapped
+from taciturn.keyboard.taps import TapDecoder, draw_taps, keys_of
 from taciturn.keyboard.user_history import WithHistory
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import Progress, ignore_progress
 
 THRESHOLDS = np.linspace(0.3, 0.95, 14)
 # at which models' smart compose is compared
@@ -75,7 +75,7 @@ class Typing(Sums):
     # … and worth picking
     picked: np.ndarray
     # words that were tapped with noise
-    tapped: np.ndarray
+    draw_taps: np.ndarray
     # … and came out wrong, so that they had to be corrected
     modified: np.ndarray
     # that tapping and correcting took
@@ -102,7 +102,7 @@ def simulate(
     model: WordModel,
     vocabulary: Vocabulary,
     people: Sequence[Sequence[str]],
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> Typing:
     """Simulate each person typing their messages. The n-th goes to bucket n mod 100."""
     if not people:
@@ -223,7 +223,7 @@ class _Typist:
         keys = keys_of(word)
         if keys is None:
             return
-        readings = self.decoder.readings(tapped(keys, self.generator))
+        readings = self.decoder.readings(draw_taps(keys, self.generator))
         ranked = sorted(readings, key=lambda one: -one[1] - self.predictor.expected(scores, one[0]))
         self.counts["tapped"] += 1
         self.counts["seconds"] += TAP * (len(word) + 1)

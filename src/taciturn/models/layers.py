@@ -27,7 +27,7 @@ def flat(values: jax.Array) -> jax.Array:
     return values.reshape(-1, values.shape[-1])
 
 
-def transposed(matrix: jax.Array) -> jax.Array:
+def transpose(matrix: jax.Array) -> jax.Array:
     """Transpose for products. On a CPU it is copied, by flattening it: products with a transposed
     view take twice as long.
     """

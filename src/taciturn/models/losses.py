@@ -35,14 +35,14 @@ def cross_entropy(
     contexts = model.contexts(params, tokens[:, :-1], key)
     matrix, bias = model.words(params)
     targets = tokens[:, 1:].reshape(-1)
-    losses = bounded(
+    losses = bound_losses(
         softmax_loss(contexts.reshape(-1, contexts.shape[-1]), matrix, bias, targets), power
     )
     present = targets != PADDING
     return jnp.sum(jnp.where(present, losses, 0.0)) / jnp.maximum(jnp.sum(present), 1)
 
 
-def bounded(losses: jax.Array, power: float) -> jax.Array:
+def bound_losses(losses: jax.Array, power: float) -> jax.Array:
     """Return (1 − p^q) / q for −log p (Zhang and Sabuncu 2018), at most 1/q: unpredictable words
     hardly count, and a user's update has more of what users have in common. With q = 0 it is −log p
     itself.

@@ -98,12 +98,14 @@ class NGram:
 
 def katz(texts: Iterable[np.ndarray], vocabulary: int, order: int = 4) -> NGram:
     """Count texts of one user each: messages closed by END, except perhaps the last."""
-    return _estimated(counted(texts, vocabulary, order), vocabulary, _katz)
+    return _estimated(count_ngrams(texts, vocabulary, order), vocabulary, _katz)
 
 
 def kneser_ney(texts: Iterable[np.ndarray], vocabulary: int, order: int = 4) -> NGram:
     """Count texts as `katz` does."""
-    return _estimated(continuations(counted(texts, vocabulary, order)), vocabulary, _kneser_ney)
+    return _estimated(
+        continuations(count_ngrams(texts, vocabulary, order)), vocabulary, _kneser_ney
+    )
 
 
 # Probabilities of n-grams, and weights of their contexts, from: counts > 0, the places of the
@@ -115,7 +117,7 @@ Estimator = Callable[[np.ndarray, np.ndarray, int, np.ndarray], tuple[np.ndarray
 def _estimated(counts: list[Counts], vocabulary: int, estimator: Estimator) -> NGram:
     levels, probability = [], _unigrams(counts[0].counts, estimator)
     for level, longer in pairwise(counts):
-        contexts, _ = parted(longer.keys, vocabulary)
+        contexts, _ = split_keys(longer.keys, vocabulary)
         longer_probability, weights = estimator(
             longer.counts, contexts, len(level.keys), probability[longer.shorter]
         )
@@ -208,7 +210,7 @@ class Counts(NamedTuple):
     shorter: np.ndarray
 
 
-def counted(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Counts]:
+def count_ngrams(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Counts]:
     """Count the n-grams of all lengths up to `order`. None crosses the end of a message, and none
     ends in BEGIN.
     """
@@ -226,7 +228,7 @@ def counted(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Co
     )
     for _ in range(1, order):
         ends = (np.flatnonzero((places[:-1] >= 0) & (words[1:] != BEGIN)) + 1).astype(np.int32)
-        keys = joined(places[ends - 1], words[ends], vocabulary)
+        keys = join_keys(places[ends - 1], words[ends], vocabulary)
         by_key = np.argsort(keys)
         keys, ends = keys[by_key], ends[by_key]
         is_first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
@@ -240,7 +242,7 @@ def counted(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Co
     return levels
 
 
-def joined(contexts: np.ndarray, words: np.ndarray, vocabulary: int) -> np.ndarray:
+def join_keys(contexts: np.ndarray, words: np.ndarray, vocabulary: int) -> np.ndarray:
     """Return the keys of n-grams: the places of their contexts and their words."""
     keys = contexts.astype(np.uint64)
     keys *= np.uint64(vocabulary)
@@ -248,7 +250,7 @@ def joined(contexts: np.ndarray, words: np.ndarray, vocabulary: int) -> np.ndarr
     return keys
 
 
-def parted(keys: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+def split_keys(keys: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
     """Split keys into the places of the contexts and the words, int32."""
     contexts = keys // np.uint64(vocabulary)
     return contexts.astype(np.int32), (keys - contexts * np.uint64(vocabulary)).astype(np.int32)
@@ -286,7 +288,7 @@ def _messages(texts: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
     return np.insert(words, starts, BEGIN)
 
 
-def pruned(model: NGram, entries: int) -> NGram:
+def prune(model: NGram, entries: int) -> NGram:
     """Keep all unigrams and the `entries` longer n-grams that matter most, with matching weights.
 
     An n-gram matters by the relative entropy of the model with and without it (Stolcke 1998), and
@@ -308,12 +310,14 @@ def pruned(model: NGram, entries: int) -> NGram:
     for level, keep in zip(
         model.levels[1:], np.split(kept, np.cumsum([len(one) for one in worth[:-1]])), strict=True
     ):
-        contexts, words = parted(level.keys[keep], model.vocabulary)
+        contexts, words = split_keys(level.keys[keep], model.vocabulary)
         contexts, places = places[contexts], np.cumsum(keep) - 1
         lower, states = _backed_off(made, states, contexts, words, model.vocabulary)
         left, unseen = _shares(level.probability[keep], lower, contexts, len(made[-1].keys))
         made[-1] = made[-1]._replace(backoff=_log(left / unseen))
-        made.append(Level(joined(contexts, words, model.vocabulary), level.probability[keep], NONE))
+        made.append(
+            Level(join_keys(contexts, words, model.vocabulary), level.probability[keep], NONE)
+        )
     return NGram(tuple(made), model.vocabulary)
 
 
@@ -325,7 +329,7 @@ def _worth(model: NGram) -> list[np.ndarray]:
     frequency[BEGIN] = frequency[END]
     worth, parts, states = [], [], [np.arange(model.vocabulary)]
     for n, level in enumerate(model.levels[1:], 1):
-        contexts, words = parted(level.keys, model.vocabulary)
+        contexts, words = split_keys(level.keys, model.vocabulary)
         lower, states = _backed_off(model.levels[:n], states, contexts, words, model.vocabulary)
         left, unseen = _shares(level.probability, lower, contexts, len(model.levels[n - 1].keys))
         left, unseen = left[contexts], unseen[contexts]
@@ -384,7 +388,7 @@ def followers(
     """Return the places of many n-grams among sorted keys; −1 for one that is absent, or whose
     context is (−1).
     """
-    wanted = joined(np.maximum(contexts, 0), words, vocabulary)
+    wanted = join_keys(np.maximum(contexts, 0), words, vocabulary)
     places = np.searchsorted(keys, wanted)
     there = (contexts >= 0) & (places < len(keys))
     there[there] = keys[places[there]] == wanted[there]

@@ -10,7 +10,7 @@ The backward pass is written by hand for speed. Differentiating the scan would a
 of the recurrent
 matrix step by step: one more read and write of it at each time step and for every user. Here the
 gradients of the gates are kept, and the matrix gradients are one product over all steps at the end.
-On a GPU both ways over time are kernels (models/recurrence_kernels.py).
+On a GPU both ways over time are kernels (models/kernels/recurrence.py).
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models import recurrence_kernels
+from taciturn.models.kernels import recurrence as kernels
 from taciturn.models.layers import (
     dense,
     dot,
@@ -30,7 +30,7 @@ from taciturn.models.layers import (
     embedding,
     flat,
     looked_up,
-    transposed,
+    transpose,
     unit_rows,
 )
 
@@ -104,19 +104,17 @@ def recurrence(
 
 
 def _forward(cell: Cell, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
-    run = _on_this_machine(recurrence_kernels.forwards, scan_forwards, cell, product, x, recurrent)
+    run = _on_this_machine(kernels.forwards, scan_forwards, cell, product, x, recurrent)
     fed_back, *kept = run(x, recurrent, projection)
     return fed_back, (x, recurrent, projection, fed_back, *kept)
 
 
 def _backward(cell: Cell, product, saved, gradient):
     x, recurrent, projection, fed_back, r, carries, outputs = saved
-    run = _on_this_machine(
-        recurrence_kernels.backwards, scan_backwards, cell, product, x, recurrent
-    )
+    run = _on_this_machine(kernels.backwards, scan_backwards, cell, product, x, recurrent)
     d_x, d_r, d_fed_back = run(gradient, x, r, carries, recurrent, projection)
     # What was fed back at step t meets the recurrent matrix at step t + 1.
-    d_recurrent = dot(transposed(flat(fed_back[:-1]).astype(product)), flat(d_r[1:]), product)
+    d_recurrent = dot(transpose(flat(fed_back[:-1]).astype(product)), flat(d_r[1:]), product)
     d_projection = None if projection is None else dot(flat(outputs).T, flat(d_fed_back), product)
     return d_x, d_recurrent, d_projection
 
@@ -128,7 +126,7 @@ def _on_this_machine(
     kernel: Callable, scan: Callable, cell: Cell, product, x: jax.Array, recurrent: jax.Array
 ) -> Callable:
     kernel, scan = partial(kernel, cell, product), partial(scan, cell, product)
-    if not recurrence_kernels.fits(x, recurrent, product):
+    if not kernels.fits(x, recurrent, product):
         return scan
     return partial(jax.lax.platform_dependent, cuda=kernel, default=scan)
 
@@ -165,8 +163,8 @@ def scan_forwards(
 
 def scan_backwards(cell: Cell, product, gradient, x, r, carries, recurrent, projection):
     """Return the gradients of x, of r (rounded as products with it are) and of what is fed back."""
-    back = transposed(recurrent.astype(product))
-    back_projection = None if projection is None else transposed(projection.astype(product))
+    back = transpose(recurrent.astype(product))
+    back_projection = None if projection is None else transpose(projection.astype(product))
 
     def step(state, inputs):
         d_recurrent_input, d_carry = state

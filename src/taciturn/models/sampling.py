@@ -19,7 +19,7 @@ from taciturn.models.stepping import (
     step,
     zero_state,
 )
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import Progress, ignore_progress
 
 # texts
 SIDE_BY_SIDE = 256
@@ -28,7 +28,7 @@ LENGTH = 64
 
 
 @jax.jit
-def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
+def choose_words(scores: jax.Array, uniform: jax.Array) -> jax.Array:
     """Choose a word for each row of log-probabilities, by a uniform number in [0, 1): first a block
     of the vocabulary, then a word of it, so that a step costs two short sums in place of a random
     number for every word. Padding and <bos> are never chosen.
@@ -53,7 +53,7 @@ def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def samples(
-    model: Neural, words: int, key: Key, progress: Progress = unwatched
+    model: Neural, words: int, key: Key, progress: Progress = ignore_progress
 ) -> Iterator[np.ndarray]:
     """Sample texts with at least this many words in all."""
     streams = (
@@ -87,7 +87,7 @@ def _said(cell, weights: StepWeights, restarts: jax.Array, state: State, word: j
         afresh = restarts[word][:, None]
         state = jax.tree.map(lambda one: jnp.where(afresh, 0.0, one), state)
         state, scores = step(cell, weights, state, jnp.where(restarts[word], BEGIN, word))
-        word = chosen(scores, uniform)
+        word = choose_words(scores, uniform)
         return (state, word), word
 
     return jax.lax.scan(say, (state, word), jax.random.uniform(key, (LENGTH, SIDE_BY_SIDE)))
@@ -100,7 +100,9 @@ def _windowed_streams(model: Windowed, key: Key) -> Iterator[np.ndarray]:
         texts = np.zeros((SIDE_BY_SIDE, LENGTH + 1), np.int32)
         texts[:, 0] = BEGIN
         for place in range(LENGTH):
-            texts[:, place + 1] = chosen(model.scores_at(texts[:, :-1], place), uniforms[place])
+            texts[:, place + 1] = choose_words(
+                model.scores_at(texts[:, :-1], place), uniforms[place]
+            )
         yield texts[:, 1:]
 
 
@@ -113,7 +115,7 @@ def beginnings(model: LanguageModel, params: Params, rows: int, length: int, key
 
     def say(place: jax.Array | int, texts: jax.Array) -> jax.Array:
         context = model.contexts(params, texts[:, :-1], None)[:, place]
-        word = chosen(jax.nn.log_softmax(context @ matrix.T + bias), uniforms[place])
+        word = choose_words(jax.nn.log_softmax(context @ matrix.T + bias), uniforms[place])
         return texts.at[:, place + 1].set(word)
 
     return jax.lax.fori_loop(

@@ -4,7 +4,7 @@ Two matrices hold most of a keyboard model: the embedding of the words that go i
 uses a few dozen rows, and that of the words that come out, all of which every step uses and
 changes. Automatic differentiation treats both alike and writes a gradient for every row, several
 times. Here only the input rows get a gradient, and the output layer takes its step where its
-gradient is computed (models/softmax_step.py). Nothing else differs from `params − rate ×
+gradient is computed (models/kernels/softmax.py). Nothing else differs from `params − rate ×
 grad(cross_entropy)`, and a test checks that.
 """
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from taciturn.core import PADDING, Key, LanguageModel, Params
-from taciturn.models import softmax_step
+from taciturn.models.kernels import softmax
 from taciturn.models.layers import add_rows
 
 # params, batch of token rows, dropout key, rate
@@ -44,12 +44,12 @@ def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: floa
         weights = jnp.where(present, 1.0 / jnp.maximum(jnp.sum(present), 1), 0.0)
         matrix, bias = params[model.word_embedding], params["word_bias"]
         given = (contexts, matrix, bias, targets, weights, rate, model.unit_norm, product, power)
-        if softmax_step.fits(contexts, product):
+        if softmax.fits(contexts, product):
             stepped = jax.lax.platform_dependent(
-                cuda=lambda: softmax_step.fused(*given), default=lambda: softmax_step.plain(*given)
+                cuda=lambda: softmax.fused_step(*given), default=lambda: softmax.plain_step(*given)
             )
         else:
-            stepped = softmax_step.plain(*given)
+            stepped = softmax.plain_step(*given)
         d_rest, d_rows = pull_back(stepped.d_contexts)
         # what is added, a GPU adds within the product that makes it
         after = jax.tree.map(lambda p, g: p + (-rate) * g, rest, d_rest)

@@ -1,11 +1,11 @@
-"""The curator: the only door between users and the server. READ THIRD, after core.py and train.py.
+"""The curator: the only door between users and the server. READ THIRD, after core.py and training.py.
 
 `private_mean` is the middle of McMahan et al. 2018, Algorithm 1: sample, sum, noise, charge,
 release.
 
 **Guarantee:** what leaves `private_mean` is charged in the population's ledger, on disk, before it
 leaves. Round r is row r of the noise and charge r of the run, whatever crashes there were: the
-noised release is written down first (privacy/records.py), then charged, then given out; one that is
+noised release is written down first (privacy/ledger/releases.py), then charged, then given out; one that is
 charged is given out from its record and never computed again, so no noise meets two totals that
 leave. Every start of a process draws under fresh bytes that are in the ledger (`Account.nonce`), so
 a copy of a run's folder repeats nothing.
@@ -43,14 +43,14 @@ from taciturn.core import (
     UserData,
     UserIds,
 )
-from taciturn.privacy import sampler
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget, event_to_json
-from taciturn.privacy.chacha20 import Coins, key_words
-from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.accounting.accountant import Budget, event_to_json
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.cohort_log import CohortLog, ParticipationBreach
+from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.ledger.releases import Releases
+from taciturn.privacy.noise import sampler
+from taciturn.privacy.noise.chacha20 import Coins, key_words
 from taciturn.privacy.participation import WrongNumberOfUsers, default_delta, spare_rounds
-from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
-from taciturn.privacy.records import Records
 
 # of a model whose size is not known when its run is declared
 MOST_PARAMETERS = 2**31
@@ -67,8 +67,8 @@ class Curator:
         fleet: Fleet,
         account: Account,
         root: bytes,
-        log: ParticipationLog | None = None,
-        records: Records | None = None,
+        log: CohortLog | None = None,
+        records: Releases | None = None,
     ) -> None:
         participation, mechanism = algorithm.participation, algorithm.mechanism
         if participation.sampled_by_curator and not fleet.everyone_reports:
@@ -113,7 +113,7 @@ class Curator:
         self._root = randomness.derive(
             root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0
         )
-        self._records = records or Records(None, self._root)
+        self._records = records or Releases(None, self._root)
         self._release, self._follow, self._public = map(
             jax.jit, (mechanism.release, mechanism.follow, mechanism.public)
         )
@@ -195,7 +195,7 @@ class Curator:
         )
         if participation.limits is not None:
             log_key = randomness.derive(root, "participation log", 0)
-            log = ParticipationLog(
+            log = CohortLog(
                 Path(secrets.name) / "participation.log", *participation.limits, log_key
             )
         curator = cls(algorithm, UsersInMemory(users), account, root, log)
@@ -267,7 +267,7 @@ class Curator:
                 " charged yet"
             )
 
-    def _check_log(self, log: ParticipationLog) -> None:
+    def _check_log(self, log: CohortLog) -> None:
         """Raise unless charge r is entry r of the log."""
         charges = self.account.charges
         if not len(charges) <= log.rows <= len(charges) + 1:

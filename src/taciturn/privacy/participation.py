@@ -20,9 +20,9 @@ from dp_accounting import (
 
 from taciturn.core import Coins, Strategy, UserIds
 from taciturn.errors import TaciturnError
-from taciturn.privacy.accounting import CorrelatedDpEvent
-from taciturn.privacy.noise import INDEPENDENT
-from taciturn.privacy.sensitivity import most_participations
+from taciturn.privacy.accounting.accountant import CorrelatedDpEvent
+from taciturn.privacy.noise.sensitivity import most_participations
+from taciturn.privacy.noise.white import INDEPENDENT
 
 # of defaults: below it loss distributions are lost in rounding, and (1 + e^ε)·2⁻⁶⁰ counts
 LEAST_DELTA = 1e-15

@@ -24,7 +24,7 @@ from taciturn.algorithms.local_training import (
     fedavg_update,
     fedsgd_update,
 )
-from taciturn.algorithms.uploads import compressed, upload_bytes
+from taciturn.algorithms.uploads import compress_updates, upload_bytes
 from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
 from taciturn.data.population import Population
@@ -36,13 +36,22 @@ from taciturn.models.registry import ModelKind, model_kind
 from taciturn.models.sampling import beginnings
 from taciturn.models.sgd import sgd_step
 from taciturn.names import ServerOptimizer
-from taciturn.privacy.accounting import Budget, composed, noise_for_budget, repeated
-from taciturn.privacy.adaptive_clip import AdaptiveClip
-from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
-from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
-from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
-from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import Noise, gaussian, no_noise
+from taciturn.privacy.accounting.accountant import Budget, compose, noise_for_budget, repeat
+from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip
+from taciturn.privacy.bounding.clipping import (
+    MOST_REPORTS,
+    Bound,
+    flat_clip,
+    no_clip,
+    per_layer_clip,
+)
+from taciturn.privacy.bounding.estimators import clipped_denominator, fixed_denominator
+from taciturn.privacy.bounding.secagg_encoding import Encoding, encoding, modular
+from taciturn.privacy.noise.correlated import Bands, Buffers, banded_toeplitz, blt, tree
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.sensitivity import most_participations, segments
+from taciturn.privacy.noise.strategies import optimal_bands, optimal_blt
+from taciturn.privacy.noise.white import Noise, gaussian, no_noise
 from taciturn.privacy.participation import (
     CyclicPoisson,
     FixedSize,
@@ -50,9 +59,6 @@ from taciturn.privacy.participation import (
     PoissonSampling,
     spare_rounds,
 )
-from taciturn.privacy.secagg_encoding import Encoding, encoding, modular
-from taciturn.privacy.sensitivity import most_participations, segments
-from taciturn.privacy.strategies import optimal_bands, optimal_blt
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, ModelSection
 from taciturn.trees import size
@@ -126,7 +132,7 @@ def noise(recipe: Recipe, multiplier: float) -> Noise:
         case "tree" | "honaker" as kind:
             return tree(multiplier, *lengths, honaker=kind == "honaker")
         case "banded":
-            return banded(multiplier, *map(Bands, lengths, coefficients["bands"]))
+            return banded_toeplitz(multiplier, *map(Bands, lengths, coefficients["bands"]))
         case "blt":
             return blt(
                 multiplier, *map(Buffers, lengths, coefficients["decay"], coefficients["scale"])
@@ -242,7 +248,7 @@ def _user_update(
             update = fedavg_update(rehearsing(step, rows, recipe.local.user_share), local, project)
         case "distillation":
             update = unforgetting_update(model, local, recipe.local.user_share, project)
-    return compressed(update, recipe.upload.share, recipe.upload.bits)
+    return compress_updates(update, recipe.upload.share, recipe.upload.bits)
 
 
 def upload_size(recipe: Recipe, params: Params) -> int:
@@ -322,7 +328,7 @@ def bound_of(recipe: Recipe) -> Bound:
     if privacy.layer_clip_norms:
         return per_layer_clip(layers=privacy.layer_clip_norms)
     if privacy.clip_norm is None and not recipe.is_private:
-        return unbounded()
+        return no_clip()
     clip_norm = DEFAULT_CLIP_NORM if privacy.clip_norm is None else privacy.clip_norm
     return flat_clip(clip_norm) if privacy.clipping == "flat" else per_layer_clip(clip_norm)
 
@@ -376,7 +382,7 @@ def with_noise(
         private = mechanism(
             bound_of(recipe), fixed_denominator(1.0), noise(recipe, noise_multiplier)
         )
-        return composed(lineage, repeated(private.event(participation(recipe)), recipe.run.rounds))
+        return compose(lineage, repeat(private.event(participation(recipe)), recipe.run.rounds))
 
     # Wider noise is nearer to the ideal, so the distance of narrow noise is an upper bound.
     little = mechanism(

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import model_validator
 
 from taciturn.names import AlgorithmName, NoiseKind
+from taciturn.privacy.noise.sensitivity import most_participations
 from taciturn.privacy.participation import default_delta
-from taciturn.privacy.sensitivity import most_participations
 from taciturn.recipe import rules, sections
 from taciturn.recipe.sections import Section, setting
 

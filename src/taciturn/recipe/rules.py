@@ -13,7 +13,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from taciturn.privacy.clipping import MOST_REPORTS
+from taciturn.privacy.bounding.clipping import MOST_REPORTS
 from taciturn.recipe.sections import ServerSection, TransferSection, UploadSection
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 from taciturn import names
 from taciturn.models.registry import KINDS, model_kind
-from taciturn.privacy.clipping import clip_schedule
-from taciturn.privacy.noise import check_multiplier
+from taciturn.privacy.bounding.clipping import clip_schedule
+from taciturn.privacy.noise.white import check_multiplier
 
 # users
 MOST_A_ROUND = 60_000

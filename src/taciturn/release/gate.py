@@ -5,8 +5,8 @@ from pathlib import Path
 
 from taciturn.core import Params
 from taciturn.errors import TaciturnError
-from taciturn.privacy.figures import delta_text
-from taciturn.privacy.ledger import Guarantee, Ledger
+from taciturn.privacy.accounting.rounding_up import delta_text
+from taciturn.privacy.ledger.ledger import Guarantee, Ledger
 from taciturn.release.model_file import ModelCard, card_digest, params_digest
 
 

@@ -111,7 +111,7 @@ def load_model(path: Path) -> tuple[Params, ModelCard]:
     card = json.loads(metadata["taciturn"])
     for name in ("vocabulary", "public_sources"):
         card[name] = tuple(card[name])
-    return trees.nested(named), ModelCard(**card)
+    return trees.nest(named), ModelCard(**card)
 
 
 def params_digest(params: Params) -> str:

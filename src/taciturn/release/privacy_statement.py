@@ -10,8 +10,15 @@ from dataclasses import asdict
 from importlib.resources import files
 
 from taciturn.files import to_json
-from taciturn.privacy.figures import MEANINGLESS, WEAK, delta_text, epsilon_text, mu_text, rho_text
-from taciturn.privacy.ledger import Guarantee
+from taciturn.privacy.accounting.rounding_up import (
+    MEANINGLESS,
+    WEAK,
+    delta_text,
+    epsilon_text,
+    mu_text,
+    rho_text,
+)
+from taciturn.privacy.ledger.ledger import Guarantee
 
 # users who may be one person, or live with one
 TWO_DEVICES, HOUSEHOLD = 2, 4

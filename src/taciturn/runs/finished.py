@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taciturn.audit import audit_users, canaries
-from taciturn.audit.report import AuditReport, canary_results, membership_results
+from taciturn.audit.results import AuditResults, canary_results, membership_results
 from taciturn.audit.secret_sharer import REFERENCES
 from taciturn.core import LanguageModel, Params
 from taciturn.data.layout import Cut
@@ -26,15 +26,15 @@ from taciturn.export.formats import Export, Exported
 from taciturn.export.word_model import COUNTED_ON, LoadedModel, load_word_model
 from taciturn.keyboard.predictor import Predictor
 from taciturn.names import ExportFormat
-from taciturn.populations import open_ledger
-from taciturn.privacy.ledger import Guarantee, Ledger, Row
-from taciturn.progress import Progress, StageProgress, unwatched
+from taciturn.people import open_ledger
+from taciturn.privacy.ledger.ledger import Guarantee, Ledger, Row
+from taciturn.progress import Progress, StageProgress, ignore_progress
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.release.gate import ExportRefused, check_not_personal, verified_guarantee
 from taciturn.release.model_file import ModelCard, ModelFileError, load_model, params_digest
 from taciturn.runs.folder import RunError, recipe_of
-from taciturn.runs.report import Tested, whose_text, write_report
+from taciturn.runs.page import Tested, whose_text, write_report
 
 
 def population_of(folder: Path) -> Population:
@@ -187,7 +187,9 @@ class FinishedRun:
             self.model, self.guarantee, learned_from(self.model), to, non_private, **how
         ).write(Path(out))
 
-    def evaluate(self, on: str | Path | None = None, progress: Progress = unwatched) -> Evaluation:
+    def evaluate(
+        self, on: str | Path | None = None, progress: Progress = ignore_progress
+    ) -> Evaluation:
         """Measure on the held-out users of the run's population, or of another one of the same
         words (`on`). They have no guarantee.
         """
@@ -196,7 +198,7 @@ class FinishedRun:
         return Evaluation(scores, test.guarantee, test.is_rebuilt and on is None)
 
     def report(
-        self, beside: Sequence[str | Path] | None = None, progress: StageProgress = unwatched
+        self, beside: Sequence[str | Path] | None = None, progress: StageProgress = ignore_progress
     ) -> Path:
         """Write RUN/report.html: the guarantee, curves, and what the model is worth to which
         people, beside its start and n-grams.
@@ -281,7 +283,7 @@ class FinishedRun:
         self,
         other: "FinishedRun",
         on: str | Path | None = None,
-        progress: StageProgress = unwatched,
+        progress: StageProgress = ignore_progress,
     ) -> tuple[Evaluation, Evaluation]:
         """Measure both on the same held-out users: of the population `on`, or else of this
         run's.
@@ -306,7 +308,9 @@ class FinishedRun:
             )
         return ours, theirs
 
-    def audit(self, references: int = REFERENCES, progress: Progress = unwatched) -> AuditReport:
+    def audit(
+        self, references: int = REFERENCES, progress: Progress = ignore_progress
+    ) -> AuditResults:
         """Audit the run from outside; refuse one that was trained with nothing to audit."""
         if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, canaries)):
             recipe_of(self.folder)
@@ -323,7 +327,7 @@ class FinishedRun:
         found = canary_results(
             self.folder, typed.model, typed.vocabulary, releases, references, progress
         )
-        return AuditReport(
+        return AuditResults(
             own.guarantee, own.scores, found, membership_results(self.folder, self.recipe)
         )
 

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from taciturn import randomness
 from taciturn.errors import TaciturnError
-from taciturn.files import check_new_folder, locked, not_a, sync_folder, write_atomically
+from taciturn.files import check_new_folder, lock_file, not_a, sync_folder, write_atomically
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
 
@@ -39,7 +39,7 @@ def alone_in(folder: Path) -> AbstractContextManager[BinaryIO]:
     busy = RunError(
         f"another process is using {folder}: wait until it ends, or stop it; then add --resume"
     )
-    return locked(folder / "recipe.toml", busy)
+    return lock_file(folder / "recipe.toml", busy)
 
 
 def save_root(folder: Path, root: bytes, seeded: bool) -> None:

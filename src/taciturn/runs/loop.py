@@ -24,13 +24,13 @@ from taciturn.files import from_json, new_folder, to_json, write_atomically
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.simulation.availability import TooFewDevices
-from taciturn.populations import open_ledger
-from taciturn.privacy.account import BudgetExhausted
-from taciturn.privacy.adaptive_clip import Norms
-from taciturn.privacy.ledger import FILE_NAME, LedgerError
-from taciturn.privacy.participation_log import ParticipationLog
-from taciturn.privacy.secagg_encoding import Rotation
-from taciturn.progress import unwatched
+from taciturn.people import open_ledger
+from taciturn.privacy.bounding.adaptive_clip import Norms
+from taciturn.privacy.bounding.secagg_encoding import Rotation
+from taciturn.privacy.ledger.account import BudgetExhausted
+from taciturn.privacy.ledger.cohort_log import CohortLog
+from taciturn.privacy.ledger.ledger import FILE_NAME, LedgerError
+from taciturn.progress import ignore_progress
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe, save_recipe
@@ -51,9 +51,9 @@ from taciturn.runs.folder import (
     recipe_of,
     save_root,
 )
-from taciturn.runs.report import write_report
+from taciturn.runs.page import write_report
 from taciturn.runs.run import Run
-from taciturn.train import TrainState, rounds, start
+from taciturn.training import TrainState, rounds, start
 
 LOG = logging.getLogger("taciturn")
 # evaluations (McMahan et al. 2018, §3)
@@ -116,7 +116,7 @@ class TrainedRun(FinishedRun):
 def train_run(
     recipe: Recipe | str | Path,
     folder: str | Path,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
     connected: Connected | None = None,
 ) -> TrainedRun:
     """Train a model as a recipe says. Every round is charged in the population's ledger before its
@@ -167,7 +167,7 @@ def train_run(
 
 
 def resume_run(
-    folder: str | Path, progress: Progress = unwatched, connected: Connected | None = None
+    folder: str | Path, progress: Progress = ignore_progress, connected: Connected | None = None
 ) -> TrainedRun:
     """Resume an interrupted run; it ends with the same model as if it had not been interrupted.
 
@@ -396,7 +396,7 @@ def _norms(public: PyTree) -> dict[str, float]:
 
 
 def _observed_participation(
-    log: ParticipationLog | None, participation: Participation, stats: Mapping[str, float]
+    log: CohortLog | None, participation: Participation, stats: Mapping[str, float]
 ) -> str:
     """Report the recorded participation, beside the claim (Xu et al. 2023); not where who took part
     is secret.

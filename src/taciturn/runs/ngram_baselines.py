@@ -23,10 +23,10 @@ from taciturn.export.word_model import COUNTED_ON
 from taciturn.files import check_new_folder, new_folder, write_atomically
 from taciturn.models.ngram import NGram, katz, kneser_ney
 from taciturn.names import Smoothing
-from taciturn.populations import open_ledger
-from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget
-from taciturn.progress import Progress, unwatched
+from taciturn.people import open_ledger
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.progress import Progress, ignore_progress
 from taciturn.release.model_file import ModelCard, card_digest, params_digest, save_model
 from taciturn.release.privacy_statement import statement
 from taciturn.runs.folder import RunError
@@ -38,7 +38,7 @@ ANY_DELTA = 1e-10
 
 
 def count_public(
-    corpus: Path, out: Path, smoothing: Smoothing, order: int, progress: Progress = unwatched
+    corpus: Path, out: Path, smoothing: Smoothing, order: int, progress: Progress = ignore_progress
 ) -> None:
     check_new_folder(out, NOT_NEW)
     public = PublicCorpus.load(corpus)
@@ -59,7 +59,7 @@ def count_population(
     smoothing: Smoothing,
     order: int,
     non_private: bool,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> None:
     """Charge first, then count."""
     check_new_folder(out, NOT_NEW)

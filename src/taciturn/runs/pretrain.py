@@ -22,7 +22,7 @@ from taciturn.algorithms.pretraining import (
     Pretraining,
     Schedule,
     Training,
-    fitted,
+    fit_schedule,
     pretraining,
     split,
 )
@@ -83,7 +83,7 @@ class Pretrained(NamedTuple):
     stopped: str | None
 
 
-def pretrained(
+def pretrain_model(
     corpus: PublicCorpus,
     settings: ModelSection,
     schedule: Schedule,
@@ -106,7 +106,7 @@ def pretrained(
     text, held_out = split(corpus, schedule.held_out, schedule.seed)
     try:
         model = build.language_model(settings, len(corpus.vocabulary))
-        schedule = fitted(schedule, text.documents.tokens, model.unit_norm)
+        schedule = fit_schedule(schedule, text.documents.tokens, model.unit_norm)
         product = jnp.bfloat16 if schedule.precision == "mixed" else jnp.float32
         loss = partial(
             cross_entropy, build.language_model(settings, len(corpus.vocabulary), product)

@@ -21,18 +21,18 @@ from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import Scores, evaluate_each
 from taciturn.fleets import assemble
 from taciturn.fleets.devices.fleet import Connected
-from taciturn.populations import open_ledger
-from taciturn.privacy.account import Account, RunTerms
+from taciturn.people import open_ledger
+from taciturn.privacy.accounting.rounding_up import delta_text
 from taciturn.privacy.curator import Curator
-from taciturn.privacy.figures import delta_text
-from taciturn.privacy.participation_log import ParticipationLog
-from taciturn.privacy.records import Records
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.cohort_log import CohortLog
+from taciturn.privacy.ledger.releases import Releases
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import ModelCard, params_digest
 from taciturn.runs.warm_start import load_warm_start
-from taciturn.train import TrainState, start
+from taciturn.training import TrainState, start
 
 
 class Run:
@@ -85,12 +85,10 @@ class Run:
             self.algorithm.participation.limits,
             randomness.derive(root, "participation log", 0),
         )
-        self.log = (
-            ParticipationLog(self._private / "participation.log", *limits, key) if limits else None
-        )
+        self.log = CohortLog(self._private / "participation.log", *limits, key) if limits else None
         self.fleet = self._fleet(connected)
         everyone = with_observers(self.fleet, self.observers, self.algorithm.mechanism.most_reports)
-        records = Records(self._private / "releases", randomness.derive(root, "records", 0))
+        records = Releases(self._private / "releases", randomness.derive(root, "records", 0))
         self.curator = Curator(self.algorithm, everyone, self.account, root, self.log, records)
 
     def _with_noise(self, recipe: Recipe) -> Recipe:

@@ -53,7 +53,7 @@ def combinations(tries: list[str]) -> list[tuple[str, ...]]:
     return list(itertools.product(*each))
 
 
-def tuned(
+def tune_recipe(
     recipe: Path,
     corpus: PublicCorpus,
     out: Path,

@@ -10,8 +10,8 @@ from dp_accounting import DpEvent
 from taciturn.core import Params
 from taciturn.data.population import check_strangers
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.populations import open_ledger
-from taciturn.privacy.ledger import Ledger
+from taciturn.people import open_ledger
+from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.core import Message, Program, PyTree, UserData
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices.participation_record import ParticipationRecord
+from taciturn.fleets.devices.own_participation import OwnParticipation
 from taciturn.fleets.devices.transport import LOG, ComeBackLater
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import Authority, Certificate, Dismissed, Trust
@@ -64,7 +64,7 @@ class Device:
         message: Message,
         public: Callable[[int], PyTree],
         user: UserData,
-        record: ParticipationRecord,
+        record: OwnParticipation,
         wishes: Wishes = Wishes(),
     ) -> None:
         """`message` has the shapes of what a round sends, `public` gives its public part by noise

@@ -37,7 +37,7 @@ def charging() -> bool:
         ) from None
 
 
-def unmetered() -> bool:
+def is_unmetered() -> bool:
     """Ask NetworkManager, which knows or guesses (NMMetered: 2 and 4 are no)."""
     manager = "org.freedesktop.NetworkManager"
     return _property(manager, "/org/freedesktop/NetworkManager", manager, "Metered") in (
@@ -59,7 +59,7 @@ def idle() -> bool:
     )
 
 
-CONDITIONS = {"charging": charging, "unmetered": unmetered, "idle": idle}
+CONDITIONS = {"charging": charging, "unmetered": is_unmetered, "idle": idle}
 
 
 def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str | None]:

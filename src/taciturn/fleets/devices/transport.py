@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from taciturn.errors import TaciturnError
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import Progress, ignore_progress
 
 LOG = logging.getLogger("taciturn.fleet")
 
@@ -66,7 +66,7 @@ class Link(Protocol):
         kind: str,
         contents: ByDevice,
         seconds: float,
-        progress: Progress = unwatched,
+        progress: Progress = ignore_progress,
         shared: bytes = b"",
     ) -> dict[int, bytes]:
         """Send each device its content, wait until all have answered or `seconds` have passed, and

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from taciturn.fleets.secure_aggregation import masks, protocol, shamir
 from taciturn.fleets.secure_aggregation.bit_packing import pack
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells, threshold
-from taciturn.fleets.secure_aggregation.identities import Certificate, Trust, verified
+from taciturn.fleets.secure_aggregation.identities import Certificate, Trust, is_signed_by
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import (
     Advert,
@@ -201,7 +201,9 @@ class DeviceRound:
         for advert in roster.adverts:
             if why_not := self._trust.why_not(advert.certificate):
                 raise Refused(why_not)
-            if not verified(advert.certificate.key, advert.signed(self._terms), advert.signature):
+            if not is_signed_by(
+                advert.certificate.key, advert.signed(self._terms), advert.signature
+            ):
                 raise Refused(
                     f"the keys of device {advert.device} are not signed by it for this round"
                 )
@@ -221,7 +223,7 @@ class DeviceRound:
         try:
             mask_key = protocol.pair_mask_key(self._mask_secret, peer, self._device, cell)
             return _Peer(
-                mask_key, masks.agreed(self._share_secret, peer.share_key, b"shares" + cell)
+                mask_key, masks.agree_on_key(self._share_secret, peer.share_key, b"shares" + cell)
             )
         except ValueError as weak:
             raise Refused(f"device {peer.device}: {weak}") from None
@@ -241,7 +243,7 @@ def signers(
     the cell may work for the server.
     """
     signed, known = survivors.signed(), signatures.keys() & survivors.devices & keys.keys()
-    return {one for one in known if verified(keys[one], signed, signatures[one])}
+    return {one for one in known if is_signed_by(keys[one], signed, signatures[one])}
 
 
 def _check_values(values: np.ndarray, terms: Terms) -> None:
@@ -255,7 +257,7 @@ def _check_values(values: np.ndarray, terms: Terms) -> None:
 
 def _seal(key: Secret, ends: bytes, shares: Secret) -> bytes:
     nonce = os.urandom(NONCE_BYTES)
-    return nonce + AESGCM(masks.derived(key, ends)).encrypt(nonce, shares, ends)
+    return nonce + AESGCM(masks.derive_key(key, ends)).encrypt(nonce, shares, ends)
 
 
 def _open(key: Secret, ends: bytes, content: bytes) -> tuple[Secret, Secret] | None:
@@ -263,7 +265,7 @@ def _open(key: Secret, ends: bytes, content: bytes) -> tuple[Secret, Secret] | N
     others' may suffice.
     """
     try:
-        shares = AESGCM(masks.derived(key, ends)).decrypt(
+        shares = AESGCM(masks.derive_key(key, ends)).decrypt(
             content[:NONCE_BYTES], content[NONCE_BYTES:], ends
         )
     except (InvalidTag, ValueError):

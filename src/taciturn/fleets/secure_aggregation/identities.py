@@ -38,7 +38,7 @@ def now() -> float:
     return datetime.now(UTC).timestamp()
 
 
-def verified(key: bytes, content: bytes, signature: bytes) -> bool:
+def is_signed_by(key: bytes, content: bytes, signature: bytes) -> bool:
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
     except (InvalidSignature, ValueError):
@@ -145,7 +145,7 @@ class Trust(NamedTuple):
 
     def why_not_the_list(self) -> str | None:
         fleet, key = self.authority
-        if self.dismissed.fleet != fleet or not verified(
+        if self.dismissed.fleet != fleet or not is_signed_by(
             key, self.dismissed.signed(), self.dismissed.signature
         ):
             return "the list of dismissed devices is not signed by the authority of this fleet"
@@ -164,7 +164,7 @@ class Trust(NamedTuple):
             return f"the list of dismissed devices is older than the certificate of {who}"
         if certificate.device in self.dismissed.devices:
             return f"{who} was dismissed"
-        if not verified(key, certificate.signed(), certificate.signature):
+        if not is_signed_by(key, certificate.signed(), certificate.signature):
             return f"the certificate of {who} is not signed by the authority of this fleet"
         return None
 

@@ -46,17 +46,17 @@ def public_key(secret: Secret) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def derived(secret: bytes, purpose: bytes) -> Secret:
+def derive_key(secret: bytes, purpose: bytes) -> Secret:
     return Secret(HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret))
 
 
-def agreed(secret: Secret, other_public_key: bytes, purpose: bytes) -> Secret:
+def agree_on_key(secret: Secret, other_public_key: bytes, purpose: bytes) -> Secret:
     """Agree on a key that only the two know; ValueError if the other's public key would make it
     known to all.
     """
     try:
         other = X25519PublicKey.from_public_bytes(other_public_key)
-        return derived(X25519PrivateKey.from_private_bytes(secret).exchange(other), purpose)
+        return derive_key(X25519PrivateKey.from_private_bytes(secret).exchange(other), purpose)
     except ValueError:
         raise ValueError("this public key makes no secret") from None
 

@@ -85,10 +85,10 @@ def ends_of(cell: bytes, sender: int, receiver: int) -> bytes:
 
 
 def own_mask_key(seed: Secret, cell: bytes) -> Secret:
-    return masks.derived(seed, b"own mask" + cell)
+    return masks.derive_key(seed, b"own mask" + cell)
 
 
 def pair_mask_key(secret: Secret, peer: Advert, device: int, cell: bytes) -> Secret:
     """Return the key of the mask that a device and its peer share, the same from both ends."""
     ends = ends_of(cell, min(device, peer.device), max(device, peer.device))
-    return masks.agreed(secret, peer.mask_key, b"pair mask" + ends)
+    return masks.agree_on_key(secret, peer.mask_key, b"pair mask" + ends)

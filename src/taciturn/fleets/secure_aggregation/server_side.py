@@ -9,7 +9,7 @@ import numpy as np
 from taciturn.core import FailedRound
 from taciturn.fleets.secure_aggregation import masks
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells
-from taciturn.fleets.secure_aggregation.identities import Trust, verified
+from taciturn.fleets.secure_aggregation.identities import Trust, is_signed_by
 from taciturn.fleets.secure_aggregation.messages import Advert, Roster, Terms
 from taciturn.fleets.secure_aggregation.protocol import (
     ADVERTISE,
@@ -49,13 +49,13 @@ class ServerRound:
             raise Unneeded(f"{self._terms.most} devices are already there")
         if why_not := self._trust.why_not(advert.certificate):
             raise Refused(why_not)
-        if advert.device != device or not verified(
+        if advert.device != device or not is_signed_by(
             advert.certificate.key, advert.signed(self._terms), advert.signature
         ):
             raise Refused(f"these keys are not signed by device {device} for this round")
         for key in (advert.mask_key, advert.share_key):
             # refused if it is weak: its whole cell would have to leave
-            masks.agreed(masks.new_secret(), key, b"")
+            masks.agree_on_key(masks.new_secret(), key, b"")
         self._adverts[device] = advert
 
     def rosters(self) -> dict[int, Roster]:
@@ -125,7 +125,7 @@ class ServerRound:
         }
 
         def check(device: int, answer: bytes) -> None:
-            if device not in signed or not verified(
+            if device not in signed or not is_signed_by(
                 self._adverts[device].certificate.key, signed[device], answer
             ):
                 raise Refused("it has not signed who reported")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import Progress, ignore_progress
 
 # hours between two looks at the devices, and of a round
 TICK, ROUND_HOURS = 5 / 60, 0.15
@@ -174,7 +174,7 @@ def simulate_rounds(
     rounds: int,
     report_goal: int,
     timer_hours: float,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> Rounds:
     """Simulate rounds one after another, each as soon as enough devices have checked in; stop when
     that takes too long.

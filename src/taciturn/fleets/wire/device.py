@@ -36,8 +36,8 @@ from taciturn.fleets.devices.transport import (
     LinkError,
     answer_of,
 )
-from taciturn.fleets.wire.authority import DEVICE_KEY, load_key
 from taciturn.fleets.wire.front_end import sign_in_statement
+from taciturn.fleets.wire.tls import DEVICE_KEY, load_key
 
 # for a question, on an otherwise silent connection
 WAIT_SECONDS = 55

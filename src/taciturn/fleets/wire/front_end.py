@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from taciturn.fleets.devices.transport import FAILED, LARGE, LOG, MOST_BYTES
-from taciturn.fleets.secure_aggregation.identities import verified
+from taciturn.fleets.secure_aggregation.identities import is_signed_by
 from taciturn.fleets.wire.metrics import COUNTS
 from taciturn.fleets.wire.store import CLOCKS_APART, Store, StoreGone
 
@@ -171,7 +171,7 @@ class FrontEnd:
         now = datetime.now(UTC).timestamp()
         if abs(now - seconds) > CLOCKS_APART:
             raise NoEntry(403, "a device whose clock is wrong")
-        if not verified(
+        if not is_signed_by(
             key,
             statement,
             signature,

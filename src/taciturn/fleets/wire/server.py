@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from taciturn.files import locked
+from taciturn.files import lock_file
 from taciturn.fleets.devices.transport import (
     GONE,
     LOG,
@@ -31,12 +31,12 @@ from taciturn.fleets.devices.transport import (
     LinkError,
     answered,
 )
-from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY, private_folder
-from taciturn.fleets.wire.door import Door, tls
 from taciturn.fleets.wire.front_end import FrontEnd, NumberOf, Refusals
+from taciturn.fleets.wire.listener import Door, tls
 from taciturn.fleets.wire.metrics import COUNTS
 from taciturn.fleets.wire.store import NO_FILE, MemoryStore, Store, StoreGone
-from taciturn.progress import Progress, unwatched
+from taciturn.fleets.wire.tls import SERVER_CERTIFICATE, SERVER_KEY, private_folder
+from taciturn.progress import Progress, ignore_progress
 
 # an earlier server that was killed may hold the port for a moment
 FREE_SECONDS = 5
@@ -62,7 +62,7 @@ class WireLink:
         kind: str,
         contents: ByDevice,
         seconds: float,
-        progress: Progress = unwatched,
+        progress: Progress = ignore_progress,
         shared: bytes = b"",
     ) -> dict[int, bytes]:
         if not contents or seconds <= 0:
@@ -158,7 +158,7 @@ def shared_server(folder: Path, store: Store) -> Iterator[WireServer]:
     """Open a server whose devices come through front ends at the same store."""
     # two would take each other's devices
     busy = LinkError(f"another server is using {folder}: stop it first")
-    with locked(private_folder(folder) / "lock", busy):
+    with lock_file(private_folder(folder) / "lock", busy):
         link = WireLink(store)
         COUNTS.show("taciturn_devices_connected", lambda: len(link.devices()))
         yield WireServer(link, f"the Redis at {store.address}")

@@ -1,0 +1,178 @@
+"""A population and its ledger: built from people's text, opened, never recreated once lost, adopted
+after a folder was moved.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from taciturn.data.columns import Columns
+from taciturn.data.ingest import Rules, ingest
+from taciturn.data.population import NamedLedger, Population
+from taciturn.data.public import PublicCorpus
+from taciturn.data.sources import Source
+from taciturn.data.texts import SHARD_TOKENS
+from taciturn.data.users import listed_users
+from taciturn.data.vocabulary import DataError, Vocabulary, public_vocabulary
+from taciturn.privacy.ledger.adopt import adopt
+from taciturn.privacy.ledger.hash_chain import LedgerError
+from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger
+from taciturn.progress import StageProgress, ignore_progress
+
+
+def build_population(
+    sources: str | Path | Sequence[str | Path],
+    folder: str | Path,
+    *,
+    columns: Columns = Columns(),
+    vocabulary: Vocabulary | int | str | Path = 10_000,
+    least_tokens: int = 50,
+    most_tokens: int = 1600,
+    held_out: float = 1 / 16,
+    exclude: Iterable[str] | Path = (),
+    scrub: bool = False,
+    replace: bool = False,
+    same_people_as: str | Path | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+    progress: StageProgress = ignore_progress,
+) -> Population:
+    """Build a population of users from their text. Whatever is released about them is charged to
+    its ledger.
+
+    Args:
+        sources: files (Parquet, CSV, JSON lines, text) or folders of them.
+        folder: a new one, or with `replace` a population whose text is replaced; its ledger and
+            opt-outs stay.
+        columns: which hold user, text and time (default: those with the usual names), and which
+            mark rows to leave out.
+        vocabulary: how many words of the public English list; or a folder (a corpus, a population,
+            a run) whose words to take.
+        least_tokens: users with fewer are not trained on.
+        most_tokens: longer texts are truncated.
+        held_out: the share of users to measure with: never trained on, and without a guarantee.
+        exclude: ids of users who opted out, or a file of them, now and in all later builds of this
+            folder.
+        scrub: remove e-mail and web addresses, phone and card numbers.
+        same_people_as: a population of the same people with other text: both share its ledger.
+
+    Returns:
+        The population, which a recipe names as `data.population`.
+
+    Example:
+        people = tt.build_population("messages.parquet", "people", vocabulary=1_000)
+        assert len(people.vocabulary) == 1_000
+    """
+    folder, names = Path(folder), [sources] if isinstance(sources, str | Path) else sources
+    check_population_folder(folder, replace)
+    words = vocabulary if isinstance(vocabulary, Vocabulary) else vocabulary_of(vocabulary)
+    shared = Path(same_people_as) if same_people_as else None
+    if shared:
+        # created now, if there is none
+        open_ledger(Population(shared))
+    if isinstance(exclude, str | Path):
+        exclude = listed_users(Path(exclude))
+    rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
+    return ingest(
+        Source([Path(one) for one in names], columns),
+        folder,
+        rules,
+        exclude,
+        progress,
+        shard_tokens,
+        shared,
+    )
+
+
+def check_population_folder(folder: Path, replace: bool) -> None:
+    if (folder / "manifest.json").exists() and not replace:
+        own = (
+            f"for other text of the same people too, with --same-people-as {folder}, so that what"
+            " both cost them is added up"
+        )
+        known = (
+            f"{folder} is a population already: put new text into it with --replace (its ledger"
+            " stays)"
+        )
+        raise DataError(f"{known}. For other people name another --out; {own}")
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file: name a new folder with --out")
+
+
+def vocabulary_of(
+    words: int | str | Path, language: str = "en", characters: bool = False
+) -> Vocabulary:
+    """Return a number of words of the public list, or the words of a folder."""
+    number = str(words).replace("_", "")
+    if number.isdecimal():
+        return public_vocabulary(
+            int(number), language.lower(), "character" if characters else "word"
+        )
+    if characters or language != "en":
+        raise DataError(
+            "--vocabulary FOLDER takes its words as they are: leave out --language and --characters"
+        )
+    folder = Path(str(words))
+    if (folder / "about.json").exists():
+        return PublicCorpus.load(folder).vocabulary
+    if (folder / "manifest.json").exists():
+        return Population(folder).vocabulary
+    if (folder / "model.safetensors").exists():
+        # only here, as it loads JAX
+        from taciturn.release.model_file import load_model
+
+        card = load_model(folder)[1]
+        return Vocabulary.of(card.vocabulary, card.text)
+    raise DataError(
+        "--vocabulary must be a number of words, or the folder of a corpus, population or run;"
+        f" {words} is neither"
+    )
+
+
+def open_ledger(population: Population) -> Ledger:
+    """Open these users' ledger. A lost one is not recreated: what was spent is then unknown."""
+    path, named = ledger_path(population), population.ledger
+    if named is None:
+        ledger = Ledger(path)
+        population.pin_ledger(NamedLedger(ledger.id))
+        return ledger
+    if not path.parent.is_dir():
+        moved = (
+            f"if it was moved, say where it is: taciturn ledger adopt {population.folder}"
+            " --same-people-as FOLDER"
+        )
+        raise LedgerError(
+            f"{population.folder} shares the ledger in {path.parent}, which cannot be reached."
+            f" Restore it; or, {moved}"
+        )
+    return Ledger(path, named.id)
+
+
+def ledger_path(population: Population) -> Path:
+    """Return the path of its ledger, in this folder or in that of the same people."""
+    named = population.ledger
+    return (population.folder / named.folder if named else population.folder).resolve() / FILE_NAME
+
+
+def adopt_ledger(folder: Path, same_people_as: Path | None = None) -> tuple[Ledger, Path | None]:
+    """Adopt, on a person's word, the ledger of a folder that was copied, restored or moved; return
+    it, and the original that it retires. With another folder of the same people, which was moved:
+    the ledger in that folder.
+    """
+    population = Population(folder)
+    if same_people_as:
+        named, own = Population(same_people_as).ledger, population.ledger
+        if own is None or named is None or own.id != named.id:
+            raise LedgerError(
+                f"{folder} does not share the ledger of {same_people_as}: name the folder that it"
+                " shares"
+            )
+        theirs = open_ledger(Population(same_people_as))
+        population.pin_ledger(
+            NamedLedger(own.id, os.path.relpath(theirs.path.parent, folder.resolve()))
+        )
+        return theirs, None
+    named = population.ledger
+    adopted, retired = adopt(ledger_path(population), named.id if named else None)
+    if named is None:
+        population.pin_ledger(NamedLedger(adopted.id))
+    return adopted, retired

@@ -1,0 +1,239 @@
+"""Bound what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), then
+weights, then integers.
+
+**Guarantee:** for every update and weight, NaN, infinity and empty text included, the report stands
+for an update of ℓ2 norm at most weight × clip norm with weight in [0, 1], and up to 65,535 reports
+add up exactly. An update that is not finite, or of a norm above `LARGEST_UPDATE`, leaves as zero
+(of one that was made smaller before, what is kept counts). Rounding is on the safe side
+(trees.norm_upper_bound; towards zero).
+
+Clip, then weight: ‖w Δ‖ ≤ S by itself, as the paper's Lemma 1 states it, is not enough for the
+estimator with a clipped denominator (tests/privacy/test_estimators.py keeps the counterexample).
+
+Integers: a float32 sum rounds, and how it rounds for everyone else depends on each user, who can
+thereby move a sum of thousands by almost twice the clip norm (tests/privacy/test_clipping.py does).
+Integers add exactly, in any order. (Residues, for secure sums, are in secagg_encoding.py.)
+
+**Assumes:** the device runs this code.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from taciturn import trees
+from taciturn.core import Key, Params, PyTree, Report, Update
+from taciturn.privacy.noise import int64
+from taciturn.privacy.noise.int64 import Int64
+
+# that add up in 32 bits, of `STEPS` each
+MOST_REPORTS = 2**16 - 1
+
+
+class ClipSchedule(NamedTuple):
+    """A clip norm for every round, declared before the run; it may only fall (McMahan et al. 2018,
+    Figure 4).
+
+    Noise follows the clip norm, so that the noise multiplier, and with it the cost of a round,
+    stays the same.
+
+    >>> schedule = clip_schedule([(0, 20.0), (100, 10.0)])
+    >>> [float(schedule.at(round)) for round in (0, 99, 100, 5000)]
+    [20.0, 20.0, 10.0, 10.0]
+    """
+
+    starts: tuple[int, ...]
+    norms: tuple[float, ...]
+
+    def at(self, round: int | jax.Array) -> jax.Array:
+        position = jnp.searchsorted(jnp.asarray(self.starts), round, side="right") - 1
+        return jnp.asarray(self.norms, jnp.float32)[position]
+
+
+def clip_schedule(steps: float | list[tuple[int, float]]) -> ClipSchedule:
+    """Build a schedule from a constant clip norm, or from [(first round, clip norm), …]."""
+    if isinstance(steps, int | float):
+        steps = [(0, float(steps))]
+    starts, norms = tuple(start for start, _ in steps), tuple(float(norm) for _, norm in steps)
+    if (
+        not starts
+        or starts[0] != 0
+        or any(later <= start for start, later in itertools.pairwise(starts))
+    ):
+        raise ValueError(
+            f"a clip schedule starts at round 0 and its rounds rise; these are {list(starts)}"
+        )
+    if any(not 1e-6 <= norm <= 1e6 for norm in norms):
+        raise ValueError(f"a clip norm lies between 1e-6 and 1e6; these are {list(norms)}")
+    if any(later > norm for norm, later in itertools.pairwise(norms)):
+        raise ValueError(f"a clip schedule may only fall; these norms rise: {list(norms)}")
+    return ClipSchedule(starts, norms)
+
+
+class Bound(NamedTuple):
+    """How an update becomes a bounded report, and by how much one report can move a sum."""
+
+    # round → what devices must know of it
+    public: Callable[[jax.Array], PyTree]
+    # onto the ball; the greedy variant also uses it during local training
+    project: Callable[[PyTree, Update], Update]
+    # into what can be added exactly; the key is for rounding at random
+    pack: Callable[[PyTree, Update, Key], PyTree]
+    # the sum of packed reports in integer steps (`Wide`), exactly; in floats where nothing is
+    # bounded
+    unpack: Callable[[PyTree, PyTree], PyTree]
+    # how long a step is
+    step: Callable[[PyTree], jax.Array]
+    # the largest norm of a report, in steps, whatever the round
+    reach: float
+    # raises where the bound does not fit the model
+    check: Callable[[Params], None]
+    # that there are over a run
+    clip_norms: tuple[float, ...] = (math.inf,)
+    modulus: int | None = (
+        # M, where sums are known mod M only; reports do not say their weight then
+        None
+    )
+    # that add up exactly
+    most_reports: int = MOST_REPORTS
+
+
+class Whole(NamedTuple):
+    """One layer as (high · 2¹⁵ + low) · S · 2⁻³⁰: two sums of 32 bits with room for 65,535
+    reports.
+    """
+
+    high: jax.Array
+    low: jax.Array
+
+
+# Beyond it training has diverged, and its numbers may overflow in a batch of padding, of which a
+# user has more or fewer according to who is trained beside them. Below it no product of two layers
+# does.
+LARGEST_UPDATE = 1e6
+# bits
+DIGIT = 15
+STEPS = 2.0**DIGIT
+REACH = STEPS**2
+
+
+def pack(norm: jax.Array, update: Update, _key: Key | None = None) -> PyTree:
+    """Round towards zero to multiples of S · 2⁻³⁰, so that no norm grows."""
+
+    def layer(values: jax.Array) -> Whole:
+        scaled = jnp.clip(values * (STEPS / norm), -STEPS, STEPS)
+        high = jnp.trunc(scaled)
+        return Whole(high.astype(jnp.int32), jnp.trunc((scaled - high) * STEPS).astype(jnp.int32))
+
+    return jax.tree.map(layer, update)
+
+
+def unpack(_norm: jax.Array, total: PyTree) -> PyTree:
+    def layer(sums: Whole) -> Int64:
+        return int64.add(int64.shift(int64.of(sums.high), DIGIT), int64.of(sums.low))
+
+    return jax.tree.map(layer, total, is_leaf=lambda node: isinstance(node, Whole))
+
+
+def step(norm: jax.Array) -> jax.Array:
+    return norm / REACH
+
+
+def flat_clip(clip_norm: float | list[tuple[int, float]]) -> Bound:
+    """Clip all layers together: π(Δ, S) = Δ · min(1, S / ‖Δ‖)."""
+    schedule = clip_schedule(clip_norm)
+    return Bound(schedule.at, _clip, pack, unpack, step, REACH, lambda params: None, schedule.norms)
+
+
+def per_layer_clip(
+    clip_norm: float | list[tuple[int, float]] | None = None,
+    layers: Mapping[str, float] | None = None,
+) -> Bound:
+    """Clip each layer to its own S_j, with S = √(Σ S_j²): either S_j = S/√m for all m layers, or
+    `layers` given by name. Departs from
+    McMahan et al. 2018: a layer is a leaf of the parameters, so their LSTM has 6 here; they count
+    11, with the four gates apart. Both keep ‖Δ‖ ≤ S.
+    """
+    if (clip_norm is None) == (layers is None):
+        raise ValueError(
+            "per-layer clipping takes either one clip norm S, shared out as S/√m, or the S_j of"
+            " every layer"
+        )
+    total = math.sqrt(sum(norm**2 for norm in layers.values())) if layers else 0.0
+    schedule = clip_schedule(total if clip_norm is None else clip_norm)
+
+    def shares(update: Update) -> PyTree:
+        names = trees.layer_names(update)
+        equal = 1.0 / math.sqrt(len(names))
+        return jax.tree.unflatten(
+            jax.tree.structure(update),
+            [layers[name] / total if layers else equal for name in names],
+        )
+
+    def project(norm: jax.Array, update: Update) -> Update:
+        # Each S_j is rounded towards zero, so that √(Σ S_j²) ≤ S survives float32.
+        return jax.tree.map(
+            lambda layer, share: _clip(norm * (share * (1 - 1e-6)), layer), update, shares(update)
+        )
+
+    def check(params: Params) -> None:
+        names = set(trees.layer_names(params))
+        if layers is not None and set(layers) != names:
+            raise ValueError(
+                f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are"
+                f" {sorted(names)}"
+            )
+
+    return Bound(schedule.at, project, pack, unpack, step, REACH, check, schedule.norms)
+
+
+def no_clip() -> Bound:
+    """Clip nothing: for runs without privacy only."""
+
+    def everything(_round: jax.Array) -> jax.Array:
+        return jnp.float32(jnp.inf)
+
+    def as_it_is(_public: PyTree, update: Update, _key: Key | None = None) -> Update:
+        return update
+
+    return Bound(
+        everything,
+        as_it_is,
+        as_it_is,
+        as_it_is,
+        lambda public: jnp.float32(1),
+        math.inf,
+        lambda params: None,
+    )
+
+
+def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
+    """Return the report of one user: clip, weight, round."""
+    usable = trees.norm_upper_bound(update) <= LARGEST_UPDATE
+    update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
+    whole_weight = jnp.floor(
+        jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0) * STEPS
+    )
+    weighted = trees.scale(bound.project(public, update), whole_weight / STEPS)
+    told = whole_weight if bound.modulus is None else jnp.zeros_like(whole_weight)
+    return Report(bound.pack(public, weighted, key), told.astype(jnp.int32))
+
+
+def decode(bound: Bound, public: PyTree, total: Report) -> Report:
+    """Return a total in floats, Σ w_k Δ_k and Σ w_k: rounded, so for runs without privacy only."""
+    update = bound.unpack(public, total.update)
+    if math.isfinite(bound.reach):
+        update = jax.tree.map(
+            lambda sum: int64.to_float(sum, bound.step(public)), update, is_leaf=int64.is_wide
+        )
+    return Report(update, total.weight / STEPS)
+
+
+def _clip(norm: jax.Array, update: PyTree) -> PyTree:
+    factor = jnp.minimum(1.0, norm / jnp.maximum(trees.norm_upper_bound(update), 1e-30))
+    # So small a factor has too few digits to be trusted; an update so large leaves as zero.
+    return trees.scale(update, jnp.where(factor > 1e-30, factor, 0.0))

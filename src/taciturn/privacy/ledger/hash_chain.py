@@ -1,0 +1,298 @@
+"""The file of a ledger: append-only, hash-chained, and with its newest head on record beside it
+(`ledger.head`).
+
+**Guarantee:** a row is on disk (fsync), and then its hash in `ledger.head`, before `append`
+returns, so a crash may keep a row without a release but never misses one. Rows that were changed,
+removed, inserted or truncated do not fit chain or head, a file that is not where it was written (a
+copy, a restored folder) is not the one that the head names, and either refuses every further row. A
+file that is lost is not made anew where its id is known.
+
+A person who may write the folder can make all of it anew, and a file system restored to an earlier
+state does not show it: only a later head outside does, as states, models, exports and an anchor
+(privacy/ledger/anchor.py) hold one.
+
+**Assumes:** the file system keeps what it reported as synced, a file its inode until it is deleted,
+and reports when one changed.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from taciturn.errors import TaciturnError
+from taciturn.files import lock_file, sync_folder, write_atomically
+
+GENESIS = "0" * 64
+RESTORE = "Restore the newest ledger from a copy; without one, treat these users' text as used up."
+ROW_BEGINS = b'{"hash": "'
+# nanoseconds by which a file system may be late to tell when a file changed
+SLACK = 60 * 10**9
+Row = dict[str, Any]
+
+
+class LedgerError(TaciturnError):
+    """The ledger is not as it must be; nothing may be released."""
+
+
+class Head(NamedTuple):
+    """What is known beside the ledger of its newest row; after a crash, of the one before it."""
+
+    # its id
+    ledger: str
+    rows: int
+    head: str
+    # number of the ledger's file: a copy has another
+    file: int
+    # when the file last did, in nanoseconds: later for one that is put back; None while a torn line
+    # is removed
+    changed: int | None
+    # where it was
+    place: str
+
+
+class ChainedFile:
+    """The file, verified. Several processes may use it at once; appends are serialised by a
+    lock.
+    """
+
+    def __init__(self, path: Path, known: str | None = None) -> None:
+        """Open the file; `known` is the id of a ledger that existed before, and is not made anew if
+        it is gone.
+        """
+        self.path = path.resolve()
+        self.rows: list[Row] = []
+        self._size = 0
+        self._pinned = known is not None
+        if not self.path.exists() and (known or self._known_head()):
+            raise LedgerError(
+                f"{self.path} is gone: what was released about these users is not known any more."
+                f" {RESTORE}"
+            )
+        with self._locked() as file:
+            self._catch_up(file)
+            if not self.rows:
+                self._write(file, {"kind": "ledger", "id": secrets.token_hex(8)})
+        if known not in (None, self.id):
+            raise LedgerError(
+                f"{self.path} is not the ledger of these users: it was replaced by another. Restore"
+                " it from a copy."
+            )
+
+    @property
+    def id(self) -> str:
+        return self.rows[0]["id"]
+
+    @property
+    def _head_path(self) -> Path:
+        return self.path.with_suffix(".head")
+
+    @property
+    def _place(self) -> Path:
+        """Return how `taciturn ledger` is told of it: by its folder, or by its file where that has
+        a name of its own.
+        """
+        return self.path.parent if self.path.name == "ledger.jsonl" else self.path
+
+    @property
+    def head(self) -> str:
+        return self.rows[-1]["hash"] if self.rows else GENESIS
+
+    def refresh(self) -> None:
+        """Read what others have written since."""
+        with self._locked() as file:
+            self._catch_up(file)
+
+    def append(self, row: Row, check: Callable[[list[Row]], None] = lambda rows: None) -> Row:
+        """Write one row and sync it. `check` sees all rows under the lock and may refuse by
+        raising.
+        """
+        with self._locked() as file:
+            self._catch_up(file)
+            check(self.rows)
+            self._witness(self.rows[max(len(self.rows) - 2, 0)]["hash"], self.head)
+            before = self.head
+            row = self._write(file, row)
+            self._witness(before, self.head)
+            return row
+
+    def _witness(self, previous: str, new: str) -> None:
+        """Raise if an anchor knows of another head than these two. Called before a row and after
+        it.
+        """
+
+    def _locked(self) -> contextlib.AbstractContextManager[BinaryIO]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return lock_file(self.path, mode=0o666)
+
+    def _catch_up(self, file: BinaryIO) -> None:
+        """Verify and read what is new in the file."""
+        size = file.seek(0, os.SEEK_END)
+        if size < self._size:
+            raise LedgerError(
+                f"{self.path} became shorter while it was in use: rows were removed. Nothing was"
+                " released."
+            )
+        file.seek(self._size)
+        *lines, tail = file.read().split(b"\n")
+        for line in lines:
+            self._take(line)
+            self._size += len(line) + 1
+        known = self._known_head()
+        if (
+            known or self._pinned or len(self.rows) > 1
+            # else it is being made: its first row, and no head yet
+        ):
+            self._check_rows(known)
+            self._check_standing(file, known, torn=bool(tail))
+        if tail:
+            self._mend(file, tail)
+        elif self.rows and (known is None or known.rows < len(self.rows)):
+            # a crash came before it
+            self._save_head(file)
+
+    def _check_rows(self, known: Head | None) -> None:
+        """Raise unless the file has the row that `ledger.head` names."""
+        if known and (
+            known.rows > len(self.rows) or self.rows[known.rows - 1]["hash"] != known.head
+        ):
+            lacks = (
+                f"lacks row {known.rows} as {self._head_path.name} beside it names it: rows were"
+                " removed, or an older copy was put back"
+            )
+            raise LedgerError(
+                f"{self.path} has {len(self.rows)} rows and {lacks}. Nothing will be released."
+                f" {RESTORE}"
+            )
+
+    def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
+        """Raise if this file is a copy of the one in use."""
+        if known is None or len(self.rows) - known.rows + torn > 1:
+            what = "is gone" if known is None else f"is older than {self.path.name}"
+            to_do = (
+                "or look at the rows, and if all runs are there say so: taciturn ledger adopt"
+                f" {self._place}"
+            )
+            raise LedgerError(
+                f"{self._head_path} {what}, so missing rows could not be noticed. Restore it from a"
+                f" copy; {to_do}"
+            )
+        # else a crash came before the head
+        at_rest = len(self.rows) == known.rows and not torn and known.changed is not None
+        found = os.fstat(file.fileno())
+        if found.st_ino != known.file or (
+            at_rest and found.st_ctime_ns > (known.changed or 0) + SLACK
+        ):
+            twice = (
+                "Two copies would spend these people's budget twice over. To use this one from"
+                " now on"
+            )
+            raise LedgerError(
+                f"{self.path} was copied or put back (it was at {known.place}). {twice}: taciturn"
+                f" ledger adopt {self._place}"
+            )
+        self.check_not_retired()
+
+    def check_not_retired(self) -> None:
+        for row in self.rows:
+            if row.get("kind") == "retired":
+                raise LedgerError(
+                    f"{self.path} is retired, as the one at {row['by']} replaced it. Name that one."
+                )
+
+    def _mend(self, file: BinaryIO, tail: bytes) -> None:
+        """Repair an incomplete last line: a process died while writing it, before it could release
+        anything. A row that verifies is kept (better one charge too many). One that does not is
+        removed, and a row records that.
+        """
+        try:
+            self._take(tail)
+        except LedgerError:
+            if self.rows:
+                self._save_head(file, at_rest=False)
+            elif (
+                tail.strip(b"\0") and tail[: len(ROW_BEGINS)] != ROW_BEGINS[: len(tail)]
+                # a power cut may leave zeros
+            ):
+                raise LedgerError(
+                    f"{self.path} is not a ledger. It was left as it is; name another file."
+                ) from None
+            file.truncate(self._size)
+            if self.rows:
+                self._write(file, {"kind": "torn", "bytes": len(tail)})
+        else:
+            self._flush(file, b"\n")
+            self._size += len(tail) + 1
+            self._save_head(file)
+
+    def _take(self, line: bytes) -> None:
+        position = len(self.rows) + 1
+        row: Row = {}
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+        sound = (
+            isinstance(row, dict)
+            and row.get("hash") == _hash(row)
+            and row.get("previous") == self.head
+        )
+        if not sound:
+            why = (
+                "the ledger was changed by hand, damaged or mixed with another. Nothing will be"
+                " released from it"
+            )
+            raise LedgerError(
+                f"{self.path}, row {position}, does not fit the row before it: {why}. {RESTORE}"
+            )
+        self._add(row)
+
+    def _add(self, row: Row) -> None:
+        self.rows.append(row)
+
+    def _write(self, file: BinaryIO, row: Row) -> Row:
+        row = {**row, "previous": self.head}
+        row["hash"] = _hash(row)
+        line = json.dumps(row, sort_keys=True).encode() + b"\n"
+        # what a full disk takes of it is removed at the next opening
+        self._flush(file, line)
+        self._size += len(line)
+        self._add(row)
+        # before the caller may release anything
+        self._save_head(file)
+        return row
+
+    def _flush(self, file: BinaryIO, data: bytes) -> None:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        # a new file lives in its folder's record
+        if not self.rows:
+            sync_folder(self.path.parent)
+
+    def _save_head(self, file: BinaryIO, at_rest: bool = True) -> None:
+        found = os.fstat(file.fileno())
+        changed = found.st_ctime_ns if at_rest else None
+        known = Head(self.id, len(self.rows), self.head, found.st_ino, changed, str(self.path))
+        write_atomically(self._head_path, json.dumps(known._asdict()).encode(), 0o600)
+
+    def _known_head(self) -> Head | None:
+        try:
+            return Head(**json.loads(self._head_path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):
+            to_do = (
+                "or delete it, look at the rows of the ledger, and if all runs are there say so:"
+                f" taciturn ledger adopt {self._place}"
+            )
+            raise LedgerError(
+                f"{self._head_path} is damaged. Restore it from a copy; {to_do}"
+            ) from None
+
+
+def _hash(row: Row) -> str:
+    content = {name: value for name, value in row.items() if name != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

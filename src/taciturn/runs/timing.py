@@ -1,0 +1,63 @@
+"""How fast rounds run on this machine, through the code that trains. Only times leave it."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+
+from taciturn.core import FleetWithStats, Params
+from taciturn.privacy.curator import Curator
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.training import rounds
+
+
+def best_time(work: Callable[[], object], times: int) -> float:
+    """Return the seconds of the fastest of a few runs, after one that compiles."""
+    jax.block_until_ready(work())
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        jax.block_until_ready(work())
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def round_seconds(
+    recipe: Recipe, fleet: FleetWithStats, params: Params, words: int, times: int
+) -> float:
+    """Time whole rounds, from selection to release, on users without a guarantee (synthetic,
+    held-out), charged in a throw-away ledger.
+    """
+    with throw_away(recipe, fleet, words) as curator:
+        training = rounds(build.algorithm(recipe, words), curator, params)
+        return best_time(lambda: next(training).server, times)
+
+
+@contextmanager
+def throw_away(recipe: Recipe, fleet: FleetWithStats, words: int) -> Iterator[Curator]:
+    """A curator whose ledger is gone afterwards."""
+    algorithm = build.algorithm(recipe, words)
+    adjacency, event = (
+        algorithm.participation.adjacency,
+        algorithm.mechanism.event(algorithm.participation),
+    )
+    terms = RunTerms(
+        "speed",
+        recipe.fingerprint,
+        "nobody",
+        adjacency,
+        "seeded simulation",
+        "rdp",
+        build.budget(recipe),
+        1000,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        account = Account(Ledger(Path(folder) / "ledger.jsonl"), terms, event)
+        account.open()
+        yield Curator(algorithm, fleet, account, bytes(32))
