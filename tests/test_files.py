@@ -26,8 +26,8 @@ from taciturn.files import (
 HELD = """
 import sys
 from pathlib import Path
-from taciturn.files import locked
-with locked(Path(sys.argv[1])):
+from taciturn.files import lock_file
+with lock_file(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -149,7 +149,11 @@ def test_noise_is_drawn_in_one_place():
     drawing = [name(path) for path in MODULES if "sampler.white(" in path.read_text()]
     assert drawing == ["privacy.noise.mechanism"]
     ciphers = [name(path) for path in MODULES if any("chacha20" in one for one in imports(path))]
-    assert ciphers == ["privacy.bounding.secagg_encoding", "privacy.curator", "privacy.noise.sampler"]
+    assert ciphers == [
+        "privacy.bounding.secagg_encoding",
+        "privacy.curator",
+        "privacy.noise.sampler",
+    ]
 
 
 def test_the_standard_deviation_is_computed_in_one_place():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("test_*.py"))
-LONGEST_NAME, LONGEST_FILE = 85, 700
+LONGEST_NAME, LONGEST_FILE = 85, 1000
 # Functions that assert on behalf of whoever calls them, besides those of NumPy.
 ASSERTING = {"check", "parsed", "raises"}
 # Raised by tests or the interpreter, without words: a cut of the power, an end of the process, a

@@ -117,7 +117,7 @@ def test_a_command_of_another_name_would_be_noticed(line):
     ("room", "libraries"),
     [
         ("cli", ("jax", "numpy", "pyarrow", "dp_accounting")),
-        ("populations", ("jax",)),
+        ("people", ("jax",)),
         ("core", ("jax",)),
     ],
 )

@@ -32,7 +32,7 @@ def test_every_example_is_run_here_and_is_short():
     assert {name for name in shown if f'example("{name}")' in Path(__file__).read_text()} == set(
         shown
     )
-    assert max(shown.values()) < 60
+    assert max(shown.values()) < 120
 
 
 def test_quickstart(example, tmp_path):
@@ -76,7 +76,7 @@ def test_the_door_has_at_most_fifteen_names_and_each_is_explained():
 def test_names_are_loaded_when_they_are_used_and_train_stays_the_function():
     program = (
         "import sys, taciturn; print('jax' in sys.modules); import taciturn.training;"
-        " print(taciturn.training.__name__)"
+        " print(taciturn.train.__name__)"
     )
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

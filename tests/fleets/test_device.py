@@ -129,7 +129,7 @@ def test_devices_that_are_told_of_different_models_refuse_each_other_before_they
     with pytest.raises((Refused, FailedRound), match="not signed by device 3 for this round"):
         liar.round(1, given=all_but_the_victim(liar.filled(value)))
     monkeypatch.setattr(
-        server_side, "verified", lambda *signed: True
+        server_side, "is_signed_by", lambda *signed: True
     )  # and where the server takes any signature
     with pytest.raises(FailedRound, match="0 devices have shared"):
         liar.round(2, given=all_but_the_victim(liar.filled(value)))

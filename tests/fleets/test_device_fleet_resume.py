@@ -107,7 +107,7 @@ def without_locks(monkeypatch):
     """As on a file system that has none: a second process at a run is then noticed by the
     ledger.
     """
-    monkeypatch.setattr(run_folder, "locked", lambda path, busy: contextlib.nullcontext())
+    monkeypatch.setattr(run_folder, "lock_file", lambda path, busy: contextlib.nullcontext())
 
 
 @pytest.mark.usefixtures("without_locks")

@@ -463,8 +463,8 @@ def test_devices_that_agreed_to_different_messages_have_no_sum(credulous, monkey
     Twin: with one message there is a sum.
     """
     if credulous:
-        monkeypatch.setattr(device_side, "verified", lambda *signed: True)
-        monkeypatch.setattr(server_side, "verified", lambda *signed: True)
+        monkeypatch.setattr(device_side, "is_signed_by", lambda *signed: True)
+        monkeypatch.setattr(server_side, "is_signed_by", lambda *signed: True)
     cohort, other = Cohort(10), TERMS._replace(message=bytes([7] * 32))
     for one in cohort.ids[5:]:
         cohort.devices[one] = cohort.member(one, other)

@@ -258,12 +258,12 @@ def test_signatures_under_the_name_of_another_device_do_not_count(lied_to, twin,
     corrupt = cohort.keys[cohort.ids[2]]
     forged = dict.fromkeys(survivors.devices, corrupt.sign(survivors.signed()))
     if twin:
-        verified = device_side.verified
+        verified = device_side.is_signed_by
 
         def by_anybody(key, *signed):
             return any(verified(public(one), *signed) for one in cohort.keys.values())
 
-        monkeypatch.setattr(device_side, "verified", by_anybody)
+        monkeypatch.setattr(device_side, "is_signed_by", by_anybody)
         assert unmasked(cohort, one, survivors, forged).seeds
         return
     with pytest.raises(Refused, match="2 devices of the cell"):  # the corrupt one itself
@@ -307,7 +307,7 @@ def test_signatures_of_whoever_did_not_survive_do_not_count(where, twin, monkeyp
         return {
             one
             for one, signature in signatures.items()
-            if device_side.verified(public(cohort.keys[one]), signed, signature)
+            if device_side.is_signed_by(public(cohort.keys[one]), signed, signature)
         }
 
     monkeypatch.setattr(device_side, "signers", anybody)

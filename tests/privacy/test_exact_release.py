@@ -105,7 +105,7 @@ def total_of(private, state, users: range):
 def last_words(private, monkeypatch, users=range(5)) -> list[np.ndarray]:
     """Return the last 32 bits of the noised integers of every row, before they become floats."""
     monkeypatch.setattr(
-        mechanisms.wide, "to_float", lambda number, unit: number.low.astype(jnp.int32)
+        mechanisms.int64, "to_float", lambda number, unit: number.low.astype(jnp.int32)
     )
     state, rows, release = private.init(LIKE), [], jax.jit(private.release)
     total = total_of(private, state, users)

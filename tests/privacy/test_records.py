@@ -311,7 +311,7 @@ def test_a_release_on_several_devices_is_kept_like_one_on_one_device():
     """
     program = (
         "import jax, jax.numpy as jnp, numpy as np\nfrom jax.sharding import NamedSharding,"
-        " PartitionSpec\nfrom taciturn.core import Release\nfrom taciturn.privacy.ledger.ledger.releases import"
+        " PartitionSpec\nfrom taciturn.core import Release\nfrom taciturn.privacy.ledger.releases import"
         " Records\nfirst, second = jax.devices()\nmesh, values = jax.make_mesh((2,), ('x',)),"
         " np.arange(8, dtype=np.float32)\neverywhere, parted = (NamedSharding(mesh,"
         " PartitionSpec(*axes)) for axes in ((), ('x',)))\nfor at in ((first, first), (second,"
@@ -372,10 +372,10 @@ def test_not_waiting_for_hashes_is_noticed(tmp_path, monkeypatch):
 def noise_under(**flags: str) -> str:
     """Hash the noise that another process draws, by both implementations."""
     program = (
-        "import hashlib, jax.numpy as jnp, numpy as np\nfrom taciturn.privacy import sampler,"
-        " wide\ngiven = sampler.spread(2.0**46), np.arange(8, dtype=np.uint32)\nfor drawn in"
+        "import hashlib, jax.numpy as jnp, numpy as np\nfrom taciturn.privacy.noise import sampler,"
+        " int64\ngiven = sampler.spread(2.0**46), np.arange(8, dtype=np.uint32)\nfor drawn in"
         " (sampler.white(*given, 3, 1001), sampler.in_one_kernel(*given, jnp.uint32(3), 1001,"
-        " interpret=True)):\n    print(hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest())"
+        " interpret=True)):\n    print(hashlib.sha256(int64.to_numpy(drawn).tobytes()).hexdigest())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

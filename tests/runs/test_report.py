@@ -176,7 +176,7 @@ def test_a_simulation_is_called_one_wherever_its_ε_stands(population, tmp_path)
     [
         ("loop.write_report", OSError(28, "No space left on device"), "No space left on device"),
         ("loop.write_report", PackageNotFoundError("taciturn"), "PackageNotFoundError"),
-        ("report.groups_of", MemoryError("rows"), "MemoryError: rows"),
+        ("page.groups_of", MemoryError("rows"), "MemoryError: rows"),
     ],
 )
 def test_a_page_that_cannot_be_written_does_not_undo_the_run(

@@ -56,8 +56,9 @@ def fit_schedule(schedule: Schedule, tokens: int, unit_norm: bool) -> Schedule:
     batches for more text, so that a GPU is busy and there are still some thousand steps; at least
     60M tokens read in all, in at most ten epochs.
 
-    >>> fitted(Schedule(), 55_000_000, unit_norm=False)
-    Schedule(epochs=3, batch_size=1024, unroll=20, learning_rate=0.0071, precision='float32', held_out=0.02, patience=2, seed=0)
+    >>> schedule = fit_schedule(Schedule(), 55_000_000, unit_norm=False)
+    >>> schedule.epochs, schedule.batch_size, schedule.learning_rate
+    (3, 1024, 0.0071)
     """
     suits = max(tokens / schedule.unroll / STEPS, 1.0)
     batch = schedule.batch_size or min(max(2 ** round(log2(suits)), SMALLEST), LARGEST)

@@ -75,7 +75,7 @@ class Typing(Sums):
     # … and worth picking
     picked: np.ndarray
     # words that were tapped with noise
-    draw_taps: np.ndarray
+    tapped: np.ndarray
     # … and came out wrong, so that they had to be corrected
     modified: np.ndarray
     # that tapping and correcting took
