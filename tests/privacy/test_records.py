@@ -309,17 +309,34 @@ def test_a_release_on_several_devices_is_kept_like_one_on_one_device():
     """A fleet or your own state may leave it replicated, sharded, or with layers on different
     devices.
     """
-    program = (
-        "import jax, jax.numpy as jnp, numpy as np\nfrom jax.sharding import NamedSharding,"
-        " PartitionSpec\nfrom taciturn.core import Release\nfrom taciturn.privacy.ledger.releases import"
-        " Records\nfirst, second = jax.devices()\nmesh, values = jax.make_mesh((2,), ('x',)),"
-        " np.arange(8, dtype=np.float32)\neverywhere, parted = (NamedSharding(mesh,"
-        " PartitionSpec(*axes)) for axes in ((), ('x',)))\nfor at in ((first, first), (second,"
-        " second), (first, second), (everywhere, everywhere), (parted, everywhere)):\n   "
-        " print(Records(None, bytes(32)).write(0, Release([jax.device_put(values, one) for one in"
-        " at]), '-0'))\nprint(Records(None, bytes(32)).write(0, Release([values,"
-        " jax.device_put(values, second)]), '-0'))\n"
-    )
+    program = """
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from taciturn.core import Release
+from taciturn.privacy.ledger.releases import Releases
+
+first, second = jax.devices()
+mesh = jax.make_mesh((2,), ("x",))
+values = np.arange(8, dtype=np.float32)
+everywhere = NamedSharding(mesh, PartitionSpec())
+parted = NamedSharding(mesh, PartitionSpec("x"))
+
+
+def write(leaves):
+    print(Releases(None, bytes(32)).write(0, Release(leaves), "-0"))
+
+
+for places in (
+    (first, first),
+    (second, second),
+    (first, second),
+    (everywhere, everywhere),
+    (parted, everywhere),
+):
+    write([jax.device_put(values, place) for place in places])
+write([values, jax.device_put(values, second)])
+"""
     two = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
         "JAX_PLATFORMS": "cpu",
@@ -371,12 +388,20 @@ def test_not_waiting_for_hashes_is_noticed(tmp_path, monkeypatch):
 @functools.cache
 def noise_under(**flags: str) -> str:
     """Hash the noise that another process draws, by both implementations."""
-    program = (
-        "import hashlib, jax.numpy as jnp, numpy as np\nfrom taciturn.privacy.noise import sampler,"
-        " int64\ngiven = sampler.spread(2.0**46), np.arange(8, dtype=np.uint32)\nfor drawn in"
-        " (sampler.white(*given, 3, 1001), sampler.in_one_kernel(*given, jnp.uint32(3), 1001,"
-        " interpret=True)):\n    print(hashlib.sha256(int64.to_numpy(drawn).tobytes()).hexdigest())"
-    )
+    program = """
+import hashlib
+import jax.numpy as jnp
+import numpy as np
+from taciturn.privacy.noise import int64, sampler
+
+spread = sampler.spread(2.0**46)
+key = np.arange(8, dtype=np.uint32)
+for drawn in (
+    sampler.white(spread, key, 3, 1001),
+    sampler.in_one_kernel(spread, key, jnp.uint32(3), 1001, interpret=True),
+):
+    print(hashlib.sha256(int64.to_numpy(drawn).tobytes()).hexdigest())
+"""
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | flags,
