@@ -19,7 +19,7 @@ from taciturn.fleets.assemble import build_device
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import answer_of
 from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer
-from taciturn.recipe.build import with_noise
+from taciturn.recipe.solve import with_noise
 
 DEVICES, COHORT, ROUNDS = 12, 6, 2
 

@@ -14,12 +14,12 @@ from taciturn.algorithms.local_training import (
     fedsgd_update,
     gradient_step,
 )
+from taciturn.algorithms.server_optimizers import server_optimizer
 from taciturn.core import Message, UserData
 from taciturn.privacy.bounding.clipping import flat_clip, no_clip
 from taciturn.privacy.bounding.estimators import fixed_denominator
 from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import PoissonSampling
-from taciturn.recipe.build import server_optimizer
 
 KEY = jax.random.key(0)
 START = {"w": jnp.array([1.0, -2.0])}

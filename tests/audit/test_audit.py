@@ -31,7 +31,7 @@ from taciturn.cli.audit import audit
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, DataError, Vocabulary
 from taciturn.privacy.bounding.clipping import MOST_REPORTS
 from taciturn.recipe import build
-from taciturn.recipe.build import with_noise
+from taciturn.recipe.solve import with_noise
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
 from taciturn.runs import run as runs

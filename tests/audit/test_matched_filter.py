@@ -9,7 +9,7 @@ from harness import tiny_recipe
 from taciturn.audit.matched_filter import filters
 from taciturn.audit.results import rows_of_noise
 from taciturn.recipe import build
-from taciturn.recipe.build import with_noise
+from taciturn.recipe.solve import with_noise
 
 FTRL = {
     "algorithm": "dp-ftrl",

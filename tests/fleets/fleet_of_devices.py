@@ -12,7 +12,7 @@ from taciturn.data.population import write_population
 from taciturn.fleets import assemble
 from taciturn.fleets.devices.device import Wishes
 from taciturn.fleets.devices.fleet import Connected
-from taciturn.recipe.build import with_noise
+from taciturn.recipe.solve import with_noise
 
 SETTINGS = {
     "algorithm": "dp-ftrl",

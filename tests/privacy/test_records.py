@@ -16,6 +16,7 @@ import pytest
 from harness import Cut, tiny_recipe
 from taciturn import trees
 from taciturn.algorithms.dp_fedavg import federated_algorithm
+from taciturn.algorithms.server_optimizers import server_optimizer
 from taciturn.core import Release, UserData
 from taciturn.privacy.accounting.accountant import Budget
 from taciturn.privacy.bounding.clipping import flat_clip
@@ -31,7 +32,6 @@ from taciturn.privacy.noise.correlated import Buffers, blt
 from taciturn.privacy.noise.mechanism import mechanism
 from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import MinSeparation, PoissonSampling
-from taciturn.recipe.build import server_optimizer
 from taciturn.runs.loop import train_run
 
 ROOT, SIZE = bytes(range(32)), 500

@@ -14,8 +14,7 @@ from taciturn import trees
 from taciturn.privacy.accounting.accountant import repeat, rho
 from taciturn.privacy.bounding.clipping import flat_clip
 from taciturn.privacy.bounding.secagg_encoding import centre_residues, encoding, modular
-from taciturn.recipe import build
-from taciturn.recipe.build import with_noise
+from taciturn.recipe.solve import with_noise
 
 GARBAGE = {
     "no number": lambda size: np.full(size, np.nan),
@@ -91,6 +90,6 @@ def test_noise_is_for_the_longest_report_also_when_computed_from_a_budget(popula
                 / trees.size(drawn)
             )
         )
-    inflation = encoding(trees.size(params), build.most_reports(coded), 11).inflation
+    inflation = encoding(trees.size(params), coded.largest_total, 11).inflation
     assert inflation > 1.01
     assert stddevs[1] / stddevs[0] == pytest.approx(inflation, rel=1e-4)

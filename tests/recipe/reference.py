@@ -129,10 +129,12 @@ def _matrix() -> str:
 
 
 def _pairs() -> Iterator[tuple[str, str, str]]:
-    for setting, other, goes_with, why in COMPATIBLE:
+    for pairing in COMPATIBLE:
+        goes_with = pairing.goes_with
         for allowed in dict.fromkeys(goes_with.values()):
             values = " · ".join(value for value, one in goes_with.items() if one == allowed)
-            yield f"`{setting}` {values}", f"`{other}` {' · '.join(allowed)}", why
+            choice = f"`{pairing.setting}` {values}"
+            yield choice, f"`{pairing.other}` {' · '.join(allowed)}", pairing.why
 
 
 if __name__ == "__main__":

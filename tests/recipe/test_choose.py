@@ -169,5 +169,5 @@ def test_the_clip_norms_of_a_chosen_recipe_are_for_the_layers_that_its_model_has
         )
         recipe = parse_recipe(content_of(made))
         params = build.language_model(recipe.model, 30).init(jax.random.key(0))
-        build.bound_of(recipe).check(params)
+        build.bound(recipe).check(params)
         assert (recipe.privacy.clip_norm == CLIP_NORM) == tied

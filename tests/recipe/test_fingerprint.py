@@ -220,7 +220,7 @@ def test_what_a_setting_that_is_left_out_means_changes_with_the_schema_alone():
         200,
     )
     assert adaptive.restart_rounds == (128, 1152)
-    assert build.bound_of(plain).reach == flat_clip(0.8).reach
+    assert build.bound(plain).reach == flat_clip(0.8).reach
     assert DEFAULT_CLIP_NORM == 0.8
     sizes = [
         trees.size(

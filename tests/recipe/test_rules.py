@@ -118,7 +118,9 @@ def says(row, sentence):
     )
 
 
-@pytest.mark.parametrize("row", [*COMPATIBLE, *RULES], ids=lambda row: row[-1])
+@pytest.mark.parametrize(
+    "row", [*COMPATIBLE, *RULES], ids=lambda row: row.text if isinstance(row, Rule) else row.why
+)
 def test_every_row_refuses_a_recipe_that_no_other_would(monkeypatch, row):
     """A row without an example fails here, and so does one that the others make superfluous."""
     examples = [one for one in EXAMPLES if says(row, refusal(one) or "")]

@@ -69,7 +69,7 @@ def rows_of_noise(recipe: Recipe) -> np.ndarray:
     noise.
     """
     return noise_rows(
-        recipe.noise, segments(build.rows(recipe), recipe.restart_rounds), recipe.privacy.strategy
+        recipe.noise, segments(recipe.most_releases, recipe.restart_rounds), recipe.privacy.strategy
     )
 
 

@@ -45,7 +45,7 @@ from taciturn.fleets.wire.tls import (
     make_authority,
 )
 from taciturn.people import open_ledger
-from taciturn.recipe import build
+from taciturn.recipe import build, solve
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe, save_recipe
 
@@ -120,7 +120,7 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
 def _server_folder(
     folder: Path, authority: Path, recipe: Recipe, words_of: Population, names: tuple[str, ...]
 ) -> None:
-    recipe = build.with_noise(recipe, len(words_of.vocabulary))
+    recipe = solve.with_noise(recipe, len(words_of.vocabulary))
     certificate = make_authority(authority)
     certify_server(authority, folder / "wire", [*LOCAL_NAMES, *names])
     issuer = enrolment.new_authority(authority, folder)

@@ -1,5 +1,6 @@
-"""A run's recipe: frozen, validated, in TOML. A key that does not exist is an error, and so is a
-value out of range.
+"""A run's recipe: frozen, validated, in TOML.
+
+A key that does not exist is an error, and so is a value out of range.
 
 Everything privacy depends on is a constant here, written down before the run: how many users there
 are, how many take part, how far one may move the model. Counts measured on users' text are never
@@ -8,23 +9,27 @@ used instead.
 
 import hashlib
 import json
+import math
 from typing import Any
 
 from pydantic import model_validator
 
-from taciturn.names import AlgorithmName, NoiseKind
+from taciturn.names import AlgorithmName, NoiseName
+from taciturn.privacy.bounding.clipping import MOST_REPORTS
 from taciturn.privacy.noise.sensitivity import most_participations
-from taciturn.privacy.participation import default_delta
+from taciturn.privacy.participation import default_delta, spare_rounds
 from taciturn.recipe import rules, sections
 from taciturn.recipe.sections import Section, setting
 
-# counts changes in the meaning of omitted settings
+# Raised with every change in the meaning of an omitted setting.
 SCHEMA = 1
+# Algorithms that only serve to reproduce papers.
 FOR_PAPERS = {
     "transfer-learning": (
         "learns from devices' average prediction, not their updates; no privacy (ε = ∞)"
     )
 }
+# Settings that say where files are, by section.
 NAMES_OF_FILES = {
     "data": {"population", "general", "general_test"},
     "model": {"warm_start"},
@@ -33,8 +38,9 @@ NAMES_OF_FILES = {
 
 
 class Recipe(Section):
-    """What a run is, before it begins. Sections may be dicts: `Recipe(data={"population":
-    "people"}, …)`; docs/recipe.md lists all.
+    """What a run is, before it begins.
+
+    Sections may be dicts: `Recipe(data={"population": "people"}, …)`; docs/recipe.md lists all.
     """
 
     algorithm: AlgorithmName = setting(
@@ -54,7 +60,7 @@ class Recipe(Section):
     run: sections.RunSection
 
     @model_validator(mode="after")
-    def _goes_together(self) -> "Recipe":
+    def _check_rules(self) -> "Recipe":
         rules.check(self)
         return self
 
@@ -68,44 +74,58 @@ class Recipe(Section):
         setting (a δ, a noise, a clip norm), may only be changed together with SCHEMA.
         """
         settings = self.model_dump(mode="json", exclude_defaults=True, exclude=NAMES_OF_FILES)
-        # sections of file paths only
+        # A section that only names files is empty by now.
         content = {name: value for name, value in settings.items() if value != {}}
-        content |= {"schema": SCHEMA, "canaries_planted": self.canaries.text is not None}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        content["schema"] = SCHEMA
+        content["canaries_planted"] = self.canaries.text is not None
+        written = json.dumps(content, sort_keys=True)
+        return hashlib.sha256(written.encode()).hexdigest()[:16]
 
     @property
     def is_private(self) -> bool:
-        return (
-            self.algorithm not in ("fedavg", "transfer-learning")
-            and self.privacy.noise_multiplier != 0
-        )
+        """Tell whether the run promises anything: it has an algorithm with noise, and noise."""
+        if self.algorithm in ("fedavg", "transfer-learning"):
+            return False
+        return self.privacy.noise_multiplier != 0
 
     @property
     def uses_general_text(self) -> bool:
-        predicted = self.algorithm == "transfer-learning" and self.transfer.text == "general"
-        return predicted or self.local.forgetting == "rehearsal"
+        """Tell whether devices rehearse or predict public text."""
+        if self.local.forgetting == "rehearsal":
+            return True
+        return self.algorithm == "transfer-learning" and self.transfer.text == "general"
 
     @property
     def delta(self) -> float:
+        """Return δ, by default the one for this number of users."""
         return self.privacy.delta or default_delta(self.participation.users)
 
     @property
-    def noise(self) -> NoiseKind:
-        """Return how it is correlated over rounds."""
-        correlated = "banded" if self.participation.kind == "cyclic-poisson" else "blt"
-        return self.privacy.noise or (correlated if self.algorithm == "dp-ftrl" else "independent")
+    def noise(self) -> NoiseName:
+        """Return how the noise is correlated over rounds."""
+        if self.privacy.noise:
+            return self.privacy.noise
+        if self.algorithm != "dp-ftrl":
+            return "independent"
+        return "banded" if self.participation.kind == "cyclic-poisson" else "blt"
 
     @property
     def restart_rounds(self) -> tuple[int, ...]:
         """Return R: the rounds after which the noise starts anew."""
-        chosen = self.privacy.restart_rounds
-        if chosen is None and self.privacy.clipping == "adaptive":
-            chosen = list(range(128, self.run.rounds, 1024))
-        return tuple(restart for restart in chosen or () if restart < self.run.rounds)
+        restarts = self.privacy.restart_rounds
+        if restarts is None and self.privacy.clipping == "adaptive":
+            restarts = list(range(128, self.run.rounds, 1024))
+        return tuple(restart for restart in restarts or () if restart < self.run.rounds)
 
     @property
     def noise_segments(self) -> int:
+        """Return how many times the noise starts, counting the first."""
         return len(self.restart_rounds) + 1
+
+    @property
+    def most_releases(self) -> int:
+        """Return how many releases the run may make, spare ones included."""
+        return self.run.rounds + spare_rounds(self.run.rounds)
 
     @property
     def over_selection(self) -> float:
@@ -113,24 +133,26 @@ class Recipe(Section):
         return self.fleet.over_selection if self.fleet.kind in ("check-in", "devices") else 1.0
 
     @property
-    def asked(self) -> float:
-        """Return the devices asked in a round."""
+    def devices_asked(self) -> float:
+        """Return how many devices are asked in a round."""
         return self.over_selection * self.participation.cohort
 
     @property
     def turns(self) -> int:
         """Return the rounds after which everyone was asked once."""
-        return int(self.participation.users // self.asked)
+        return int(self.participation.users // self.devices_asked)
 
     @property
     def possible_separation(self) -> int:
+        """Return the longest rest, in rounds, that all users can have between two turns."""
         return max(self.turns - 1, 0)
 
     @property
     def max_participations(self) -> int:
         """Return MaxP as claimed."""
-        claimed, rest = self.participation.max_participations, self.participation.min_separation
-        possible = most_participations(self.run.rounds, rest or 0)
+        separation = self.participation.min_separation or 0
+        possible = most_participations(self.run.rounds, separation)
+        claimed = self.participation.max_participations
         return possible if claimed is None else min(claimed, possible)
 
     @property
@@ -140,9 +162,38 @@ class Recipe(Section):
 
     @property
     def most_audit_users(self) -> int:
+        """Return how many audit users the rounds have room for."""
         return sections.AUDITED_AT_ONCE * self.run.rounds
 
+    @property
+    def users_beside_cohort(self) -> int:
+        """Return the most synthetic and audit users in a round, who are no part of its cohort."""
+        return self.canaries.synthetic_users + min(self.audit.users, sections.AUDITED_AT_ONCE)
+
+    @property
+    def largest_total(self) -> int:
+        """Return n_max: the most reports in a total.
+
+        Raises:
+            ValueError: a total cannot hold them.
+        """
+        cohort = self.participation.cohort
+        # The size of a drawn cohort varies; this many are never reached by chance.
+        most_drawn = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)
+        claims_sampling = self.participation.kind != "min-separation"
+        asked = 0 if claims_sampling else math.ceil(self.devices_asked)
+        beside = self.users_beside_cohort
+        n_max = min(MOST_REPORTS, max(most_drawn, asked)) + beside
+        if n_max > MOST_REPORTS:
+            raise ValueError(
+                f"{beside} synthetic users beside a cohort of {cohort:g} are more than the"
+                f" {MOST_REPORTS} reports that a total holds: lower canaries.users or"
+                " canaries.per_cell, or audit with fewer"
+            )
+        return n_max
+
     def with_settings(self, section: str, **values: Any) -> "Recipe":
+        """Return the recipe with other values in one section; it is validated anew."""
         content = self.model_dump(mode="json")
         content[section].update(values)
         return Recipe(**content)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,171 +21,188 @@ if TYPE_CHECKING:
     from taciturn.recipe.recipe import Recipe
 
 
-class Pairing(NamedTuple):
-    """Which values of one setting go with which of another. A value that is not named goes with
-    all.
+@dataclass(frozen=True, kw_only=True)
+class Pairing:
+    """Which values of one setting go with which values of another.
+
+    A value that is not named goes with all.
     """
 
-    # `section.name`; `noise` is the recipe's, worked out
+    # `section.name`; `noise` is the recipe's, worked out.
     setting: str
     other: str
     goes_with: dict[str, tuple[str, ...]]
     why: str
 
     def allows(self, value: str, other: str) -> bool:
+        """Tell whether this value of the setting goes with that value of the other."""
         return value not in self.goes_with or other in self.goes_with[value]
 
-    def broken_by(self, recipe: Recipe) -> bool:
-        return not self.allows(*attrgetter(self.setting, self.other)(recipe))
+    def is_broken_by(self, recipe: Recipe) -> bool:
+        """Tell whether the recipe has two values that do not go together."""
+        value, other = self._values(recipe)
+        return not self.allows(value, other)
 
     def sentence(self, recipe: Recipe) -> str:
-        value, other = attrgetter(self.setting, self.other)(recipe)
-        possible = " or ".join(f'"{one}"' for one in self.goes_with[value])
+        """Say which value excludes which, and why."""
+        value, other = self._values(recipe)
+        possible = " or ".join(f'"{allowed}"' for allowed in self.goes_with[value])
         return (
-            f'{_in_file(self.setting)} = "{value}" goes with {_in_file(self.other)} = {possible},'
-            f' not with "{other}": {self.why}'
+            f'{_name_in_file(self.setting)} = "{value}" goes with {_name_in_file(self.other)} ='
+            f' {possible}, not with "{other}": {self.why}'
         )
+
+    def _values(self, recipe: Recipe) -> tuple[str, str]:
+        return attrgetter(self.setting, self.other)(recipe)
 
 
 class Rule(NamedTuple):
-    broken_by: Callable[[Recipe], bool]
+    """A condition that no recipe may meet, and what to say of one that does."""
+
+    is_broken_by: Callable[[Recipe], bool]
     text: str
 
     def sentence(self, recipe: Recipe) -> str:
+        """Fill the recipe's settings into the text."""
         return self.text.format(recipe=recipe, **dict(recipe))
 
 
-def _in_file(setting: str) -> str:
+def _name_in_file(setting: str) -> str:
     section, _, name = setting.rpartition(".")
     return f"[{section}] {name}" if section else name
 
 
 def check(recipe: Recipe) -> None:
+    """Refuse a recipe that breaks a row, with the sentence of the first that it breaks."""
     for row in (*COMPATIBLE, *RULES):
-        if row.broken_by(recipe):
+        if row.is_broken_by(recipe):
             raise ValueError(row.sentence(recipe))
 
 
-def _limits(recipe: Recipe) -> set[float | None]:
-    return {recipe.privacy.noise_multiplier, recipe.privacy.epsilon, recipe.privacy.rho} - {None}
+def _strengths(recipe: Recipe) -> set[float]:
+    """Return what says how much noise there is: a multiplier, or a budget to work it out from."""
+    privacy = recipe.privacy
+    settings = (privacy.noise_multiplier, privacy.epsilon, privacy.rho)
+    return {value for value in settings if value is not None}
 
 
-def _drops_out(recipe: Recipe) -> bool:
+def _devices_drop_out(recipe: Recipe) -> bool:
     return recipe.fleet.kind in ("check-in", "devices")
 
 
-# of the strategy, for noise that has any
+# Names of the coefficients in a strategy, for noise that has any.
 COEFFICIENTS = {
     "blt": {"decay", "scale"},
     "banded": {"bands"},
 }
 
-NOT_FTRL, NOT_PRIVATE = (
-    ("dp-fedavg", "dp-fedsgd", "fedavg", "transfer-learning"),
-    ("fedavg", "transfer-learning"),
-)
-# clip norms that do not adapt
+NOT_FTRL = ("dp-fedavg", "dp-fedsgd", "fedavg", "transfer-learning")
+NOT_PRIVATE = ("fedavg", "transfer-learning")
+# Clipping to a norm that does not adapt.
 CONSTANT = ("flat", "per-layer")
 COMPATIBLE = (
     Pairing(
-        "privacy.encoding",
-        "privacy.clipping",
-        {"modular": CONSTANT},
-        "residues need a clip norm that does not adapt",
+        setting="privacy.encoding",
+        other="privacy.clipping",
+        goes_with={"modular": CONSTANT},
+        why="residues need a clip norm that does not adapt",
     ),
     Pairing(
-        "privacy.encoding",
-        "privacy.estimator",
-        {"modular": ("fixed",)},
-        "a sum of residues does not contain its weight",
+        setting="privacy.encoding",
+        other="privacy.estimator",
+        goes_with={"modular": ("fixed",)},
+        why="a sum of residues does not contain its weight",
     ),
     Pairing(
-        "algorithm",
-        "privacy.encoding",
-        dict.fromkeys(NOT_PRIVATE, ("integer",)),
-        "residues encode clipped updates, and a run without privacy adds updates as they are",
+        setting="algorithm",
+        other="privacy.encoding",
+        goes_with=dict.fromkeys(NOT_PRIVATE, ("integer",)),
+        why="residues encode clipped updates, and a run without privacy adds updates as they are",
     ),
     Pairing(
-        "algorithm",
-        "participation.kind",
-        {
+        setting="algorithm",
+        other="participation.kind",
+        goes_with={
             "dp-fedavg": ("poisson", "fixed"),
             "dp-fedsgd": ("poisson", "fixed"),
             "dp-ftrl": ("min-separation", "cyclic-poisson"),
         },
-        "its privacy is proved for these cohorts only",
+        why="its privacy is proved for these cohorts only",
     ),
     Pairing(
-        "algorithm",
-        "participation.kind",
-        dict.fromkeys(NOT_PRIVATE, ("poisson", "fixed", "min-separation")),
-        "without noise there are no bands to take turns by",
+        setting="algorithm",
+        other="participation.kind",
+        goes_with=dict.fromkeys(NOT_PRIVATE, ("poisson", "fixed", "min-separation")),
+        why="without noise there are no bands to take turns by",
     ),
     Pairing(
-        "participation.kind",
-        "noise",
-        {"cyclic-poisson": ("banded", "independent")},
-        "two turns of a user must share no noise",
+        setting="participation.kind",
+        other="noise",
+        goes_with={"cyclic-poisson": ("banded", "independent")},
+        why="two turns of a user must share no noise",
     ),
     Pairing(
-        "fleet.kind",
-        "participation.kind",
-        dict.fromkeys(("check-in", "queue", "devices"), ("min-separation",)),
-        "where devices come and go, no sampling can be claimed",
+        setting="fleet.kind",
+        other="participation.kind",
+        goes_with=dict.fromkeys(("check-in", "queue", "devices"), ("min-separation",)),
+        why="where devices come and go, no sampling can be claimed",
     ),
     Pairing(
-        "fleet.kind", "privacy.encoding", {"devices": ("modular",)}, "a secure sum adds residues"
+        setting="fleet.kind",
+        other="privacy.encoding",
+        goes_with={"devices": ("modular",)},
+        why="a secure sum adds residues",
     ),
     Pairing(
-        "fleet.kind",
-        "privacy.encoding",
-        {"queue": ("integer",)},
-        "reports in a queue come from different rounds, each with its own rotation, so residues"
+        setting="fleet.kind",
+        other="privacy.encoding",
+        goes_with={"queue": ("integer",)},
+        why="reports in a queue come from different rounds, each with its own rotation, so residues"
         " cannot be added",
     ),
     Pairing(
-        "fleet.kind",
-        "privacy.clipping",
-        {"queue": CONSTANT},
-        "a queue sums reports that were made in earlier rounds, so there is one clip norm for the"
+        setting="fleet.kind",
+        other="privacy.clipping",
+        goes_with={"queue": CONSTANT},
+        why="a queue sums reports that were made in earlier rounds, so there is one clip norm for the"
         " whole run",
     ),
     Pairing(
-        "noise",
-        "privacy.clipping",
-        {"independent": CONSTANT},
-        "independent noise has nothing to restart, so adaptive clip norms belong to algorithm ="
+        setting="noise",
+        other="privacy.clipping",
+        goes_with={"independent": CONSTANT},
+        why="independent noise has nothing to restart, so adaptive clip norms belong to algorithm ="
         ' "dp-ftrl" and its correlated noise',
     ),
     Pairing(
-        "algorithm",
-        "noise",
-        dict.fromkeys(NOT_FTRL, ("independent",)),
-        'noise that is correlated over rounds belongs to algorithm = "dp-ftrl"',
+        setting="algorithm",
+        other="noise",
+        goes_with=dict.fromkeys(NOT_FTRL, ("independent",)),
+        why='noise that is correlated over rounds belongs to algorithm = "dp-ftrl"',
     ),
     Pairing(
-        "algorithm",
-        "privacy.estimator",
-        {"dp-ftrl": ("fixed",)},
-        "every round has the same fixed denominator",
+        setting="algorithm",
+        other="privacy.estimator",
+        goes_with={"dp-ftrl": ("fixed",)},
+        why="every round has the same fixed denominator",
     ),
     Pairing(
-        "algorithm",
-        "privacy.estimator",
-        dict.fromkeys(NOT_PRIVATE, ("fixed",)),
-        "without privacy a sum is divided by the actual weight, so leave out estimator and"
+        setting="algorithm",
+        other="privacy.estimator",
+        goes_with=dict.fromkeys(NOT_PRIVATE, ("fixed",)),
+        why="without privacy a sum is divided by the actual weight, so leave out estimator and"
         " least_weight",
     ),
     Pairing(
-        "algorithm",
-        "local.forgetting",
-        {"dp-fedsgd": ("none",)},
-        "its devices send one gradient and do not train",
+        setting="algorithm",
+        other="local.forgetting",
+        goes_with={"dp-fedsgd": ("none",)},
+        why="its devices send one gradient and do not train",
     ),
 )
 
 RULES = (
-    # one section
+    # Within one section.
     Rule(
         lambda r: r.participation.cohort > r.participation.users,
         "[participation] cohort = {participation.cohort:g} is more than users ="
@@ -246,14 +264,14 @@ RULES = (
         "[canaries] copies = {canaries.copies} do not fit into {canaries.sentences} sentences:"
         " raise sentences, or lower copies",
     ),
-    # privacy
+    # Privacy.
     Rule(
         lambda r: r.privacy.noise_multiplier == 0 and r.algorithm not in ("dp-fedavg", "dp-fedsgd"),
         '[privacy] noise_multiplier = 0 belongs to algorithm = "dp-fedavg" or "dp-fedsgd"; without'
         ' privacy, use algorithm = "fedavg"',
     ),
     Rule(
-        lambda r: r.privacy.noise_multiplier == 0 and len(_limits(r)) > 1,
+        lambda r: r.privacy.noise_multiplier == 0 and len(_strengths(r)) > 1,
         "[privacy] noise_multiplier = 0 is a run without privacy (ε = ∞), which has no budget:"
         " leave out epsilon and rho, or the zero",
     ),
@@ -262,12 +280,12 @@ RULES = (
         '[privacy] noise_multiplier = 0 adds updates as they are: leave out encoding = "modular"',
     ),
     Rule(
-        lambda r: r.algorithm in NOT_PRIVATE and bool(_limits(r)),
+        lambda r: r.algorithm in NOT_PRIVATE and bool(_strengths(r)),
         'algorithm = "{algorithm}" has no privacy: leave out noise_multiplier, epsilon and rho, or'
         ' choose "dp-fedavg"',
     ),
     Rule(
-        lambda r: r.is_private and not _limits(r),
+        lambda r: r.is_private and not _strengths(r),
         "[privacy] needs a noise_multiplier, or an epsilon or rho to work it out from",
     ),
     Rule(
@@ -285,7 +303,7 @@ RULES = (
         "[audit] {audit.users} users are too many for {run.rounds} rounds: take at most"
         " {recipe.most_audit_users}",
     ),
-    # noise that is correlated over rounds
+    # Noise that is correlated over rounds.
     Rule(
         lambda r: bool(r.privacy.restart_rounds) and r.noise == "independent",
         '[privacy] restart_rounds belong to algorithm = "dp-ftrl" and its correlated noise:'
@@ -306,7 +324,8 @@ RULES = (
     ),
     Rule(
         lambda r: any(
-            not one or len(one) % r.noise_segments for one in (r.privacy.strategy or {}).values()
+            not values or len(values) % r.noise_segments
+            for values in (r.privacy.strategy or {}).values()
         ),
         "[privacy] strategy must have the same number of coefficients for each of the"
         " {recipe.noise_segments} segments of the noise",
@@ -320,29 +339,34 @@ RULES = (
         " cohorts of {participation.cohort:g}: lower the cohort, or privacy.bands to"
         " {recipe.turns}",
     ),
-    # fleets, and how often someone can take part
+    # Fleets, and how often someone can take part.
     Rule(
-        lambda r: _drops_out(r) and (r.fleet.most_reports or math.inf) < r.participation.cohort,
+        lambda r: (
+            _devices_drop_out(r) and (r.fleet.most_reports or math.inf) < r.participation.cohort
+        ),
         "[fleet] most_reports = {fleet.most_reports} is less than the report goal,"
         " {participation.cohort:g}: every round would fail",
     ),
     Rule(
-        lambda r: _drops_out(r) and r.asked * (1 - r.fleet.dropout_rate) < r.participation.cohort,
-        "{recipe.asked:.0f} devices are asked, a share of {fleet.dropout_rate:g} drops out, and"
+        lambda r: (
+            _devices_drop_out(r)
+            and r.devices_asked * (1 - r.fleet.dropout_rate) < r.participation.cohort
+        ),
+        "{recipe.devices_asked:.0f} devices are asked, a share of {fleet.dropout_rate:g} drops out, and"
         " {participation.cohort:g} reports are needed: most rounds would fail; raise [fleet]"
         " over_selection",
     ),
     Rule(
-        lambda r: _drops_out(r) and math.ceil(r.asked) > MOST_REPORTS,
-        f"{{recipe.asked:.0f}} devices are asked in a round, and a sum holds {MOST_REPORTS}"
+        lambda r: _devices_drop_out(r) and math.ceil(r.devices_asked) > MOST_REPORTS,
+        f"{{recipe.devices_asked:.0f}} devices are asked in a round, and a sum holds {MOST_REPORTS}"
         " reports: lower the cohort",
     ),
     Rule(
         lambda r: (
             r.participation.min_separation is not None
-            and (r.participation.min_separation + 1) * r.asked > r.participation.users
+            and (r.participation.min_separation + 1) * r.devices_asked > r.participation.users
         ),
-        "with {participation.users} users, of whom {recipe.asked:.0f} are asked in a round,"
+        "with {participation.users} users, of whom {recipe.devices_asked:.0f} are asked in a round,"
         " {recipe.possible_separation} rounds of rest are possible, not"
         " {participation.min_separation}",
     ),
@@ -373,7 +397,7 @@ RULES = (
         "[fleet] in_flight = {recipe.in_flight} devices that train at a time never complete a round"
         " of {participation.cohort:g}",
     ),
-    # settings that would silently do nothing
+    # Settings that would silently do nothing.
     Rule(
         lambda r: (r.data.general is None) == r.uses_general_text,
         '[data] general = "a folder of public text" goes with [local] forgetting = "rehearsal" or'

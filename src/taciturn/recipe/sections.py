@@ -14,35 +14,49 @@ from taciturn.models.registry import KINDS, model_kind
 from taciturn.privacy.bounding.clipping import clip_schedule
 from taciturn.privacy.noise.white import check_multiplier
 
-# users
+# The largest cohort, in users.
 MOST_A_ROUND = 60_000
-# audit users whose turn a round may be, in and out
+# Audit users whose turn a round may be, counting those who are in and those who stay out.
 AUDITED_AT_ONCE = 1024
-# Ramaswamy et al. 2020, Table 1
+# Of Ramaswamy et al. 2020, Table 1.
 DEFAULT_CLIP_NORM = 0.8
 
 
 def setting(default: Any, meaning: str, *, for_papers: Any = False, **limits: Any) -> Any:
-    """Define a setting. `for_papers`: true where it only serves to reproduce papers, or its values
-    that do, and what they mean.
+    """Define a setting.
+
+    Args:
+        default: its value where a recipe does not name it.
+        meaning: what docs/recipe.md says about it.
+        for_papers: true where it only serves to reproduce papers; or those of its values that do,
+            and what they mean.
+        limits: of its values, as pydantic names them.
     """
     return Field(
         default=default, description=meaning, json_schema_extra={"for_papers": for_papers}, **limits
     )
 
 
-def checked(check: Callable[[Any], object]) -> AfterValidator:
+def must_pass(check: Callable[[Any], object]) -> AfterValidator:
     """Refuse a value for which `check` raises; an omitted one is not checked."""
 
-    def kept(value: Any) -> Any:
+    def check_value(value: Any) -> Any:
         if value is not None:
             check(value)
         return value
 
-    return AfterValidator(kept)
+    return AfterValidator(check_value)
+
+
+def _check_multiplier_or_zero(noise_multiplier: float) -> None:
+    """Refuse a noise multiplier out of range; zero stands for no noise."""
+    if noise_multiplier != 0:
+        check_multiplier(noise_multiplier)
 
 
 class Section(BaseModel):
+    """A part of a recipe, which is never changed and refuses settings that do not exist."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -68,7 +82,7 @@ class DataSection(Section):
 
 
 class ModelSection(Section):
-    kind: Annotated[str, checked(model_kind)] = setting(
+    kind: Annotated[str, must_pass(model_kind)] = setting(
         "lstm", f"{' · '.join(KINDS)}; or one of your own (models/registry.py)"
     )
     width: PositiveInt = setting(96, "of a word's embedding")
@@ -152,7 +166,7 @@ class ServerSection(Section):
 
 
 class ParticipationSection(Section):
-    kind: names.ParticipationKind = setting(
+    kind: names.SchemeName = setting(
         "poisson",
         "min-separation claims no sampling (dp-ftrl, and runs without privacy); with cyclic-poisson"
         " users take turns every privacy.bands rounds (dp-ftrl)",
@@ -181,19 +195,22 @@ class ParticipationSection(Section):
 
     @property
     def probability(self) -> float:
+        """Return q = m / K."""
         return self.cohort / self.users
 
     @property
     def expected_weight(self) -> float:
-        """qW."""
+        """Return qW, the weight that a cohort has on average."""
         return self.probability * (self.total_weight or self.users)
 
 
 class PrivacySection(Section):
-    clip_norm: Annotated[float | list[tuple[int, float]] | None, checked(clip_schedule)] = setting(
-        None,
-        "S, or a falling schedule [[round, S], …] (default: 0.8, Ramaswamy et al. 2020; without"
-        " privacy none)",
+    clip_norm: Annotated[float | list[tuple[int, float]] | None, must_pass(clip_schedule)] = (
+        setting(
+            None,
+            "S, or a falling schedule [[round, S], …] (default: 0.8, Ramaswamy et al. 2020; without"
+            " privacy none)",
+        )
     )
     clipping: names.Clipping = setting(
         "flat",
@@ -216,12 +233,10 @@ class PrivacySection(Section):
     least_weight: float | None = setting(
         None, "W_min of the clipped denominator", gt=0, for_papers=True
     )
-    noise_multiplier: Annotated[float | None, checked(lambda z: z == 0 or check_multiplier(z))] = (
-        setting(
-            None, "z (default: worked out from the budget); 0 is no noise and no privacy (ε = ∞)"
-        )
+    noise_multiplier: Annotated[float | None, must_pass(_check_multiplier_or_zero)] = setting(
+        None, "z (default: worked out from the budget); 0 is no noise and no privacy (ε = ∞)"
     )
-    noise: names.NoiseKind | None = setting(
+    noise: names.NoiseName | None = setting(
         None,
         "how it is correlated over rounds (default: dp-ftrl blt, with cyclic-poisson banded; all"
         " others independent)",
@@ -320,7 +335,10 @@ class CanarySection(Section):
 
     @property
     def synthetic_users(self) -> int:
-        return self.per_cell * len(self.copies) * sum(self.users) if self.text else 0
+        """Return how many users type the canaries, in all cells together."""
+        if not self.text:
+            return 0
+        return self.per_cell * len(self.copies) * sum(self.users)
 
 
 class AuditSection(Section):

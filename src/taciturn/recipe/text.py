@@ -9,27 +9,32 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from taciturn.errors import TaciturnError
 from taciturn.files import not_a, write_atomically
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
 
-# by pydantic's kinds of errors
+# What a value must be, by pydantic's name for the error. The braces are filled from its context.
 MUST_BE: dict[str, str] = {
-    **dict.fromkeys(
-        ("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "an integer"
-    ),
-    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
+    "int_parsing": "an integer",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing_size": "an integer",
+    "float_parsing": "a number",
+    "float_type": "a number",
     "bool_parsing": "true or false",
     "list_type": "a list",
     "string_type": "a word in quotes",
     "greater_than_equal": "{ge:g} or more",
     "less_than_equal": "{le:g} or less",
 }
-Checked = TypeVar("Checked", bound=BaseModel)
-# TOML's keys without quotes
-BARE = re.compile(r"[A-Za-z0-9_-]+")
+# The two forms of a clip norm, which pydantic counts as places inside the setting.
+FORMS_OF_CLIP_NORM = ("float", "list[tuple[int, float]]")
+AnySection = TypeVar("AnySection", bound=BaseModel)
+# A key that TOML takes without quotes.
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class RecipeError(TaciturnError):
@@ -37,7 +42,9 @@ class RecipeError(TaciturnError):
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
-    write_atomically(path, to_toml(recipe.model_dump(mode="json", exclude_none=True)).encode())
+    """Write the recipe as TOML, all settings included that have a value."""
+    settings = recipe.model_dump(mode="json", exclude_none=True)
+    write_atomically(path, to_toml(settings).encode())
 
 
 def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
@@ -69,43 +76,41 @@ def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
             f"{path} is not TOML: {error}; correct that line, or name a recipe (docs/recipe.md)"
         ) from None
     for setting in settings or []:
-        _set(content, setting)
+        _apply_setting(content, setting)
     return parse_recipe(content, str(path))
 
 
 def parse_recipe(content: dict[str, Any], where: str = "recipe") -> Recipe:
-    return _checked(Recipe, content, f"{where}: ")
-
-
-def _checked(section: type[Checked], content: dict[str, Any], where: str) -> Checked:
-    try:
-        return section(**content)
-    except ValidationError as error:
-        raise RecipeError(
-            "\n".join(dict.fromkeys(f"{where}{_sentence(one, section)}" for one in error.errors()))
-        ) from None
+    """Build a recipe from its settings by section; errors begin with `where` they are."""
+    return _build_section(Recipe, content, where=f"{where}: ")
 
 
 def model_settings(settings: list[str]) -> ModelSection:
     """Read the [model] section from `key=value` alone."""
     content: dict[str, Any] = {}
     for setting in settings:
-        _set(content, setting)
-    return _checked(ModelSection, content, "")
+        _apply_setting(content, setting)
+    return _build_section(ModelSection, content, where="")
 
 
-def _set(content: dict[str, Any], setting: str) -> None:
+def _build_section(section: type[AnySection], content: dict[str, Any], where: str) -> AnySection:
+    try:
+        return section(**content)
+    except ValidationError as error:
+        sentences = [f"{where}{_sentence(detail, section)}" for detail in error.errors()]
+        # The two forms of a clip norm are refused by the same sentence.
+        distinct = dict.fromkeys(sentences)
+        raise RecipeError("\n".join(distinct)) from None
+
+
+def _apply_setting(content: dict[str, Any], setting: str) -> None:
+    """Write `section.key=value` into the content of a recipe."""
     path, equals, value = setting.partition("=")
     *sections, key = path.strip().split(".")
     if not equals or not key:
         raise RecipeError(
             f"--set takes section.key=value, for example run.rounds=500; {setting!r} is not that"
         )
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        # a word without quotes
-        parsed = value
     target = content
     for section in sections:
         target = target.setdefault(section, {})
@@ -114,69 +119,105 @@ def _set(content: dict[str, Any], setting: str) -> None:
                 f"--set {setting}: {section} is a value, not a section; leave out what follows"
                 f" {section}"
             )
-    target[key] = parsed
+    target[key] = _parse_value(value)
 
 
-def _sentence(error: Any, section: type[BaseModel]) -> str:
-    place = [str(part) for part in error["loc"] if part not in ("float", "list[tuple[int, float]]")]
+def _parse_value(value: str) -> Any:
+    """Read a value as TOML does, and a word without quotes as the word."""
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
+
+
+# Errors in sentences.
+
+
+def _sentence(error: ErrorDetails, recipe: type[BaseModel]) -> str:
+    """Say what is wrong, where, and what to do."""
+    place = [str(part) for part in error["loc"] if part not in FORMS_OF_CLIP_NORM]
+    section = _section_of(place, recipe)
+    name = _name_of(place)
+    message = error["msg"].removeprefix("Value error, ")
+    match error["type"]:
+        case "extra_forbidden":
+            return f"{name} is not a setting; {_suggestion(place[-1], section)}"
+        case "missing":
+            meaning = section.model_fields[place[-1]].description
+            return f"{name} is missing; add it" + (f" ({meaning})" if meaning else "")
+        case "value_error":
+            return f"{name}: {message}" if name else message
+        case "model_type":
+            inside: Any = section.model_fields[name].annotation
+            settings = ", ".join(inside.model_fields)
+            return f"{name} is a section, not a value: set one of {settings} in it"
+        case _:
+            value = "a section" if isinstance(error["input"], dict) else error["input"]
+            return f"{name} must be {_what_it_must_be(place[-1], error)}, not {value!r}"
+
+
+def _section_of(place: list[str], section: type[BaseModel]) -> type[BaseModel]:
+    """Return the innermost section that the place lies in."""
     for part in place[:-1]:
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        field = section.model_fields.get(part)
+        annotation = field.annotation if field else None
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             section = annotation
-    name = (
-        f"[{'.'.join(place[:-1])}] {place[-1]}"
-        if len(place) > 1
-        else (f"{place[0]}" if place else "")
-    )
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(place[-1], section.model_fields, 1, 0.5)
-        hint = (
-            f"did you mean {near[0]}?" if near else f"known are: {', '.join(section.model_fields)}"
-        )
-        return f"{name} is not a setting; {hint}"
-    if error["type"] == "missing":
-        about = section.model_fields[place[-1]].description
-        return f"{name} is missing; add it" + (f" ({about})" if about else "")
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "value_error":
-        return f"{name}: {message}" if name else message
-    given = error["input"] if not isinstance(error["input"], dict) else "a section"
-    if error["type"] == "model_type":
-        inside: Any = section.model_fields[name].annotation
-        return (
-            f"{name} is a section, not a value: set one of {', '.join(inside.model_fields)} in it"
-        )
-    wanted = (MUST_BE.get(error["type"]) or message.removeprefix("Input should be ")).format(
-        **error.get("ctx", {})
-    )
-    return (
-        f"{name} must be"
-        f" {'a number, or a schedule [[0, 0.8], [500, 0.4]]' if place[-1] == 'clip_norm' else wanted},"
-        f" not {given!r}"
-    )
+    return section
+
+
+def _name_of(place: list[str]) -> str:
+    """Write a place as it stands in a file: `[section] key`."""
+    if not place:
+        return ""
+    *sections, key = place
+    return f"[{'.'.join(sections)}] {key}" if sections else key
+
+
+def _suggestion(key: str, section: type[BaseModel]) -> str:
+    settings = section.model_fields
+    near = difflib.get_close_matches(key, settings, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"known are: {', '.join(settings)}"
+
+
+def _what_it_must_be(key: str, error: ErrorDetails) -> str:
+    if key == "clip_norm":
+        return "a number, or a schedule [[0, 0.8], [500, 0.4]]"
+    expected = MUST_BE.get(error["type"]) or error["msg"].removeprefix("Input should be ")
+    return expected.format(**error.get("ctx", {}))
+
+
+# Recipes as TOML.
 
 
 def to_toml(
     content: dict[str, Any], comments: Mapping[tuple[str, str], str] = {}, section: str = ""
 ) -> str:
-    """Write settings as TOML, each with the comment that `comments` has for its section and key, if
-    any.
+    """Write settings as TOML, each with its comment, if any.
+
+    Args:
+        content: values by name, sections as dicts.
+        comments: by section and key.
+        section: the name of the section that `content` is of; "" above all sections.
     """
-    names = {
-        key: key if BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False) for key in content
-    }
     text = ""
     for key, value in content.items():
         if not isinstance(value, dict):
-            comment = comments.get((section, key))
-            text += (
-                f"{names[key]} ="
-                f" {json.dumps(value, ensure_ascii=False)}{f'  # {comment}' if comment else ''}\n"
-            )
-    text = f"[{section}]\n{text}" if section and text else text
+            text += _toml_line(key, value, comments.get((section, key)))
+    if section and text:
+        text = f"[{section}]\n{text}"
     for key, value in content.items():
         if isinstance(value, dict):
-            text += ("\n" if text else "") + to_toml(
-                value, comments, f"{section}.{names[key]}" if section else names[key]
-            )
+            name = f"{section}.{_toml_key(key)}" if section else _toml_key(key)
+            inside = to_toml(value, comments, section=name)
+            text += f"\n{inside}" if text else inside
     return text
+
+
+def _toml_line(key: str, value: Any, comment: str | None) -> str:
+    line = f"{_toml_key(key)} = {json.dumps(value, ensure_ascii=False)}"
+    return f"{line}  # {comment}\n" if comment else f"{line}\n"
+
+
+def _toml_key(key: str) -> str:
+    return key if BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)

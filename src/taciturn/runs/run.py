@@ -27,7 +27,7 @@ from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.cohort_log import CohortLog
 from taciturn.privacy.ledger.releases import Releases
-from taciturn.recipe import build
+from taciturn.recipe import build, solve
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import ModelCard, params_digest
@@ -98,8 +98,8 @@ class Run:
                 "[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet"
                 " a budget"
             )
-        recipe = build.with_general_text(recipe)
-        return build.with_noise(recipe, len(self.vocabulary), self.lineage, self.lineage_distance)
+        recipe = solve.with_general_text(recipe)
+        return solve.with_noise(recipe, len(self.vocabulary), self.lineage, self.lineage_distance)
 
     def _check(self, first: Params, people: int) -> None:
         """Refuse what shows only when recipe, users and model are seen together."""
@@ -153,7 +153,7 @@ class Run:
         unit = unit_of(
             self.population, "one device" if recipe.fleet.kind == "devices" else "one user"
         )
-        distance = self.algorithm.mechanism.distance(trees.size(first), build.rows(recipe))
+        distance = self.algorithm.mechanism.distance(trees.size(first), recipe.most_releases)
         terms = RunTerms(*of, *may_cost, start=params_digest(first), unit=unit, distance=distance)
         return replace(terms, lineage=self.lineage, lineage_distance=self.lineage_distance)
 

@@ -1,0 +1,106 @@
+"""Work out what a recipe leaves open, before anything is spent.
+
+That is the coefficients of correlated noise, the noise multiplier of a budget, and a digest of the
+general text. Each is written into the run's own recipe, so that a run is resumed as it began.
+"""
+
+from collections.abc import Sequence
+
+import jax
+from dp_accounting import DpEvent
+
+from taciturn.core import Mechanism
+from taciturn.privacy.accounting.accountant import compose, noise_for_budget, repeat
+from taciturn.privacy.bounding.clipping import MOST_REPORTS
+from taciturn.privacy.bounding.estimators import fixed_denominator
+from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.sensitivity import most_participations, segments
+from taciturn.privacy.noise.strategies import optimal_bands, optimal_blt
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.trees import size
+
+# A noise multiplier narrower than any in use: wider noise is nearer to the ideal, so the distance
+# of this one is an upper bound.
+NARROW = 0.1
+
+
+def with_noise(
+    recipe: Recipe, vocabulary: int, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0
+) -> Recipe:
+    """Return the recipe with its noise worked out, where it names none.
+
+    That is the strategy, and the multiplier from the budget.
+
+    Args:
+        recipe: may leave both open.
+        vocabulary: the number of the model's words.
+        lineage: what the model's start has already cost.
+        lineage_distance: how far the noise of that was from the ideal.
+    """
+    recipe = with_strategy(recipe)
+    if not recipe.is_private or recipe.privacy.noise_multiplier is not None:
+        return recipe
+
+    def cost(noise_multiplier: float) -> DpEvent:
+        event = _mechanism(recipe, noise_multiplier).event(build.participation(recipe))
+        return compose(lineage, repeat(event, recipe.run.rounds))
+
+    narrow = _mechanism(recipe, NARROW, most_reports=recipe.largest_total)
+    model = build.language_model(recipe.model, vocabulary)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    noise_multiplier = noise_for_budget(
+        cost,
+        build.budget(recipe),
+        recipe.privacy.accountant,
+        distance=lineage_distance + narrow.distance(size(params), recipe.most_releases),
+    )
+    rounded_up = round(noise_multiplier + 5e-7, 6)
+    return recipe.with_settings("privacy", noise_multiplier=rounded_up)
+
+
+def _mechanism(
+    recipe: Recipe, noise_multiplier: float, most_reports: int = MOST_REPORTS
+) -> Mechanism:
+    """Build a mechanism that costs as much as the recipe's; its estimator makes no difference."""
+    return mechanism(
+        build.bound(recipe),
+        fixed_denominator(1.0),
+        build.noise(recipe, noise_multiplier),
+        most_reports,
+    )
+
+
+def with_strategy(recipe: Recipe) -> Recipe:
+    """Return the recipe with the coefficients of its noise worked out, where it names none."""
+    if recipe.noise not in ("banded", "blt") or recipe.privacy.strategy is not None:
+        return recipe
+    strategy: dict[str, list[float]] = {}
+    for length in segments(recipe.run.rounds, recipe.restart_rounds):
+        for name, values in _optimal_coefficients(recipe, length).items():
+            strategy.setdefault(name, []).extend(values)
+    return recipe.with_settings("privacy", strategy=strategy)
+
+
+def _optimal_coefficients(recipe: Recipe, length: int) -> dict[str, list[float]]:
+    """Work out the coefficients for one segment of the noise."""
+    privacy = recipe.privacy
+    if recipe.noise == "banded":
+        bands = optimal_bands(length, min(privacy.bands, length))["bands"]
+        unused = [0.0] * (privacy.bands - len(bands))
+        return {"bands": bands + unused}
+    separation = recipe.participation.min_separation or 0
+    participations = min(recipe.max_participations, most_participations(length, separation))
+    return optimal_blt(length, separation, participations, privacy.buffers)
+
+
+def with_general_text(recipe: Recipe) -> Recipe:
+    """Return the recipe with a digest of its general text, or refuse another text than before."""
+    corpus = build.general_text(recipe)
+    if corpus is None:
+        return recipe
+    if recipe.data.general_digest not in (None, corpus.digest):
+        raise ValueError(
+            f"[data] general: {recipe.data.general} is another text than this run began with"
+        )
+    return recipe.with_settings("data", general_digest=corpus.digest)
