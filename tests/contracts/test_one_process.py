@@ -27,7 +27,8 @@ from taciturn.runs.loop import train_run
 
 def progress(done, rounds, row):
     if done == 2:
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        child = subprocess.Popen(sleep, close_fds=False)
         print(child.pid, flush=True)
         time.sleep(600)
 

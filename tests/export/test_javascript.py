@@ -351,7 +351,8 @@ def test_keyman_gets_a_model_that_answers_before_the_keystroke_is_made():
         const typed = keyman.predict({ insert: "o", deleteLeft: 0 }, { left: "the 👍 d" });
         const begun = keyman.predict({ insert: " ", deleteLeft: 1 }, { left: "thee" });
         const capabilities = keyman.configure({ maxLeftContextCodePoints: 64 });
-        return [typed, begun, capabilities, keyman.wordbreaker("don't 👍 so, 12").map(({ text }) => text)];
+        const broken = keyman.wordbreaker("don't 👍 so, 12").map(({ text }) => text);
+        return [typed, begun, capabilities, broken];
     """
     typed, begun, capabilities, broken = in_node(script, body, None)
     predictor = Predictor(model, vocabulary)

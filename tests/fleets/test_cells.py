@@ -385,7 +385,8 @@ import os, signal
 from taciturn.fleets.secure_aggregation import workers
 if __name__ == "__main__":
     os.cpu_count = lambda: 2
-    print(*{one for one in workers.for_each(os.getpgid, [0, 0])}, *workers._workers()._processes, flush=True)
+    groups = set(workers.for_each(os.getpgid, [0, 0]))
+    print(*groups, *workers._workers()._processes, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -292,7 +292,8 @@ def test_a_password_yields_nothing_and_keeps_nothing_and_a_message_does_both(pag
 def test_private_fields_are_recognised_and_open_ones_are_not(page, one_model):
     page.goto(one_model)
     recognised = """(attributes) => isPrivate(Object.entries(attributes).reduce(
-        (field, [name, value]) => (field.setAttribute(name, value), field), document.createElement("input")))"""
+        (field, [name, value]) => (field.setAttribute(name, value), field),
+        document.createElement("input")))"""
     private = [
         {"type": "password"},
         {"autocomplete": "new-password"},

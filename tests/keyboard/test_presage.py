@@ -20,11 +20,12 @@ pytestmark = pytest.mark.skipif(
 )
 OFFERED = 6
 WORDS = """
-    a about after all and as at be been but by can come could day do even first for from get give go good had
-    have he her here him his how if in into it its just know like look make many me more most my new no not
-    now of on one only or other our out over people said say see she so some take than that the their them
-    then there these they thing think this time to two up us use very want was way we well what when which
-    who will with work would year you your
+    a about after all and as at be been but by can come could day do even first for from get
+    give go good had have he her here him his how if in into it its just know like look make
+    many me more most my new no not now of on one only or other our out over people said say
+    see she so some take than that the their them then there these they thing think this time
+    to two up us use very want was way we well what when which who will with work would year
+    you your
 """.split()  # noqa: SIM905
 
 
@@ -49,14 +50,17 @@ def config(folder: Path, arpa: Path, words: Path) -> Path:
   <PredictorRegistry><LOGGER>ERROR</LOGGER><PREDICTORS>Ours</PREDICTORS></PredictorRegistry>
   <ContextTracker><LOGGER>ERROR</LOGGER><SLIDING_WINDOW_SIZE>80</SLIDING_WINDOW_SIZE>
     <LOWERCASE_MODE>yes</LOWERCASE_MODE><ONLINE_LEARNING>no</ONLINE_LEARNING></ContextTracker>
-  <Selector><LOGGER>ERROR</LOGGER><SUGGESTIONS>{OFFERED}</SUGGESTIONS><REPEAT_SUGGESTIONS>no</REPEAT_SUGGESTIONS>
+  <Selector><LOGGER>ERROR</LOGGER><SUGGESTIONS>{OFFERED}</SUGGESTIONS>
+    <REPEAT_SUGGESTIONS>no</REPEAT_SUGGESTIONS>
     <GREEDY_SUGGESTION_THRESHOLD>0</GREEDY_SUGGESTION_THRESHOLD></Selector>
   <PredictorActivator><LOGGER>ERROR</LOGGER><PREDICT_TIME>1000</PREDICT_TIME>
-    <MAX_PARTIAL_PREDICTION_SIZE>60</MAX_PARTIAL_PREDICTION_SIZE><COMBINATION_POLICY>Meritocracy</COMBINATION_POLICY>
+    <MAX_PARTIAL_PREDICTION_SIZE>60</MAX_PARTIAL_PREDICTION_SIZE>
+    <COMBINATION_POLICY>Meritocracy</COMBINATION_POLICY>
   </PredictorActivator>
   <ProfileManager><LOGGER>ERROR</LOGGER><AUTOPERSIST>false</AUTOPERSIST></ProfileManager>
   <Predictors><Ours><PREDICTOR>ARPAPredictor</PREDICTOR><LOGGER>ERROR</LOGGER>
-    <ARPAFILENAME>{arpa}</ARPAFILENAME><VOCABFILENAME>{words}</VOCABFILENAME><TIMEOUT>100</TIMEOUT></Ours></Predictors>
+    <ARPAFILENAME>{arpa}</ARPAFILENAME><VOCABFILENAME>{words}</VOCABFILENAME><TIMEOUT>100</TIMEOUT>
+  </Ours></Predictors>
 </Presage>
 """)
     return path

@@ -19,7 +19,9 @@ from taciturn.keyboard.typing_simulation import (
 from taciturn.keyboard.user_history import WithHistory
 from taciturn.models.ngram import kneser_ney
 
-WORDS = "the station is closed see you at tomorrow morning and then we go to a i am there".split()  # noqa: SIM905
+WORDS = """
+    the station is closed see you at tomorrow morning and then we go to a i am there
+""".split()  # noqa: SIM905
 VOCABULARY = Vocabulary((*SPECIAL, ".", ",", *WORDS))
 MESSAGES = [
     "see you at the station.",

@@ -546,9 +546,11 @@ def test_it_answers_once_and_a_list_it_was_shown_stays_with_it(asked):
 def test_its_cells_thresholds_and_packing_are_the_pages():
     script = """
         import { cellOf, pack, sha256, termsDigest, threshold } from DEVICE;
-        const digests = Array.from({ length: 401 }, (_, at) => sha256(Buffer.from(at.toString(16).padStart(16, "0"), "hex")));
+        const name = (at) => Buffer.from(at.toString(16).padStart(16, "0"), "hex");
+        const digests = Array.from({ length: 401 }, (_, at) => sha256(name(at)));
         const cell = sha256(...cellOf(Buffer.alloc(32, 0x11), digests, digests[0]));
-        const thresholds = [[20, 20, 0.3, 0.1], [1000, 200, 0.3, 0.05], [401, 133, 0.1, 0.1]].map((one) => threshold(...one));
+        const sizes = [[20, 20, 0.3, 0.1], [1000, 200, 0.3, 0.05], [401, 133, 0.1, 0.1]];
+        const thresholds = sizes.map((size) => threshold(...size));
         const packed = pack(Uint32Array.from([1, 2, 7]), 3);
         console.log([packed.toString("hex"), cell.toString("hex"), ...thresholds].join("\\n"));
     """.replace("DEVICE", json.dumps(SCRIPT.as_uri()))

@@ -151,12 +151,12 @@ def line(mutation: Mutation, found: Outcome) -> str:
 
 PAGE = """# Tests of the tests
 
-What if the mechanism were broken? Each row is an edit of the source that breaks one promise, what that would cost
-people, the first test to notice, and how long that takes, from the start of Python. Tests that are said to *measure*
-look at a distribution; the others compare with what must come out.
+What if the mechanism were broken? Each row is an edit of the source that breaks one promise, what
+that would cost people, the first test to notice, and how long that takes, from the start of Python.
+Tests that are said to *measure* look at a distribution; the others compare with what must come out.
 
-The edits are in [`tests/mutations`](../tests/mutations). `make test` checks that they still fit the source,
-`make mutations` tries them all, and this page is written by
+The edits are in [`tests/mutations`](../tests/mutations). `make test` checks that they still fit the
+source, `make mutations` tries them all, and this page is written by
 
 ```
 python tests/mutations/run.py --markdown docs/mutations.md

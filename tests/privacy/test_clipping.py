@@ -198,6 +198,11 @@ def test_an_update_so_large_that_padding_might_overflow_leaves_as_zero():
 HARD = [1e-45, 1e-39, 1e-20, 1.0, 1e20, 8e37, 9e37, 2e38, 3.4e38]
 
 
+def report_of_user(user, reports):
+    """One user's report, of reports that are stacked."""
+    return jax.tree.map(lambda leaf: leaf[user], reports)
+
+
 @pytest.mark.parametrize("side_by_side", [False, True], ids=["alone", "side by side"])
 @pytest.mark.parametrize("bound", [flat_clip(1.0), per_layer_clip(1.0)], ids=["flat", "per layer"])
 def test_no_finite_update_exceeds_the_clip_norm(bound, side_by_side):
@@ -221,10 +226,8 @@ def test_no_finite_update_exceeds_the_clip_norm(bound, side_by_side):
             for user in range(len(HARD))
         ]
         reports = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
-    norms = [
-        true_norm(exact(jax.tree.map(lambda leaf: leaf[user], reports), 1.0)[0])
-        for user in range(len(HARD))
-    ]  # noqa: B023
+    updates = [exact(report_of_user(user, reports), 1.0)[0] for user in range(len(HARD))]
+    norms = [true_norm(update) for update in updates]
     assert all(one <= 1.0 for one in norms), norms  # NaN fails as well
 
 
@@ -306,7 +309,7 @@ def test_no_report_stands_for_more_than_its_weight_times_the_clip_norm(clip, cli
     bound = clip(clip_norm)
     reports = jax.device_get(side_by_side(clip)(bound.public(0), updates, weights))
     for user in range(users):
-        update, weight = exact(jax.tree.map(lambda leaf: leaf[user], reports), clip_norm)  # noqa: B023
+        update, weight = exact(report_of_user(user, reports), clip_norm)
         assert weight <= weights[user]
         assert true_norm(update) <= weight * float(np.float32(clip_norm))
 
