@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.fleets.secure_aggregation import workers
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.identities import Issuer, Trust
+from taciturn.fleets.secure_aggregation.identities import SigningAuthority, Trust
 from taciturn.fleets.secure_aggregation.messages import (
     Roster,
     SealedShares,
@@ -64,15 +64,15 @@ def main() -> None:
     )
     given = parser.parse_args()
     count, bits = given.devices, given.bits
-    issuer, now = Issuer(bytes(16), Ed25519PrivateKey.generate()), int(time.time())
+    issuer, now = SigningAuthority(bytes(16), Ed25519PrivateKey.generate()), int(time.time())
     trust = Trust(issuer.authority, issuer.dismiss(0, ()))
     terms = Terms(
-        b"cost",
-        bytes(32),
-        trust.dismissed.digest(),
-        b"cost",
-        bits,
-        given.length,
+        round=b"cost",
+        message=bytes(32),
+        dismissed=trust.dismissed.digest(),
+        fingerprint=b"cost",
+        modulus_bits=bits,
+        length=given.length,
         dropouts=0.3,
         corrupt=0.05,
         least=2,

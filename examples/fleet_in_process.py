@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 import taciturn as tt
 from taciturn.data.population import Population
 from taciturn.fleets.assemble import build_device
-from taciturn.fleets.devices.fleet import Connected
+from taciturn.fleets.devices.fleet import ConnectedDevices
 from taciturn.fleets.devices.transport import answer_of
-from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer
+from taciturn.fleets.secure_aggregation.identities import EnrolledDevices, SigningAuthority
 from taciturn.recipe.solve import with_noise
 
 DEVICES, COHORT, ROUNDS = 12, 6, 2
@@ -55,14 +55,14 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
     )
     keys = [Ed25519PrivateKey.generate() for _ in range(DEVICES)]
     issuer, now = (
-        Issuer(bytes(16), Ed25519PrivateKey.generate()),
+        SigningAuthority(bytes(16), Ed25519PrivateKey.generate()),
         int(time.time()),
     )  # who says which keys are devices
     certificates = [
         issuer.certify(number, key.public_key().public_bytes_raw(), now, now + 86400, 0)
         for number, key in enumerate(keys)
     ]
-    enrolled = Enrolled(certificates, issuer.dismiss(0, ()))
+    enrolled = EnrolledDevices(certificates, issuer.dismiss(0, ()))
 
     def ask(
         kind, contents, seconds, progress=None, shared=b""
@@ -84,7 +84,11 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
         devices=lambda: sorted(devices), ask=ask
     )  # in place of a network (fleets/devices/transport.py)
     run = tt.train(
-        recipe, folder / "run", connected=Connected(link, lambda: enrolled, issuer.authority)
+        recipe,
+        folder / "run",
+        connected=ConnectedDevices(
+            link=link, enrolled=lambda: enrolled, authority=issuer.authority
+        ),
     )
     print(
         f"{run.guarantee.releases} secure sums released; ε = {run.guarantee.epsilon:.2f} for each"

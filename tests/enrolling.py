@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.fleets.enrolment import DAY
-from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer, Trust
+from taciturn.fleets.secure_aggregation.identities import EnrolledDevices, SigningAuthority, Trust
 from taciturn.fleets.wire import server as wire
 from taciturn.fleets.wire.tls import DEVICE_KEY, device_request, load_key
 
-ISSUER = Issuer(bytes(16), Ed25519PrivateKey.generate())
+ISSUER = SigningAuthority(bytes(16), Ed25519PrivateKey.generate())
 TRUST = Trust(ISSUER.authority, ISSUER.dismiss(0, ()))
 
 
@@ -28,7 +28,9 @@ def certificate(number, key, issuer=ISSUER, days=(-1, 1), after=0):
 
 
 def enrolled(keys):
-    return Enrolled([certificate(number, key) for number, key in enumerate(keys)], TRUST.dismissed)
+    return EnrolledDevices(
+        [certificate(number, key) for number, key in enumerate(keys)], TRUST.dismissed
+    )
 
 
 def load_device_key(folder):

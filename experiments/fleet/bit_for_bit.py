@@ -159,7 +159,9 @@ def done_again(out: Path, plain: dict[int, np.ndarray]) -> Path:
     enrolled = folders.enrolled_keys(out / "server")
     Plain.count = len(enrolled)
     assemble.DeviceFleet = Plain
-    connected = device_fleets.Connected(None, dict, enrolled, folders.identity(enrolled))
+    connected = device_fleets.ConnectedDevices(
+        link=None, enrolled=lambda: enrolled, authority=folders.identity(enrolled)
+    )
     train_run(recipe, out / "again" / "run", lambda done, rounds, row: None, connected)
     return out / "again" / "run"
 

@@ -10,8 +10,8 @@ from enrolling import ISSUER, enrolled
 from harness import made_up_users, tiny_recipe
 from taciturn.data.population import write_population
 from taciturn.fleets import assemble
-from taciturn.fleets.devices.device import Wishes
-from taciturn.fleets.devices.fleet import Connected
+from taciturn.fleets.devices.device import OwnerWishes
+from taciturn.fleets.devices.fleet import ConnectedDevices
 from taciturn.recipe.solve import with_noise
 
 SETTINGS = {
@@ -63,7 +63,7 @@ class FleetOfDevices:
         for number in range(count):
             self.start(number)
 
-    def start(self, number: int, recipe=None, key=None, wishes=Wishes()) -> None:
+    def start(self, number: int, recipe=None, key=None, wishes=OwnerWishes()) -> None:
         """A device that is new, or the same after a restart."""
         folder = self.folder / f"device-{number}"
         folder.mkdir(exist_ok=True)
@@ -92,5 +92,7 @@ class FleetOfDevices:
         return self.enrolled.certificates[number].to_bytes(), self.enrolled.dismissed.to_bytes()
 
     @property
-    def connected(self) -> Connected:
-        return Connected(self.link, lambda: self.enrolled, ISSUER.authority)
+    def connected(self) -> ConnectedDevices:
+        return ConnectedDevices(
+            link=self.link, enrolled=lambda: self.enrolled, authority=ISSUER.authority
+        )

@@ -22,8 +22,8 @@ class LyingServer:
 
     def __init__(self, folder, vocabulary, **sections):
         self.fleet = FleetOfDevices(folder, vocabulary, count=9, **sections)
-        self.agreement = assemble.agreement(self.fleet.recipe, vocabulary, ISSUER.authority)
-        self.modulus = 1 << self.agreement.modulus_bits
+        self.terms = assemble.derive_terms(self.fleet.recipe, vocabulary, ISSUER.authority)
+        self.modulus = 1 << self.terms.modulus_bits
         mechanism = build.algorithm(self.fleet.recipe, len(vocabulary)).mechanism
         params = build.language_model(self.fleet.recipe.model, len(vocabulary)).init(
             jax.random.key(7)
@@ -57,8 +57,8 @@ class LyingServer:
             one: fields.message_hash(run, round, message, KEY) for one, message in told.items()
         }
         server = ServerRound(
-            self.agreement._replace(
-                round=name, message=hashes[min(who)], dismissed=trust.dismissed.digest()
+            self.terms.for_round(
+                name, message_hash=hashes[min(who)], dismissed_hash=trust.dismissed.digest()
             ),
             trust,
         )

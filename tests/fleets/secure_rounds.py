@@ -17,12 +17,12 @@ from taciturn.fleets.secure_aggregation.server_side import ServerRound
 
 STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK
 TERMS = Terms(
-    b"round 1",
-    bytes(32),
-    TRUST.dismissed.digest(),
-    b"fingerprint",
-    20,
-    50,
+    round=b"round 1",
+    message=bytes(32),
+    dismissed=TRUST.dismissed.digest(),
+    fingerprint=b"fingerprint",
+    modulus_bits=20,
+    length=50,
     dropouts=0.3,
     corrupt=0.1,
     least=2,

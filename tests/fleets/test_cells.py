@@ -199,7 +199,7 @@ def cells_of(cohort):
 
 @pytest.mark.parametrize("bits", [16, 26, 32])
 def test_the_sums_of_cells_come_to_the_plain_sum_to_the_bit(small_cells, bits):
-    cohort = Cohort(34, TERMS._replace(modulus_bits=bits, corrupt=0.0))
+    cohort = Cohort(34, replace(TERMS, modulus_bits=bits, corrupt=0.0))
     left = []
 
     def one_of(cell):
@@ -223,7 +223,7 @@ def test_the_sums_of_cells_come_to_the_plain_sum_to_the_bit(small_cells, bits):
 
 @pytest.mark.parametrize("stage", [SHARE, MASK, SIGN, UNMASK])
 def test_a_cell_that_fails_loses_its_devices_and_not_the_round(small_cells, stage):
-    cohort = Cohort(30, TERMS._replace(corrupt=0.0, least=20))
+    cohort = Cohort(30, replace(TERMS, corrupt=0.0, least=20))
     broken, take = [], cohort.server.take
 
     def breaks(answers):
@@ -241,7 +241,7 @@ def test_a_cell_that_fails_loses_its_devices_and_not_the_round(small_cells, stag
 
 
 def test_a_round_with_too_few_reports_left_fails(small_cells):
-    cohort = Cohort(30, TERMS._replace(corrupt=0.0, least=21))
+    cohort = Cohort(30, replace(TERMS, corrupt=0.0, least=21))
     take = cohort.server.take
 
     def breaks(answers):
@@ -264,14 +264,14 @@ def test_a_round_with_too_few_reports_left_fails(small_cells):
     [(ADVERTISE, "advertised"), (SHARE, "shared their secrets"), (MASK, "reported")],
 )
 def test_too_few_devices_are_a_failed_round(stage, done):
-    cohort = Cohort(8, TERMS._replace(least=7))
+    cohort = Cohort(8, replace(TERMS, least=7))
     with pytest.raises(FailedRound, match=f"6 devices have {done}, and 7 are needed"):
         through(cohort, {stage: set(cohort.ids[:2])})
 
 
 @pytest.mark.parametrize("stage", [ADVERTISE, SHARE, MASK, SIGN, UNMASK])
 def test_garbage_is_as_if_it_had_not_come(small_cells, stage):
-    cohort = Cohort(30, TERMS._replace(corrupt=0.0))
+    cohort = Cohort(30, replace(TERMS, corrupt=0.0))
     wrong = cohort.ids[4]
     total = through(cohort, garbled={stage: {wrong}})
     assert (wrong in total.devices) == (stage in (SIGN, UNMASK))
@@ -284,7 +284,7 @@ def test_a_signature_of_other_survivors_is_found_by_the_server_and_spoils_nothin
     cohort = Cohort(10)
     cohort.run(until=SIGN)
     (one, *others), old = cohort.ids, cohort.said[SIGN]
-    cohort.start(TERMS._replace(round=b"round 2"))
+    cohort.start(replace(TERMS, round=b"round 2"))
     cohort.run(until=MASK)
     sent = {
         device: cohort.devices[device].sign(survivors)
@@ -299,7 +299,7 @@ def test_a_signature_of_other_survivors_is_found_by_the_server_and_spoils_nothin
 
 
 def test_messages_and_thresholds_go_by_the_cell_and_not_by_the_cohort(small_cells):
-    cohort = Cohort(60, TERMS._replace(corrupt=0.0))
+    cohort = Cohort(60, replace(TERMS, corrupt=0.0))
     through(cohort)
     assert {cell.threshold for cell in cohort.server._cells} == {6}
     assert {len(device._peers) for device in cohort.devices.values()} == {9}

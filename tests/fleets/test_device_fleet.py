@@ -332,7 +332,7 @@ def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
             resume_run(
                 tmp_path / "run",
                 quietly,
-                fleet.connected._replace(enrolled=lambda: enrolled(fleet.keys[::-1])),
+                replace(fleet.connected, enrolled=lambda: enrolled(fleet.keys[::-1])),
             )
         assert len(calls) == 2  # nobody was asked
     else:
@@ -596,7 +596,7 @@ def test_a_device_that_rests_goes_away_on_its_own_and_tells_nobody_for_how_long(
 ):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, fleet={"timer_hours": 2.0})
     device = fleet.link._devices[4].handler
-    question = fields.pack_fields(device._agreement.fingerprint, b"3")
+    question = fields.pack_fields(device._terms.fingerprint, b"3")
     assert fleet.link.ask(fields.CHECK_IN, {4: question}, 10) == {4: fields.READY}
     device._record.upload(0, "another run", 0)
     assert fleet.link.ask(fields.CHECK_IN, {4: question}, 10) == {4: b""}
@@ -668,9 +668,18 @@ def test_a_message_is_exactly_what_was_written_or_refused():
 
 def test_a_fleet_that_is_printed_does_not_say_who_took_part(tmp_path):
     """Its twin is made as the class was before: a dataclass that shows its fields."""
-    made = DeviceFleet(None, None, 2, 1.0, 1.0, tmp_path, lambda: "run")
+    settings = {
+        "connected": None,
+        "terms": None,
+        "asked": 2,
+        "deadline": 1.0,
+        "patience": 1.0,
+        "folder": tmp_path,
+        "run_name": lambda: "run",
+    }
+    made = DeviceFleet(**settings)
     made._summed = np.array([4711])
     assert "4711" not in f"{made} {made!r} {[made]}"
-    shown = dataclass(eq=False)(type("Shown", (DeviceFleet,), {}))(*(None,) * 7)
+    shown = dataclass(eq=False)(type("Shown", (DeviceFleet,), {}))(**settings)
     shown._summed = np.array([4711])
     assert "4711" in repr(shown)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import threading
+from dataclasses import replace
 
 import jax
 import pytest
@@ -132,7 +133,7 @@ def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(
             with pytest.raises(Cut):
                 resume_run(folder, cut_at(3), fleet.connected)
 
-    first = fleet.connected._replace(watch=watch)
+    first = replace(fleet.connected, watch=watch)
     with pytest.raises(LedgerError, match="another process"):
         train_run(fleet.recipe, folder, quietly, first)
     assert second

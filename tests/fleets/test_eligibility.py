@@ -16,7 +16,7 @@ from taciturn.cli.fleet import device as device_command
 from taciturn.data.population import write_population
 from taciturn.fleets import folders
 from taciturn.fleets.devices import eligibility, fields
-from taciturn.fleets.devices.device import NotEligible, Wishes
+from taciturn.fleets.devices.device import NotEligible, OwnerWishes
 from taciturn.fleets.devices.eligibility import why_not_now
 from taciturn.fleets.devices.own_participation import OwnParticipation
 from taciturn.fleets.devices.transport import LinkError
@@ -124,9 +124,9 @@ def test_a_device_that_its_owner_holds_back_is_not_ready_and_does_not_advertise(
 ):
     """Also where a server does not let it check in first. Twin: let go, it does both."""
     fleet, held = FleetOfDevices(tmp_path, vocabulary, count=9), ["it is not charging"]
-    fleet.start(2, wishes=Wishes(lambda: held[0] if held else None))
+    fleet.start(2, wishes=OwnerWishes(why_not_now=lambda: held[0] if held else None))
     device = fleet.link._devices[2].handler
-    check_in = fields.pack_fields(device._agreement.fingerprint, b"9")
+    check_in = fields.pack_fields(device._terms.fingerprint, b"9")
     advertise = fields.pack_fields(fields.new_name(), b"run", b"9", bytes(32), *fleet.signed(2))
     assert device(fields.CHECK_IN, check_in) == fields.NOT_NOW
     with pytest.raises(NotEligible, match="it is not charging"):
@@ -156,8 +156,7 @@ def test_too_little_text_takes_no_part(phone):
     for least, answer in ((tokens, fields.READY), (tokens + 1, fields.NOT_NOW)):
         device = folders.open_device(phone, least_tokens=least)
         assert (
-            device(fields.CHECK_IN, fields.pack_fields(device._agreement.fingerprint, b"9"))
-            == answer
+            device(fields.CHECK_IN, fields.pack_fields(device._terms.fingerprint, b"9")) == answer
         )
 
 
@@ -177,14 +176,14 @@ def test_text_that_a_report_was_made_of_is_deleted_if_the_owner_says_so(
     def reported(record: OwnParticipation) -> None:
         with one_at_a_time:
             seen.append(len(record.uploads))
-            wishes.reported()
+            wishes.on_report()
 
     for number in range(9):
         record = OwnParticipation(
             tmp_path / "train" / f"device-{number}",
             fleet.link._devices[number].handler._record._limits,
         )
-        fleet.start(number, wishes=Wishes(reported=partial(reported, record)))
+        fleet.start(number, wishes=OwnerWishes(on_report=partial(reported, record)))
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert seen == [1] * 9  # on record by then
     assert (phone / "tokens.npy").exists() != delete_used
@@ -199,7 +198,7 @@ def test_after_a_crash_used_text_is_deleted_and_later_text_is_not(phone, later, 
     """
     os.utime(phone / "tokens.npy", (at := time.time() + 3600 * hours, at))
     device = folders.open_device(phone)
-    device._record.upload(1, "run", 0, device._wishes.text)
+    device._record.upload(1, "run", 0, device._wishes.text_name)
     if later:
         folders.save_text(phone, np.load(phone / "tokens.npy"))
         os.utime(phone / "tokens.npy", (at := time.time() - 3600 * hours, at))
@@ -214,11 +213,11 @@ def test_after_a_crash_used_text_is_deleted_and_later_text_is_not(phone, later, 
 def test_text_that_comes_while_a_device_runs_is_not_deleted_nor_the_old_one_used(phone, replaced):
     """The device has the old one in its memory. Twin: no other came."""
     device = folders.open_device(phone, delete_used=True)
-    check_in = fields.pack_fields(device._agreement.fingerprint, b"9")
+    check_in = fields.pack_fields(device._terms.fingerprint, b"9")
     if replaced:
         folders.save_text(phone, np.arange(9))
     assert device(fields.CHECK_IN, check_in) == (fields.NOT_NOW if replaced else fields.READY)
-    device._wishes.reported()  # of a round that it was in already
+    device._wishes.on_report()  # of a round that it was in already
     assert (phone / "tokens.npy").exists() == replaced
     folders.save_text(phone, np.arange(9))
     assert (

@@ -1,5 +1,7 @@
 """Who is enrolled: the list that a run, its δ and its log rest on, and what devices are given."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -78,7 +80,7 @@ def test_delta_is_checked_against_the_devices_that_are_enrolled(tmp_path, vocabu
             fleet.recipe,
             tmp_path / "run",
             cut_at(0),
-            fleet.connected._replace(enrolled=lambda: many),
+            replace(fleet.connected, enrolled=lambda: many),
         )
 
 
@@ -89,7 +91,7 @@ def test_devices_refuse_cohorts_that_the_modulus_does_not_hold(population, vocab
         build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0)
     )
     encoded = build.report_encoding(recipe, params)
-    agreed = assemble.agreement(recipe, vocabulary, ISSUER.authority)
+    agreed = assemble.derive_terms(recipe, vocabulary, ISSUER.authority)
     assert 2 * encoded.largest * agreed.most < encoded.modulus
 
 

@@ -17,7 +17,7 @@ from harness import cut_at, quietly
 from taciturn.cli import app
 from taciturn.fleets import enrolment
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.enrolment import DAY, EnrolledNow, read_enrolled
+from taciturn.fleets.enrolment import DAY, EnrolledFile, read_enrolled
 from taciturn.fleets.secure_aggregation import identities
 from taciturn.fleets.secure_aggregation.identities import Trust
 from taciturn.fleets.wire.tls import REQUEST, device_request
@@ -208,7 +208,7 @@ def test_a_running_server_knows_of_the_newest_file(tmp_path, authority, monkeypa
     folder, fleet, _ = authority
     enrolment.enrol(folder, fleet, asking(tmp_path, 2))
     now, keys = (
-        EnrolledNow(fleet),
+        EnrolledFile(fleet),
         [device_key(tmp_path / f"device-{number}") for number in range(3)],
     )
     assert [now.number_of(key) for key in keys] == [0, 1, "a device that is not enrolled"]
@@ -230,7 +230,7 @@ def test_a_file_that_is_just_being_copied_or_older_changes_nothing_for_a_running
     enrolment.enrol(folder, fleet, asking(tmp_path, 2))
     path, older = fleet / "enrolled.txt", (fleet / "enrolled.txt").read_bytes()
     enrolment.dismiss(folder, fleet, [1])
-    now, whole = EnrolledNow(fleet), path.read_bytes()
+    now, whole = EnrolledFile(fleet), path.read_bytes()
     keys = [device_key(tmp_path / f"device-{number}") for number in range(3)]
     enrolment.enrol(folder, tmp_path / "copy", asking(tmp_path)[2:])
     newer = (tmp_path / "copy" / "enrolled.txt").read_bytes()
@@ -364,7 +364,7 @@ def test_ten_thousand_devices_are_enrolled_and_read_in_no_time(tmp_path, authori
     began = time.monotonic()
     assert enrolment.enrol(folder, fleet, requests) == list(range(10_000))
     enrolling, began = time.monotonic() - began, time.monotonic()
-    now = EnrolledNow(fleet)
+    now = EnrolledFile(fleet)
     assert len(now().certificates) == 10_000
     assert time.monotonic() - began < 2
     assert enrolling < 30

@@ -16,9 +16,9 @@ from taciturn.cli.fleet import device as device_command
 from taciturn.data.population import Population, write_population
 from taciturn.files import FolderExists
 from taciturn.fleets import folders
-from taciturn.fleets.devices.fleet import Connected
+from taciturn.fleets.devices.fleet import ConnectedDevices
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.enrolment import EnrolledNow, read_enrolled
+from taciturn.fleets.enrolment import EnrolledFile, read_enrolled
 from taciturn.people import open_ledger
 from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.runs.loop import train_run
@@ -55,7 +55,11 @@ def train(fleet, devices, run):
     for handler in handlers.values():
         handler._program = handlers[0]._program  # compiled once
     link = LocalLink(handlers)
-    connected = Connected(link, EnrolledNow(fleet), folders.fleet_authority(fleet / "for-devices"))
+    connected = ConnectedDevices(
+        link=link,
+        enrolled=EnrolledFile(fleet),
+        authority=folders.fleet_authority(fleet / "for-devices"),
+    )
     return train_run(folders.fleet_recipe(fleet), run, quietly, connected)
 
 

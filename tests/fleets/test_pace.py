@@ -7,6 +7,7 @@ import logging
 import math
 import struct
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -91,7 +92,7 @@ def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_awa
     )  # the last has just gone
     run = tmp_path / "run"
     with caplog.at_level(level, "taciturn.fleet"):
-        train_run(fleet.recipe, run, quietly, fleet.connected._replace(link=link))
+        train_run(fleet.recipe, run, quietly, replace(fleet.connected, link=link))
     assert "told to come back later" in caplog.text
     assert "no answer from 1 of 25 devices" in caplog.text
     assert ("device-765" in caplog.text) == (level == logging.DEBUG)
@@ -154,7 +155,7 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
         participation={"min_separation": 3, "users": 60},
     )
     device = device_of(fleet, 2)
-    question = fields.pack_fields(device._agreement.fingerprint, b"9")
+    question = fields.pack_fields(device._terms.fingerprint, b"9")
     device._record.upload(7, "run", 7)
     times = (math.nan, math.inf, -math.inf, -1.0, -0.0, 5e-324, 1e-300, 0.0)
     contents = [
@@ -174,7 +175,7 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
                 fields.ADVERTISE,
                 fields.pack_fields(fields.new_name(), b"run", b"9", bytes(32), *fleet.signed(2)),
             )
-    later = fields.pack_fields(device._agreement.fingerprint, b"11")
+    later = fields.pack_fields(device._terms.fingerprint, b"11")
     assert fleet.link.ask(fields.CHECK_IN, {2: later}, 30) == {
         2: fields.READY
     }  # it still takes part when it may

@@ -18,7 +18,7 @@ from taciturn.fleets.secure_aggregation import device_side, masks, messages, pro
 from taciturn.fleets.secure_aggregation.bit_packing import pack
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells, threshold
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.identities import Issuer, Trust
+from taciturn.fleets.secure_aggregation.identities import SigningAuthority, Trust
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Roster, Survivors, Terms
 from taciturn.fleets.wire.front_end import sign_in_statement
@@ -54,12 +54,21 @@ def advertised(terms, trust, key, certificate, mask_key, share_key, seed):
 
 
 def computed(monkeypatch):
-    issuer = Issuer(b"\4" * 16, ISSUER)
+    issuer = SigningAuthority(b"\4" * 16, ISSUER)
     dismissed = issuer.dismiss(5, ())
     trust = Trust(issuer.authority, dismissed)
     fingerprint = assemble._fingerprint("0123456789abcdef", ["a", "ö"], issuer.authority)
     terms = Terms(
-        b"\6" * 16, b"\7" * 32, dismissed.digest(), fingerprint, 20, 50, 0.3, 0.05, 3, 1000
+        round=b"\6" * 16,
+        message=b"\7" * 32,
+        dismissed=dismissed.digest(),
+        fingerprint=fingerprint,
+        modulus_bits=20,
+        length=50,
+        dropouts=0.3,
+        corrupt=0.05,
+        least=3,
+        most=1000,
     )
     certificates = [
         issuer.certify(number, public(key), 0, 2**32, 5) for number, key in ((7, SEVEN), (9, NINE))

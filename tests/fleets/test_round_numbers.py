@@ -30,7 +30,14 @@ def without_the_victim():
 def device_fleet(liar, folder, **more):
     folder.mkdir(exist_ok=True)
     return DeviceFleet(
-        liar.fleet.connected, liar.agreement, 9, 60.0, 20.0, folder, lambda: "run", **more
+        connected=liar.fleet.connected,
+        terms=liar.terms,
+        asked=9,
+        deadline=60.0,
+        patience=20.0,
+        folder=folder,
+        run_name=lambda: "run",
+        **more,
     )
 
 
@@ -75,7 +82,7 @@ def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_n
 
 def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(liar, tmp_path):
     rows = [0]
-    server = device_fleet(liar, tmp_path / "rounds", row=lambda: rows[0], apart=3)
+    server = device_fleet(liar, tmp_path / "rounds", next_row=lambda: rows[0], rest_rounds=3)
     first = server._numbers(0)
     server._keep(first._replace(asked={1: first.number, 2: first.number - 3}))
     assert device_fleet(liar, tmp_path / "rounds")._numbers(0) == first._replace(

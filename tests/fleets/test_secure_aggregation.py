@@ -2,6 +2,8 @@
 a report away. Each refusal has a twin: the same request without its fault is answered.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -31,7 +33,7 @@ from taciturn.fleets.secure_aggregation.protocol import (
 
 @pytest.mark.parametrize("bits", [1, 8, 16, 17, 26, 32])
 def test_the_sum_is_the_sum_bit_for_bit(bits):
-    cohort = Cohort(7, TERMS._replace(modulus_bits=bits), seed=bits)
+    cohort = Cohort(7, replace(TERMS, modulus_bits=bits), seed=bits)
     cohort.run()
     total = cohort.total()
     assert total.devices == cohort.ids
@@ -56,7 +58,7 @@ def test_three_in_ten_may_die_at_any_stage(stage, seed):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 12), st.integers(0, 2**32), st.data())
 def test_whoever_dies_when_the_sum_is_right_or_there_is_none(count, seed, data):
-    cohort = Cohort(count, TERMS._replace(length=5), seed=seed)
+    cohort = Cohort(count, replace(TERMS, length=5), seed=seed)
     gone = {stage: data.draw(st.sets(st.sampled_from(cohort.ids), max_size=2)) for stage in STAGES}
     try:
         cohort.run(gone)
@@ -142,7 +144,7 @@ def without(values, keys_plus, keys_minus, bits):
 
 @pytest.mark.parametrize("bits", [3, 8])
 def test_a_masked_report_is_uniform_and_each_kind_of_mask_is_enough_alone(bits):
-    cohort = Cohort(4, TERMS._replace(modulus_bits=bits, length=40_000))
+    cohort = Cohort(4, replace(TERMS, modulus_bits=bits, length=40_000))
     one = cohort.ids[1]
     cohort.values[one][:] = 5
     cohort.run(until=SHARE)
@@ -162,10 +164,10 @@ def test_a_masked_report_is_uniform_and_each_kind_of_mask_is_enough_alone(bits):
 
 
 def test_two_rounds_with_the_same_values_have_nothing_in_common():
-    cohort = Cohort(3, TERMS._replace(length=2000, modulus_bits=8))
+    cohort = Cohort(3, replace(TERMS, length=2000, modulus_bits=8))
     cohort.run(until=MASK)
     first = {one: masked(cohort, one) for one in cohort.ids}
-    cohort.start(cohort.terms._replace(round=b"round 2"))
+    cohort.start(replace(cohort.terms, round=b"round 2"))
     cohort.run(until=MASK)
     for one in cohort.ids:
         assert looks_uniform((first[one] - masked(cohort, one)) % 256, 8)
@@ -233,7 +235,7 @@ def test_keys_signed_for_another_round_or_recipe_are_refused(sharing):
         {"modulus_bits": 19},
         {"corrupt": 0.0},
     ):
-        advert = cohort.member(peer, TERMS._replace(**other)).advertise()
+        advert = cohort.member(peer, replace(TERMS, **other)).advertise()
         with pytest.raises(Refused, match="not signed by it for this round"):
             device.share(with_advert(roster, advert))
     fresh = cohort.member(peer).advertise()  # the twin: the same for this round
@@ -242,7 +244,7 @@ def test_keys_signed_for_another_round_or_recipe_are_refused(sharing):
 
 def test_a_cohort_smaller_or_larger_than_the_terms_say_is_refused():
     for count, least, most in ((5, 6, 9), (10, 6, 9), (7, 6, 9)):
-        cohort = Cohort(count, TERMS._replace(least=least, most=most))
+        cohort = Cohort(count, replace(TERMS, least=least, most=most))
         digests = {number: device.advertise().digest() for number, device in cohort.devices.items()}
         with pytest.raises(
             Refused,
@@ -396,7 +398,7 @@ def test_the_server_takes_an_advert_from_who_signed_it_and_once():
 
 
 def test_the_server_takes_no_more_devices_than_a_sum_has_room_for():
-    cohort = Cohort(3, TERMS._replace(most=2))
+    cohort = Cohort(3, replace(TERMS, most=2))
     adverts = {one: device.advertise() for one, device in cohort.devices.items()}
     for one in cohort.ids[:2]:
         cohort.server.take_advert(one, adverts[one])

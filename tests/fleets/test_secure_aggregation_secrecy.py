@@ -2,6 +2,8 @@
 anyone noticing. Those of a server that lies about who reported are in test_survivors.py.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from secure_rounds import TERMS, Cohort, carried, put_together, stripped
@@ -303,7 +305,7 @@ def test_shares_that_were_changed_swapped_or_come_from_another_round_are_not_hel
     cohort = Cohort(10)
     cohort.run(until=SHARE)
     old = cohort.cell.deliveries()[cohort.ids[0]]
-    cohort.start(TERMS._replace(round=b"round 2"))
+    cohort.start(replace(TERMS, round=b"round 2"))
     cohort.run(until=SHARE)
     one, first, second, third, fourth, *_ = cohort.ids
     delivery = cohort.cell.deliveries()[one]
@@ -351,7 +353,7 @@ def test_a_replay_of_a_whole_earlier_round_is_refused_at_every_stage():
     cohort = Cohort(5)
     cohort.run()
     said, heard = cohort.said, cohort.heard
-    cohort.start(TERMS._replace(round=b"round 2"))
+    cohort.start(replace(TERMS, round=b"round 2"))
     one = cohort.ids[0]
     with pytest.raises(Refused, match="not signed by device"):
         cohort.server.take_advert(one, said[ADVERTISE][one])
@@ -362,7 +364,7 @@ def test_a_replay_of_a_whole_earlier_round_is_refused_at_every_stage():
     with pytest.raises(Refused, match="another round"):
         cohort.cell.take_shares(one, said[SHARE][one])
 
-    cohort.start(TERMS._replace(round=b"round 3"))
+    cohort.start(replace(TERMS, round=b"round 3"))
     cohort.run(until=SHARE)
     with pytest.raises(Refused, match="another round"):
         cohort.devices[one].mask(heard[MASK][one], cohort.values[one])
@@ -388,7 +390,7 @@ def test_what_the_server_sees_before_unmasking_is_the_same_whatever_is_reported(
     """Sums of masked reports of some of the devices are as uniform as single ones: only all
     together come to something.
     """
-    cohort = Cohort(6, TERMS._replace(length=30_000, modulus_bits=4))
+    cohort = Cohort(6, replace(TERMS, length=30_000, modulus_bits=4))
     for values in cohort.values.values():
         values[:] = 1
     cohort.run(until=MASK)
@@ -465,7 +467,7 @@ def test_devices_that_agreed_to_different_messages_have_no_sum(credulous, monkey
     if credulous:
         monkeypatch.setattr(device_side, "is_signed_by", lambda *signed: True)
         monkeypatch.setattr(server_side, "is_signed_by", lambda *signed: True)
-    cohort, other = Cohort(10), TERMS._replace(message=bytes([7] * 32))
+    cohort, other = Cohort(10), replace(TERMS, message=bytes([7] * 32))
     for one in cohort.ids[5:]:
         cohort.devices[one] = cohort.member(one, other)
     with pytest.raises(Refused, match="belongs to another round" if credulous else "not signed"):
@@ -482,7 +484,7 @@ def test_every_key_of_a_round_depends_on_the_message(same):
     cohort.run(until=ADVERTISE)
     roster = cohort.server.rosters()[cohort.ids[0]]
     names = [
-        roster.cohort(TERMS._replace(message=message))
+        roster.cohort(replace(TERMS, message=message))
         for message in (bytes(32), bytes(31 + same) + b"\1"[same:])
     ]
     secret, (first, second, *_) = masks.new_secret(), cohort.ids

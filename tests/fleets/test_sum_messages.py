@@ -2,6 +2,7 @@
 ValueError and nothing else.
 """
 
+import dataclasses
 import tracemalloc
 
 import pytest
@@ -139,7 +140,18 @@ def test_rows_that_are_out_of_order_or_there_twice_are_refused():
 
 
 def test_terms_that_make_no_round_are_refused():
-    good = Terms(b"round", bytes(32), bytes(32), b"recipe", 20, 10, 0.3, 0.1, 2, 10)
+    good = Terms(
+        round=b"round",
+        message=bytes(32),
+        dismissed=bytes(32),
+        fingerprint=b"recipe",
+        modulus_bits=20,
+        length=10,
+        dropouts=0.3,
+        corrupt=0.1,
+        least=2,
+        most=10,
+    )
     good.check()
     for wrong in (
         {"modulus_bits": 0},
@@ -157,7 +169,7 @@ def test_terms_that_make_no_round_are_refused():
         {"dismissed": b""},
     ):
         with pytest.raises(ValueError, match=r"."):
-            good._replace(**wrong).check()
+            dataclasses.replace(good, **wrong).check()
 
 
 def test_messages_that_hold_secrets_do_not_show_them():

@@ -5,6 +5,7 @@ which the check that stops it is gone, and it succeeds.
 """
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from taciturn.fleets.secure_aggregation.protocol import (
 )
 from taciturn.runs.loop import train_run
 
-FOUR_IN_TEN = TERMS._replace(dropouts=0.4, corrupt=0.0)  # drop out: six in ten have to agree
+FOUR_IN_TEN = replace(TERMS, dropouts=0.4, corrupt=0.0)  # drop out: six in ten have to agree
 
 
 def told(cohort, lists):
@@ -328,7 +329,7 @@ def test_signatures_of_another_round_do_not_count(twin, monkeypatch):
     gone = cohort.ids[9]
     cohort.run({MASK: {gone}}, until=SIGN)
     old = cohort.said[SIGN]
-    cohort.start(TERMS._replace(round=b"round 2"))
+    cohort.start(replace(TERMS, round=b"round 2"))
     cohort.run(until=MASK)
     one = cohort.ids[0]
     survivors = Survivors(

@@ -3,6 +3,7 @@ and by nothing else.
 """
 
 import os
+from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,15 +20,22 @@ from taciturn.fleets.devices.own_participation import OwnParticipation
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation import device_side
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.identities import Certificate, Dismissed, Issuer, Trust
+from taciturn.fleets.secure_aggregation.identities import (
+    Certificate,
+    DismissedDevices,
+    SigningAuthority,
+    Trust,
+)
 from taciturn.fleets.secure_aggregation.messages import Roster, Survivors
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, Refused
 from taciturn.runs.loop import resume_run, train_run
 
-STRANGER = Issuer(
+STRANGER = SigningAuthority(
     ISSUER.fleet, Ed25519PrivateKey.generate()
 )  # a server that plays the authority, without its key
-ELSEWHERE = Issuer(b"another fleet...", ISSUER.key)  # the same authority, for another fleet
+ELSEWHERE = SigningAuthority(
+    b"another fleet...", ISSUER.key
+)  # the same authority, for another fleet
 
 
 def advert_of(key, signed, terms=TERMS):
@@ -46,7 +54,7 @@ def shown(make, trust=TRUST, count=6):
     `make` gives it, which signs everything
     right: the peers that it shares its secrets with.
     """
-    cohort, terms = Cohort(count), TERMS._replace(dismissed=trust.dismissed.digest())
+    cohort, terms = Cohort(count), replace(TERMS, dismissed=trust.dismissed.digest())
     one, *others = cohort.ids
     device = DeviceRound(terms, cohort.keys[one], certificate(one, cohort.keys[one]), trust)
     adverts = [
@@ -77,7 +85,7 @@ LIES = {
         "not signed by the authority",
     ),
     "a device that signs for itself": (
-        lambda number, key, _: certificate(number, key, Issuer(ISSUER.fleet, key)),
+        lambda number, key, _: certificate(number, key, SigningAuthority(ISSUER.fleet, key)),
         "not signed by",
     ),
     "a certificate that has run out": (
@@ -156,7 +164,7 @@ def test_no_bit_of_a_certificate_or_a_list_can_be_changed():
     key = Ed25519PrivateKey.generate()
     good, listed = certificate(3, key).to_bytes(), ISSUER.dismiss(4, (7, 9)).to_bytes()
     assert TRUST.why_not(Certificate.from_bytes(good)) is None
-    assert Trust(ISSUER.authority, Dismissed.from_bytes(listed)).why_not_the_list() is None
+    assert Trust(ISSUER.authority, DismissedDevices.from_bytes(listed)).why_not_the_list() is None
     for bit in range(8 * len(good)):
         changed = bytearray(good)
         changed[bit // 8] ^= 1 << bit % 8
@@ -165,7 +173,7 @@ def test_no_bit_of_a_certificate_or_a_list_can_be_changed():
         changed = bytearray(listed)
         changed[bit // 8] ^= 1 << bit % 8
         try:
-            read = Dismissed.from_bytes(bytes(changed))
+            read = DismissedDevices.from_bytes(bytes(changed))
         except ValueError:
             continue
         assert Trust(ISSUER.authority, read).why_not_the_list()
@@ -206,7 +214,7 @@ def test_devices_under_different_lists_are_in_different_rounds():
     """The list is in the terms: who was shown another one does not count as having signed these."""
     cohort, other = Cohort(5), dismissed(5)
     one, *rest = cohort.ids
-    terms = TERMS._replace(dismissed=other.dismissed.digest())
+    terms = replace(TERMS, dismissed=other.dismissed.digest())
     cohort.devices[one] = DeviceRound(
         terms, cohort.keys[one], certificate(one, cohort.keys[one]), other
     )
@@ -235,7 +243,7 @@ def test_a_device_joins_only_with_its_own_certificate_and_a_list_of_its_authorit
         if lie == "another's certificate"
         else "list of dismissed devices is not signed",
     ):
-        DeviceRound(TERMS._replace(dismissed=trust.dismissed.digest()), key, signed, trust)
+        DeviceRound(replace(TERMS, dismissed=trust.dismissed.digest()), key, signed, trust)
     assert DeviceRound(TERMS, key, certificate(1, key), TRUST)
 
 

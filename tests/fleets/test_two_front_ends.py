@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -168,7 +169,7 @@ def test_a_training_over_the_wire_sums_to_the_bit_what_devices_report(
         devices(authority, tmp_path, ends, handlers),
     ):
         until(lambda: len(server.link.devices()) == count)
-        connected = fleet.connected._replace(link=server.link)
+        connected = replace(fleet.connected, link=server.link)
         finished = train_run(fleet.recipe, tmp_path / "run", quietly, connected)
     assert finished.guarantee.releases == 3 == len(totals)
     modulus = build.algorithm(fleet.recipe, len(fleet.vocabulary)).mechanism.modulus

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +24,11 @@ from taciturn.core import FailedRound, Message, Report
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import Device
-from taciturn.fleets.devices.fleet import Connected, DeviceFleet
+from taciturn.fleets.devices.fleet import ConnectedDevices, DeviceFleet
 from taciturn.fleets.devices.own_participation import OwnParticipation, ParticipationLimits
 from taciturn.fleets.enrolment import DAY
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer
+from taciturn.fleets.secure_aggregation.identities import EnrolledDevices, SigningAuthority
 from taciturn.fleets.secure_aggregation.messages import (
     Roster,
     SealedShares,
@@ -61,7 +62,15 @@ LIMITS = ParticipationLimits(1e-9, 0, 1000)
 
 def terms(bits=20):
     fingerprint = assemble._fingerprint(RECIPE, WORDS, ISSUER.authority)
-    return Terms(b"", b"", b"", fingerprint, bits, LENGTH, 0.3, 0.05, least=3, most=6)
+    return Terms(
+        fingerprint=fingerprint,
+        modulus_bits=bits,
+        length=LENGTH,
+        dropouts=0.3,
+        corrupt=0.05,
+        least=3,
+        most=6,
+    )
 
 
 def agreement(bits):
@@ -157,14 +166,15 @@ class MixedFleet:
             ending.callback(stop.set)
             for folder, values in zip(self.folders, self.values, strict=False):
                 record = OwnParticipation(folder, LIMITS)
-                own = load_device_key(folder), ISSUER.authority, terms(self.bits)
                 device = Device(
-                    *own,
-                    given_to(values),
-                    LIKE,
-                    lambda row: Rotation(CLIP_NORM, np.int32(row)),
-                    None,
-                    record,
+                    key=load_device_key(folder),
+                    authority=ISSUER.authority,
+                    terms=terms(self.bits),
+                    program=given_to(values),
+                    message=LIKE,
+                    public_part=lambda row: Rotation(CLIP_NORM, np.int32(row)),
+                    user=None,
+                    record=record,
                 )
                 threading.Thread(
                     target=run_device,
@@ -175,12 +185,22 @@ class MixedFleet:
                 node.given(self.fleet, self.bits)
                 node.start(server.address, values, self.spoil if number else None)
             until(lambda: len(server.link.devices()) == 6, "that all devices connect")
-            connected = Connected(
-                server.link, lambda: Enrolled(self.certificates, TRUST.dismissed), ISSUER.authority
+            connected = ConnectedDevices(
+                link=server.link,
+                enrolled=lambda: EnrolledDevices(self.certificates, TRUST.dismissed),
+                authority=ISSUER.authority,
             )
             private = self.fleet.folder / "private"
             yield (
-                DeviceFleet(connected, terms(self.bits), 5, 20.0, 10.0, private, lambda: "run 1"),
+                DeviceFleet(
+                    connected=connected,
+                    terms=terms(self.bits),
+                    asked=5,
+                    deadline=20.0,
+                    patience=10.0,
+                    folder=private,
+                    run_name=lambda: "run 1",
+                ),
                 server.link,
             )
 
@@ -278,8 +298,8 @@ class Asked:
         says what it is told instead.
         """
         said = {fields.ADVERTISE: self.advertise()}
-        agreed = terms()._replace(
-            round=self.name, message=self.about, dismissed=TRUST.dismissed.digest()
+        agreed = replace(
+            terms(), round=self.name, message=self.about, dismissed=TRUST.dismissed.digest()
         )
         others = {
             one: DeviceRound(agreed, key, certificate(one, key), TRUST)
@@ -338,8 +358,8 @@ def now(days=0):
     return int(time.time() + days * DAY)
 
 
-STRANGER = Issuer(bytes(16), Ed25519PrivateKey.generate())
-ELSEWHERE = Issuer(b"elsewhere" + bytes(7), ISSUER.key)
+STRANGER = SigningAuthority(bytes(16), Ed25519PrivateKey.generate())
+ELSEWHERE = SigningAuthority(b"elsewhere" + bytes(7), ISSUER.key)
 
 
 @pytest.mark.parametrize(

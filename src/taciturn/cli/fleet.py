@@ -16,7 +16,7 @@ from taciturn.files import not_a
 from taciturn.fleets.devices.transport import LinkError
 
 if TYPE_CHECKING:
-    from taciturn.fleets.enrolment import EnrolledNow
+    from taciturn.fleets.enrolment import EnrolledFile
     from taciturn.fleets.wire.redis_store import RedisStore
     from taciturn.fleets.wire.server import WireServer
 
@@ -205,11 +205,11 @@ def serve(
 
     Example: taciturn fleet serve keyboard-fleet --host 0.0.0.0 --port 8443
     """
-    from taciturn.fleets.enrolment import EnrolledNow
+    from taciturn.fleets.enrolment import EnrolledFile
     from taciturn.fleets.wire.metrics import metrics_page
     from taciturn.fleets.wire.server import shared_server, wire_server
 
-    enrolled = EnrolledNow(fleet)
+    enrolled = EnrolledFile(fleet)
     with logged_lines(json_log), metrics_page(metrics):
         here, own = fleet / "wire", (host, port, enrolled.number_of, insecure)
         with (
@@ -245,12 +245,12 @@ def front_end(
     Example: taciturn fleet front-end keyboard-fleet --store rediss://redis.example.org:6379 --host
     0.0.0.0 --port 8443
     """
-    from taciturn.fleets.enrolment import EnrolledNow
+    from taciturn.fleets.enrolment import EnrolledFile
     from taciturn.fleets.wire.device import ends_on_sigterm
     from taciturn.fleets.wire.metrics import metrics_page
     from taciturn.fleets.wire.server import front_end
 
-    enrolled = EnrolledNow(fleet)
+    enrolled = EnrolledFile(fleet)
     opening = front_end(
         fleet / "wire", host, port, _redis(store, enrolled), enrolled.number_of, insecure
     )
@@ -378,7 +378,7 @@ def up(
     participation.min_separation=0
     """
     from taciturn.fleets import folders
-    from taciturn.fleets.enrolment import EnrolledNow
+    from taciturn.fleets.enrolment import EnrolledFile
     from taciturn.fleets.wire.server import wire_server
     from taciturn.recipe.text import load_recipe
 
@@ -388,13 +388,13 @@ def up(
     if "timer_hours" not in loaded.fleet.model_fields_set:
         loaded = loaded.with_settings("fleet", timer_hours=NO_REST)
     devices = folders.try_out(out, loaded, count, run.name)
-    fleet, enrolled = out / "server", EnrolledNow(out / "server")
+    fleet, enrolled = out / "server", EnrolledFile(out / "server")
     opening = wire_server(fleet / "wire", "127.0.0.1", port, enrolled.number_of)
     with logged_lines(), opening as server, _devices(devices, server.address):
         return _serve(server, enrolled, fleet, run, False)
 
 
-def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
+def _redis(url: str, enrolled: "EnrolledFile") -> "RedisStore":
     try:
         from taciturn.fleets.wire.redis_store import RedisStore
     except ModuleNotFoundError:
@@ -405,15 +405,20 @@ def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
 
 
 def _serve(
-    server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool
+    server: "WireServer", enrolled: "EnrolledFile", fleet: Path, run: Path, resume: bool
 ) -> dict[str, Any]:
-    from taciturn.fleets.devices.fleet import Connected
+    from taciturn.fleets.devices.fleet import ConnectedDevices
     from taciturn.fleets.folders import fleet_authority, fleet_recipe
     from taciturn.fleets.wire.metrics import COUNTS
     from taciturn.runs.loop import resume_run, train_run
 
     with fleet_view(server.address, len(enrolled().certificates)) as (watch, progress):
-        connected = Connected(server.link, enrolled, fleet_authority(fleet / "for-devices"), watch)
+        connected = ConnectedDevices(
+            link=server.link,
+            enrolled=enrolled,
+            authority=fleet_authority(fleet / "for-devices"),
+            watch=watch,
+        )
         begin = resume_run if resume and run.exists() else partial(train_run, fleet_recipe(fleet))
 
         def counted(done: int, all: int, row: dict[str, Any]) -> None:

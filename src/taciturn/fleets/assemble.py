@@ -17,8 +17,8 @@ from taciturn.core import FleetWithStats, LanguageModel, Mechanism, Message, PyT
 from taciturn.data.population import Population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices.device import Device, Wishes
-from taciturn.fleets.devices.fleet import Connected, DeviceFleet
+from taciturn.fleets.devices.device import Device, OwnerWishes
+from taciturn.fleets.devices.fleet import ConnectedDevices, DeviceFleet
 from taciturn.fleets.devices.own_participation import OwnParticipation, ParticipationLimits
 from taciturn.fleets.ray_engine import RayFleet, is_joined
 from taciturn.fleets.secure_aggregation.identities import Authority
@@ -38,7 +38,7 @@ from taciturn.recipe.text import RecipeError
 RUN_DIGITS = 16
 
 
-def agreement(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> Terms:
+def derive_terms(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> Terms:
     """Return the terms that follow from a recipe, its words and the enrolment authority; a round
     adds its own.
     """
@@ -54,16 +54,21 @@ def agreement(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> T
     # which devices do not get
     told = recipe.with_settings("run", seed=None)
     name = _fingerprint(told.fingerprint, vocabulary.words, authority)
-    shares = section.max_dropout, section.max_colluding
     return Terms(
-        b"", b"", b"", name, encoded.bits, encoded.padded, *shares, participation.size, most
+        fingerprint=name,
+        modulus_bits=encoded.bits,
+        length=encoded.padded,
+        dropouts=section.max_dropout,
+        corrupt=section.max_colluding,
+        least=participation.size,
+        most=most,
     )
 
 
 def in_any_language(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> dict[str, Any]:
     """Work out what devices without Python need from the recipe (docs/protocol.md)."""
     terms, mechanism = (
-        agreement(recipe, vocabulary, authority),
+        derive_terms(recipe, vocabulary, authority),
         build.algorithm(recipe, len(vocabulary)).mechanism,
     )
     like, public_part = _messages(mechanism, build.language_model(recipe.model, len(vocabulary)))
@@ -97,7 +102,7 @@ def device_fleet(
     recipe: Recipe,
     vocabulary: Vocabulary,
     folder: Path,
-    connected: Connected | None,
+    connected: ConnectedDevices | None,
     account: Account,
 ) -> DeviceFleet:
     """Build the server's fleet; `folder` is the run's private one, `account` what it charges."""
@@ -106,18 +111,27 @@ def device_fleet(
             '[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices'
             " connect"
         )
-    participation, waits = _min_separation(recipe), (recipe.fleet.deadline, recipe.fleet.patience)
+    participation = _min_separation(recipe)
     certificates, dismissed = connected.enrolled()
     check_enough(recipe, len(certificates) - len(dismissed.devices))
-    agreed = agreement(recipe, vocabulary, connected.authority)
 
-    def run() -> str:
+    def run_name() -> str:
         # a folder's name may be reused
         return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"
 
-    numbers = lambda: len(account.charges), participation.min_separation
+    def next_row() -> int:
+        return len(account.charges)
+
     return DeviceFleet(
-        connected, agreed, participation.asked, *waits, folder / "rounds", run, *numbers
+        connected=connected,
+        terms=derive_terms(recipe, vocabulary, connected.authority),
+        asked=participation.asked,
+        deadline=recipe.fleet.deadline,
+        patience=recipe.fleet.patience,
+        folder=folder / "rounds",
+        run_name=run_name,
+        next_row=next_row,
+        rest_rounds=participation.min_separation,
     )
 
 
@@ -150,20 +164,31 @@ def build_device(
     key: Ed25519PrivateKey,
     authority: Authority,
     home: Path,
-    wishes: Wishes = Wishes(),
+    wishes: OwnerWishes = OwnerWishes(),
 ) -> Device:
     """Build one person's device with this `text`; `home` keeps its participation record. `recipe`
     is the server's, noise included.
     """
     algorithm = build.algorithm(recipe, len(words))
-    messages = _messages(algorithm.mechanism, build.language_model(recipe.model, len(words)))
+    message, public_part = _messages(
+        algorithm.mechanism, build.language_model(recipe.model, len(words))
+    )
     user = build.layout(recipe, words).user_data(text, recipe.participation.weight_cap)
     limits = ParticipationLimits(
-        recipe.fleet.timer_hours, _min_separation(recipe).min_separation, _lifetime(recipe)
+        hours=recipe.fleet.timer_hours,
+        min_separation=_min_separation(recipe).min_separation,
+        max_participations=_lifetime(recipe),
     )
-    agreed, program = agreement(recipe, words, authority), device_program(algorithm)
     return Device(
-        key, authority, agreed, program, *messages, user, OwnParticipation(home, limits), wishes
+        key=key,
+        authority=authority,
+        terms=derive_terms(recipe, words, authority),
+        program=device_program(algorithm),
+        message=message,
+        public_part=public_part,
+        user=user,
+        record=OwnParticipation(home, limits),
+        wishes=wishes,
     )
 
 

@@ -31,9 +31,9 @@ from taciturn.fleets.secure_aggregation.identities import (
     CLOCKS_APART,
     FLEET_BYTES,
     Certificate,
-    Dismissed,
-    Enrolled,
-    Issuer,
+    DismissedDevices,
+    EnrolledDevices,
+    SigningAuthority,
     is_signed_by,
     now,
 )
@@ -53,9 +53,9 @@ def beside(fleet: Path) -> Path:
     return fleet.with_name(f"{fleet.name}-authority")
 
 
-def new_authority(folder: Path, fleet: Path) -> Issuer:
+def new_authority(folder: Path, fleet: Path) -> SigningAuthority:
     """Make the authority of a new fleet, without devices."""
-    issuer = Issuer(secrets.token_bytes(FLEET_BYTES), Ed25519PrivateKey.generate())
+    issuer = SigningAuthority(secrets.token_bytes(FLEET_BYTES), Ed25519PrivateKey.generate())
     save_key(folder / ENROLMENT_KEY, issuer.key)
     with lock_file(folder / LOG_NAME) as file:
         log = _Log(issuer.key, file, [])
@@ -120,14 +120,14 @@ def renew(folder: Path, fleet: Path, days: int = CERTIFICATE_DAYS) -> int:
     return len(old)
 
 
-def read_enrolled(fleet: Path) -> Enrolled:
+def read_enrolled(fleet: Path) -> EnrolledDevices:
     path = fleet / ENROLLED
     try:
         first, *others = (
             base64.b64decode(line, validate=True) for line in path.read_bytes().split()
         )
-        enrolled = Enrolled(
-            [Certificate.from_bytes(one) for one in others], Dismissed.from_bytes(first)
+        enrolled = EnrolledDevices(
+            [Certificate.from_bytes(one) for one in others], DismissedDevices.from_bytes(first)
         )
     except FileNotFoundError:
         raise LinkError(
@@ -147,7 +147,7 @@ def read_enrolled(fleet: Path) -> Enrolled:
     return enrolled
 
 
-class EnrolledNow:
+class EnrolledFile:
     """The devices of a fleet by its newest file, which may be replaced while a server or a front
     end runs.
     """
@@ -156,7 +156,7 @@ class EnrolledNow:
         self._path, self._seen, self._known = fleet / ENROLLED, None, None
         self._newest()
 
-    def __call__(self) -> Enrolled:
+    def __call__(self) -> EnrolledDevices:
         return self._newest()[0]
 
     def number_of(self, key: bytes) -> int | str:
@@ -169,7 +169,7 @@ class EnrolledNow:
             return "a device that was dismissed"
         return number if certificates[number].lasts else "a device whose certificate has expired"
 
-    def _newest(self) -> tuple[Enrolled, dict[bytes, int]]:
+    def _newest(self) -> tuple[EnrolledDevices, dict[bytes, int]]:
         found = self._path.stat() if self._path.exists() else None
         seen = found and (found.st_mtime_ns, found.st_ino, found.st_size)
         if self._known is None or seen != self._seen:
@@ -231,7 +231,7 @@ def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
         log.publish(fleet)
 
 
-def _follows(newer: Enrolled, older: Enrolled) -> bool:
+def _follows(newer: EnrolledDevices, older: EnrolledDevices) -> bool:
     """Whether `newer` is `older` or continues it: numbers keep their keys, lists their content, and
     no dismissed device is back.
     """
@@ -251,7 +251,7 @@ class _Log:
     def __init__(self, key: Ed25519PrivateKey, file: BinaryIO, lines: Sequence[bytes]) -> None:
         self._key, self._file, self._last = key, file, ""
         self._certificates: dict[int, Certificate] = {}
-        self._dismissed: Dismissed | None = None
+        self._dismissed: DismissedDevices | None = None
         own, signed = key.public_key().public_bytes_raw(), []
         for line in lines:
             signed = self._take(line)
@@ -263,17 +263,17 @@ class _Log:
             raise ValueError("the last row is not what was signed")
 
     @property
-    def enrolled(self) -> Enrolled:
+    def enrolled(self) -> EnrolledDevices:
         if self._dismissed is None:
             raise ValueError("it is empty")
-        return Enrolled(
+        return EnrolledDevices(
             [self._certificates[number] for number in range(len(self._certificates))],
             self._dismissed,
         )
 
     @property
-    def issuer(self) -> Issuer:
-        return Issuer(self.enrolled.dismissed.fleet, self._key)
+    def issuer(self) -> SigningAuthority:
+        return SigningAuthority(self.enrolled.dismissed.fleet, self._key)
 
     def certify(self, keys: Mapping[int, bytes], days: int) -> None:
         if keys:
@@ -288,7 +288,7 @@ class _Log:
                 [self.issuer.certify(number, key, *dates, after) for number, key in keys.items()],
             )
 
-    def add(self, kind: str, signed: Sequence[Certificate | Dismissed]) -> None:
+    def add(self, kind: str, signed: Sequence[Certificate | DismissedDevices]) -> None:
         row = {
             "kind": kind,
             "at": int(now()),
@@ -309,7 +309,7 @@ class _Log:
             "".join(_text(one) + "\n" for one in (dismissed, *certificates)).encode(),
         )
 
-    def _take(self, line: bytes) -> Sequence[Certificate | Dismissed]:
+    def _take(self, line: bytes) -> Sequence[Certificate | DismissedDevices]:
         row = json.loads(line)
         if row["previous"] != self._last:
             raise ValueError("a row does not follow the one before it")
@@ -319,9 +319,9 @@ class _Log:
             certificates = [Certificate.from_bytes(one) for one in signed]
             self._certificates |= {one.device: one for one in certificates}
             return certificates
-        self._dismissed = Dismissed.from_bytes(signed[0])
+        self._dismissed = DismissedDevices.from_bytes(signed[0])
         return [self._dismissed]
 
 
-def _text(signed: Certificate | Dismissed) -> str:
+def _text(signed: Certificate | DismissedDevices) -> str:
     return base64.b64encode(signed.to_bytes()).decode()

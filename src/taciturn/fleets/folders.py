@@ -33,7 +33,7 @@ from taciturn.data.vocabulary import Vocabulary
 from taciturn.files import new_folder, not_a, write_atomically
 from taciturn.fleets import assemble, enrolment
 from taciturn.fleets.devices import own_participation
-from taciturn.fleets.devices.device import Device, Wishes
+from taciturn.fleets.devices.device import Device, OwnerWishes
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation.identities import FLEET_BYTES, Authority
 from taciturn.fleets.wire.tls import (
@@ -229,7 +229,7 @@ def open_device(
             else f"its text has {len(tokens)} tokens, and its owner asks for {least_tokens}"
         )
 
-    wishes = Wishes(why_not, delete, text)
+    wishes = OwnerWishes(why_not_now=why_not, on_report=delete, text_name=text)
     recipe, own = (
         fleet_recipe(device / "fleet"),
         (load_key(device / DEVICE_KEY), fleet_authority(device / "fleet")),

@@ -21,7 +21,7 @@ from taciturn.core import Participation, PyTree
 from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import METRICS, Scores
 from taciturn.files import from_json, new_folder, to_json, write_atomically
-from taciturn.fleets.devices.fleet import Connected
+from taciturn.fleets.devices.fleet import ConnectedDevices
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.people import open_ledger
@@ -117,7 +117,7 @@ def train_run(
     recipe: Recipe | str | Path,
     folder: str | Path,
     progress: Progress = ignore_progress,
-    connected: Connected | None = None,
+    connected: ConnectedDevices | None = None,
 ) -> TrainedRun:
     """Train a model as a recipe says. Every round is charged in the population's ledger before its
     result is used.
@@ -167,7 +167,9 @@ def train_run(
 
 
 def resume_run(
-    folder: str | Path, progress: Progress = ignore_progress, connected: Connected | None = None
+    folder: str | Path,
+    progress: Progress = ignore_progress,
+    connected: ConnectedDevices | None = None,
 ) -> TrainedRun:
     """Resume an interrupted run; it ends with the same model as if it had not been interrupted.
 

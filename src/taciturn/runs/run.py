@@ -20,7 +20,7 @@ from taciturn.core import FleetWithStats, Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import Scores, evaluate_each
 from taciturn.fleets import assemble
-from taciturn.fleets.devices.fleet import Connected
+from taciturn.fleets.devices.fleet import ConnectedDevices
 from taciturn.people import open_ledger
 from taciturn.privacy.accounting.rounding_up import delta_text
 from taciturn.privacy.curator import Curator
@@ -44,7 +44,7 @@ class Run:
         recipe: Recipe,
         root: bytes,
         seeded: bool = False,
-        connected: Connected | None = None,
+        connected: ConnectedDevices | None = None,
     ) -> None:
         """`seeded` says that the root comes from a seed, although the recipe has none."""
         self.folder, self.root, self._private = folder, root, folder / "private"
@@ -157,7 +157,7 @@ class Run:
         terms = RunTerms(*of, *may_cost, start=params_digest(first), unit=unit, distance=distance)
         return replace(terms, lineage=self.lineage, lineage_distance=self.lineage_distance)
 
-    def _fleet(self, connected: Connected | None) -> FleetWithStats:
+    def _fleet(self, connected: ConnectedDevices | None) -> FleetWithStats:
         if self.recipe.fleet.kind == "devices":
             return assemble.device_fleet(
                 self.recipe, self.vocabulary, self._private, connected, self.account

@@ -16,7 +16,7 @@ devices, does so in the sum: only the curator's noise protects against that.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,12 @@ from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.own_participation import OwnParticipation
 from taciturn.fleets.devices.transport import LOG, ComeBackLater
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.identities import Authority, Certificate, Dismissed, Trust
+from taciturn.fleets.secure_aggregation.identities import (
+    Authority,
+    Certificate,
+    DismissedDevices,
+    Trust,
+)
 from taciturn.fleets.secure_aggregation.messages import (
     Roster,
     SealedShares,
@@ -42,14 +47,15 @@ class NotEligible(Exception):
     """The device does not take part, for its own reason."""
 
 
-class Wishes(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class OwnerWishes:
     """What the device's owner has chosen."""
 
     why_not_now: Callable[[], str | None] = lambda: None
-    # called once a report is on record as used
-    reported: Callable[[], None] = lambda: None
-    # names the text that reports are made of
-    text: str = ""
+    # Called once a report is on record as used, before it leaves.
+    on_report: Callable[[], None] = lambda: None
+    # Names the text that reports are made of.
+    text_name: str = ""
 
 
 class Device:
@@ -57,27 +63,28 @@ class Device:
 
     def __init__(
         self,
+        *,
         key: Ed25519PrivateKey,
         authority: Authority,
-        agreement: Terms,
+        terms: Terms,
         program: Program,
         message: Message,
-        public: Callable[[int], PyTree],
+        public_part: Callable[[int], PyTree],
         user: UserData,
         record: OwnParticipation,
-        wishes: Wishes = Wishes(),
+        wishes: OwnerWishes = OwnerWishes(),
     ) -> None:
-        """`message` has the shapes of what a round sends, `public` gives its public part by noise
+        """`message` has the shapes of what a round sends, `public_part` gives its public part by noise
         row, `key` is the device's own.
         """
-        self._key, self._authority, self._agreement, self._record, self._wishes = (
-            key,
-            authority,
-            agreement,
-            record,
-            wishes,
-        )
-        self._like, self._public, self._user = message, public, user
+        self._key = key
+        self._authority = authority
+        self._terms = terms
+        self._record = record
+        self._wishes = wishes
+        self._like = message
+        self._public_part = public_part
+        self._user = user
         self._program = jax.jit(program)
         self._sum: DeviceRound | None = None
         # as last logged
@@ -104,7 +111,7 @@ class Device:
 
     def _check_in(self, content: bytes) -> bytes:
         fingerprint, round = fields.unpack_fields(content, 2)
-        if fingerprint != self._agreement.fingerprint:
+        if fingerprint != self._terms.fingerprint:
             raise NotEligible(
                 "the server's recipe or enrolment authority is not the one that this device was"
                 " given"
@@ -130,10 +137,10 @@ class Device:
         )
         own, trust = (
             Certificate.from_bytes(certificate),
-            Trust(self._authority, Dismissed.from_bytes(dismissed)),
+            Trust(self._authority, DismissedDevices.from_bytes(dismissed)),
         )
-        terms = self._agreement._replace(
-            round=name, message=self._message_hash, dismissed=trust.dismissed.digest()
+        terms = self._terms.for_round(
+            name, message_hash=self._message_hash, dismissed_hash=trust.dismissed.digest()
         )
         in_a_round = DeviceRound(terms, self._key, own, trust)
         if len(name) != fields.NAME_BYTES or len(self._run) > 255:
@@ -170,10 +177,10 @@ class Device:
         # a device that signs has sent a report: if anything fails from here on, it does not sign
         self._sum = None
         if why_not := self._record.upload(
-            int(self._round), self._run.decode(), int(message.public.round), self._wishes.text
+            int(self._round), self._run.decode(), int(message.public.round), self._wishes.text_name
         ):
             raise NotEligible(why_not)
-        self._wishes.reported()
+        self._wishes.on_report()
         self._sum = in_a_round
         LOG.info("trained; the masked report is on its way")
         return masked
@@ -186,7 +193,7 @@ class Device:
             )
         own, given = (
             jax.tree.leaves(one)
-            for one in (self._public(int(message.public.round)), message.public)
+            for one in (self._public_part(int(message.public.round)), message.public)
         )
         if not all(np.array_equal(*pair) for pair in zip(own, given, strict=True)):
             raise ValueError(

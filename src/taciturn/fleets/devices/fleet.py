@@ -31,7 +31,7 @@ from taciturn.core import FailedRound, Key, Message, Program, Report, UserIds
 from taciturn.files import write_atomically
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import LOG, Link, LinkError
-from taciturn.fleets.secure_aggregation.identities import Authority, Enrolled, Trust
+from taciturn.fleets.secure_aggregation.identities import Authority, EnrolledDevices, Trust
 from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.simulation.availability import TooFewDevices
@@ -44,23 +44,24 @@ COUNTS, NUMBERS, LEFT_OUT = "counts.json", "numbers.json", "left-out.json"
 WAIT = 2.0
 
 
-class Connected(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ConnectedDevices:
     """The devices of a server, connected or not."""
 
     # on which devices have the numbers of their certificates
     link: Link
     # at present: devices may be added or dismissed during training
-    enrolled: Callable[[], Enrolled]
+    enrolled: Callable[[], EnrolledDevices]
     # that decides so
     authority: Authority
     watch: StageProgress = lambda stage, done, all: None
 
 
 # it knows who took part, which no log may say
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class DeviceFleet:
-    connected: Connected
-    agreement: Terms
+    connected: ConnectedDevices
+    terms: Terms
     # devices in a round
     asked: int
     # seconds for a report
@@ -70,11 +71,11 @@ class DeviceFleet:
     # a private one: which device was asked for a report last, and when
     folder: Path
     # a name that no other run has
-    run: Callable[[], str]
+    run_name: Callable[[], str]
     # of the noise in the next round
-    row: Callable[[], int] = lambda: 0
+    next_row: Callable[[], int] = lambda: 0
     # rounds for which a device rests after one (MinS)
-    apart: int = 0
+    rest_rounds: int = 0
     everyone_reports = False
     # that the last one took
     _round_seconds: float = SHORT
@@ -126,7 +127,7 @@ class DeviceFleet:
         ):
             self._steer(self._summed)
             self._summed = None
-        resting = self._numbers(self.row()).resting(self.apart)
+        resting = self._numbers(self.next_row()).resting(self.rest_rounds)
         if resting and len(allowed - resting - self._left_out()) < self.asked:
             self._renumber()
         if self._waiting_since is None:
@@ -161,7 +162,7 @@ class DeviceFleet:
             to_do = f"{more}; then resume with `taciturn fleet serve … --resume`"
             raise LinkError(f"{since}, {self.asked} are needed{failed}. {to_do}")
 
-    def _check_list(self) -> Enrolled:
+    def _check_list(self) -> EnrolledDevices:
         """Refuse a list whose numbers changed during the run: the participation record uses them.
         More devices may be added.
         """
@@ -189,8 +190,8 @@ class DeviceFleet:
         )
 
     def _checked_in(self) -> UserIds:
-        numbers = self._numbers(self.row())
-        content = fields.pack_fields(self.agreement.fingerprint, str(numbers.number).encode())
+        numbers = self._numbers(self.next_row())
+        content = fields.pack_fields(self.terms.fingerprint, str(numbers.number).encode())
         answers = self.connected.link.ask(
             fields.CHECK_IN,
             dict.fromkeys(sorted(self._present()), content),
@@ -198,7 +199,7 @@ class DeviceFleet:
         )
         ready = {one for one, answer in answers.items() if answer == fields.READY}
         # they say that their reports have not left
-        if lost := ready & numbers.resting(self.apart):
+        if lost := ready & numbers.resting(self.rest_rounds):
             asked = {
                 device: number for device, number in numbers.asked.items() if device not in lost
             }
@@ -246,9 +247,11 @@ class DeviceFleet:
         """Number the round as if all devices had rested, where failed attempts left too few devices
         that do not rest.
         """
-        numbers = self._numbers(self.row())
+        numbers = self._numbers(self.next_row())
         self._keep(
-            numbers._replace(number=max(numbers.number + self.apart + 1, fields.first_round()))
+            numbers._replace(
+                number=max(numbers.number + self.rest_rounds + 1, fields.first_round())
+            )
         )
 
     def _steer(self, cohort: UserIds) -> None:
@@ -276,9 +279,13 @@ class DeviceFleet:
                 "its devices were already asked for their reports, and give them once"
             )
         certificates, dismissed = self.connected.enrolled()
-        name, run, number = fields.new_name(), self.run().encode(), str(numbers.number).encode()
+        name, run, number = (
+            fields.new_name(),
+            self.run_name().encode(),
+            str(numbers.number).encode(),
+        )
         about = fields.message_hash(run, number, model, key)
-        terms = self.agreement._replace(round=name, message=about, dismissed=dismissed.digest())
+        terms = self.terms.for_round(name, message_hash=about, dismissed_hash=dismissed.digest())
         server = ServerRound(terms, Trust(self.connected.authority, dismissed))
         stage = partial(self._stage, server)
         asked = fields.pack_fields(name, run, number, about)

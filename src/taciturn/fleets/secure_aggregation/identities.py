@@ -78,7 +78,7 @@ class Certificate(NamedTuple):
         return cls(*_CERTIFICATE.unpack_from(content), signature=content[_CERTIFICATE.size :])
 
 
-class Dismissed(NamedTuple):
+class DismissedDevices(NamedTuple):
     """The list of all devices that were ever dismissed."""
 
     fleet: bytes
@@ -117,12 +117,12 @@ class Dismissed(NamedTuple):
         return hashlib.sha256(b"taciturn fleet: list\0" + self.to_bytes()).digest()
 
 
-class Enrolled(NamedTuple):
+class EnrolledDevices(NamedTuple):
     """All of a fleet, for its server."""
 
     # the newest of each device, in the order of their numbers
     certificates: Sequence[Certificate]
-    dismissed: Dismissed
+    dismissed: DismissedDevices
 
     def keys(self) -> dict[bytes, int]:
         return {one.key: one.device for one in self.certificates}
@@ -141,7 +141,7 @@ class Trust(NamedTuple):
     """What a round relies on."""
 
     authority: Authority
-    dismissed: Dismissed
+    dismissed: DismissedDevices
 
     def why_not_the_list(self) -> str | None:
         fleet, key = self.authority
@@ -169,7 +169,7 @@ class Trust(NamedTuple):
         return None
 
 
-class Issuer(NamedTuple):
+class SigningAuthority(NamedTuple):
     """The authority itself."""
 
     fleet: bytes
@@ -183,6 +183,6 @@ class Issuer(NamedTuple):
         unsigned = Certificate(self.fleet, device, key, begins, ends, after)
         return unsigned._replace(signature=self.key.sign(unsigned.signed()))
 
-    def dismiss(self, number: int, devices: Collection[int]) -> Dismissed:
-        unsigned = Dismissed(self.fleet, number, frozenset(devices))
+    def dismiss(self, number: int, devices: Collection[int]) -> DismissedDevices:
+        unsigned = DismissedDevices(self.fleet, number, frozenset(devices))
         return unsigned._replace(signature=self.key.sign(unsigned.signed()))

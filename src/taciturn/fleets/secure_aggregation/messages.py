@@ -32,34 +32,39 @@ MOST_DEVICES = 1 << 16
 MOST_LENGTH = 1 << 26
 
 
-class Terms(NamedTuple):
-    """What all in a round must agree on. Every signature and key of the round depends on all of it.
-    Server and devices each make theirs before the first round, from recipe and words; a round adds
-    the first three.
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What all in a round must agree on.
+
+    Every signature and key of the round depends on all of it. Server and devices each derive theirs
+    before the first round, from recipe and words; `for_round` adds what only a round has.
     """
 
-    # a name that no attempt at any round ever has again
-    round: bytes
-    # hash of what devices are given to train on: run, round, model, clip norm (fields.message_hash)
-    message: bytes
-    dismissed: (
-        # hash of the list of devices that are not in it any more (identities.Dismissed)
-        bytes
-    )
-    # of recipe, words and enrolment authority
+    # A name that no attempt at any round ever has again.
+    round: bytes = b""
+    # Hash of what devices are given to train on: run, round, model, clip norm
+    # (fields.message_hash).
+    message: bytes = b""
+    # Hash of the list of devices that are not in the fleet any more (identities.DismissedDevices).
+    dismissed: bytes = b""
+    # Hash of recipe, words and enrolment authority.
     fingerprint: bytes
-    # reports are added modulo 2 to this
+    # Reports are added modulo 2 to this.
     modulus_bits: int
-    # coordinates in a report
+    # The number of coordinates in a report.
     length: int
-    # the share of devices that may drop out after they advertised
+    # The share of devices that may drop out after they advertised.
     dropouts: float
-    # the share of devices that may collude with the server
+    # The share of devices that may collude with the server.
     corrupt: float
-    # devices in a cohort, and reports in the sums of all cells: fewer fail
+    # Devices in a cohort, and reports in the sums of all cells: fewer fail.
     least: int
-    # devices in a cohort: with more, a sum might be larger than the modulus
+    # Devices in a cohort: with more, a sum might be larger than the modulus.
     most: int
+
+    def for_round(self, name: bytes, *, message_hash: bytes, dismissed_hash: bytes) -> Self:
+        """Return the terms of one attempt at a round, which has a name of its own."""
+        return dataclasses.replace(self, round=name, message=message_hash, dismissed=dismissed_hash)
 
     def to_bytes(self) -> bytes:
         sizes = struct.pack(

@@ -1,6 +1,6 @@
 """The server's end of the wire.
 
-    with wire_server(folder, "0.0.0.0", 8443, EnrolledNow(fleet).number_of) as server:
+    with wire_server(folder, "0.0.0.0", 8443, EnrolledFile(fleet).number_of) as server:
         answers = server.link.ask("train", {number: message for number in server.link.devices()}, seconds=600)
 
 Its front end is a thread of this process. Where one is not enough, front ends are processes of
