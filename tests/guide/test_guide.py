@@ -110,7 +110,7 @@ def small(tmp_path, monkeypatch):
     (tmp_path / "start" / "model.safetensors").rename(tmp_path / "start" / "english.safetensors")
     monkeypatch.setattr(model_file, "_STARTS", tmp_path / "start")
     monkeypatch.setattr(for_people, "_timed", lambda *_: (2.0, 0.6, 0.0, 1.0))
-    monkeypatch.setattr(for_people, "exactly", lambda task, plan: plan)
+    monkeypatch.setattr(for_people, "with_exact_noise", lambda task, plan: plan)
     monkeypatch.setattr(autoplan, "ROUNDS", (12,))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -16,14 +16,14 @@ from taciturn.recipe.autoplan import (
     MOMENTUM,
     Plan,
     Task,
-    _about,
-    _mu,
-    best_plan,
-    choices,
+    _approximate_noise,
+    _gaussian_mu,
+    choose_plan,
     commented_toml,
-    content_of,
-    exactly,
     expected_gain,
+    planned_settings,
+    recipe_content,
+    with_exact_noise,
 )
 from taciturn.recipe.text import RecipeError, parse_recipe
 
@@ -31,7 +31,14 @@ CIFG = {"kind": "cifg", "width": 96}
 
 
 def task(users=9_000, promised=4.0, seconds=600.0, users_per_second=1_000.0) -> Task:
-    return Task(users, promised, users**-1.1, 2_400_000, seconds, users_per_second)
+    return Task(
+        users=users,
+        epsilon=promised,
+        delta=users**-1.1,
+        parameters=2_400_000,
+        seconds=seconds,
+        users_per_second=users_per_second,
+    )
 
 
 def noise_of(asked: Task, plan: Plan) -> float:
@@ -46,15 +53,15 @@ def noise_of(asked: Task, plan: Plan) -> float:
 @pytest.mark.parametrize("seconds", [1.0, 30.0, 3_000.0])
 def test_a_plan_fits_the_time_and_its_noise_is_bearable(users, promised, seconds):
     asked = task(users, promised, seconds)
-    plan = best_plan(asked)
+    plan = choose_plan(asked)
     assert plan.rounds * plan.cohort <= seconds * asked.users_per_second
     assert noise_of(asked, plan) < 1.05 * LOUDEST
 
 
 def test_the_noise_of_a_plan_keeps_the_budget_and_is_what_it_was_chosen_by_nearly():
     asked = task()
-    about = best_plan(asked)
-    plan = exactly(asked, about)
+    about = choose_plan(asked)
+    plan = with_exact_noise(asked, about)
     assert (plan.rounds, plan.cohort) == (about.rounds, about.cohort)
     spent = repeat(
         PoissonSampledDpEvent(plan.cohort / asked.users, GaussianDpEvent(plan.noise_multiplier)),
@@ -71,13 +78,13 @@ def test_more_people_a_larger_epsilon_and_more_time_are_worth_more():
         (task(promised=1.0), task(promised=4.0)),
         (task(seconds=10.0), task(seconds=600.0)),
     ):
-        assert best_plan(few).gain < best_plan(many).gain - ENOUGH
+        assert choose_plan(few).gain < choose_plan(many).gain - ENOUGH
 
 
 def test_time_that_gains_nothing_is_not_spent():
     plan, hurried = (
-        best_plan(task(promised=1.0, seconds=1e6)),
-        best_plan(task(promised=1.0, seconds=600.0)),
+        choose_plan(task(promised=1.0, seconds=1e6)),
+        choose_plan(task(promised=1.0, seconds=600.0)),
     )
     assert plan.rounds * plan.cohort < 600_000
     assert plan.gain < hurried.gain + ENOUGH
@@ -102,23 +109,25 @@ def test_plans_are_compared_by_noise_that_is_nearly_right(users, cohort, rounds,
         )
 
     exact = noise_for_budget(spent, Budget(asked.delta, promised), "pld")
-    assert 0.8 * exact < _about(_mu(asked), cohort / users, rounds) < 1.1 * exact
+    assert (
+        0.8 * exact < _approximate_noise(_gaussian_mu(asked), cohort / users, rounds) < 1.1 * exact
+    )
 
 
 def test_too_few_people_are_refused():
     with pytest.raises(RecipeError, match="30 people are too few"):
-        best_plan(task(users=30))
+        choose_plan(task(users=30))
 
 
 def test_with_very_few_people_the_rate_is_so_low_that_nothing_is_expected_to_be_lost():
-    plan = best_plan(task(users=100, promised=0.1))
+    plan = choose_plan(task(users=100, promised=0.1))
     assert plan.gain >= 0
     assert noise_of(task(users=100), plan) < 0.5 * LOUDEST
 
 
 def test_what_a_round_takes_besides_is_counted():
     asked = replace(task(seconds=60.0), round_seconds=0.5)
-    plan = best_plan(asked)
+    plan = choose_plan(asked)
     assert asked.duration(plan.rounds, plan.cohort) <= 60
     assert plan.rounds <= 100
 
@@ -131,16 +140,24 @@ def test_a_machine_that_is_too_slow_is_told_how_long_it_would_take():
             r" Allow more"
         ),
     ):
-        best_plan(task(seconds=60.0, users_per_second=0.1))
+        choose_plan(task(seconds=60.0, users_per_second=0.1))
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_the_file_with_reasons_is_the_recipe(on_cpu):
     asked = task()
-    made = choices(asked, best_plan(asked), "people", "taciturn:english", CIFG, on_cpu, measured=3)
+    made = planned_settings(
+        asked,
+        choose_plan(asked),
+        population="people",
+        start="taciturn:english",
+        architecture=CIFG,
+        on_cpu=on_cpu,
+        measurements=3,
+    )
     written = commented_toml(made, "Worked out")
-    assert tomllib.loads(written) == content_of(made)
-    recipe = parse_recipe(content_of(made))
+    assert tomllib.loads(written) == recipe_content(made)
+    recipe = parse_recipe(recipe_content(made))
     assert (recipe.privacy.epsilon, recipe.participation.users, recipe.model.kind) == (
         4.0,
         9_000,
@@ -158,16 +175,16 @@ def test_the_file_with_reasons_is_the_recipe(on_cpu):
 
 def test_the_clip_norms_of_a_chosen_recipe_are_for_the_layers_that_its_model_has():
     for tied in (False, True):
-        made = choices(
+        made = planned_settings(
             task(),
-            best_plan(task()),
-            "people",
-            "start",
-            CIFG | {"tied": tied},
+            choose_plan(task()),
+            population="people",
+            start="start",
+            architecture=CIFG | {"tied": tied},
             on_cpu=True,
-            measured=0,
+            measurements=0,
         )
-        recipe = parse_recipe(content_of(made))
+        recipe = parse_recipe(recipe_content(made))
         params = build.language_model(recipe.model, 30).init(jax.random.key(0))
         build.bound(recipe).check(params)
         assert (recipe.privacy.clip_norm == CLIP_NORM) == tied

@@ -66,7 +66,7 @@ def timed(monkeypatch):
     sample.
     """
     monkeypatch.setattr(for_people, "_timed", lambda *_: (2.0, 20.0, 0.0, 1.0))
-    monkeypatch.setattr(for_people, "exactly", lambda task, plan: plan)  # takes a second
+    monkeypatch.setattr(for_people, "with_exact_noise", lambda task, plan: plan)  # takes a second
 
 
 def files(folder: Path) -> dict[Path, bytes]:

@@ -250,7 +250,7 @@ def _chosen(
         " docs/choosing.md says what its rules rest on"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, commented_toml(chosen.choices, title).encode())
+    write_atomically(path, commented_toml(chosen.settings, title).encode())
     say(
         f"{task.users:,}"
         f" people{'' if users else ' (rounded down; say another number with --users)'}, ε ="

@@ -1,5 +1,6 @@
-"""Choose a recipe for people and a machine: cohort, rounds and server rate by a rule fitted on
-other people (docs/choosing.md).
+"""Work out a recipe for people and a machine: cohort, rounds and server rate.
+
+They follow from a rule that was fitted on other people (docs/choosing.md).
 
 Every update is longer than the clip norm, so people give a direction, and the server's rate decides
 how far the model goes in it. Two lengths decide what a training is worth: how far the model could
@@ -10,7 +11,7 @@ to 8, agree with `expected_gain` to 0.06 points (root mean square; experiments/k
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
@@ -20,7 +21,9 @@ from taciturn.privacy.accounting.conversions import gaussian_epsilon
 from taciturn.recipe.sections import MOST_A_ROUND, ModelSection
 from taciturn.recipe.text import RecipeError, to_toml
 
-CLIP_NORM, MOMENTUM, UNROLL = 0.25, 0.9, 80
+CLIP_NORM = 0.25
+MOMENTUM = 0.9
+UNROLL = 80
 LOSS_POWER = 0.05
 # Of the square of the clip norm, by layer of a CIFG: most of an update (65 % is in the projection)
 # is not where most is learned.
@@ -33,57 +36,60 @@ LAYER_SHARES = {
     "word_bias": 0.03,
     "gate_bias": 0.02,
 }
-# server rate; without clipping, a run at twice this rate diverged
+# The highest server rate: without clipping, a run at twice this rate diverged.
 FASTEST = 1.0
-# how far noise may carry the model: a little less than the best, since too much costs more than too
-# little
+# How far noise may carry the model: a little less than the best, since too much costs more than
+# too little.
 LOUDEST = 45.0
 ROUNDS = (25, 50, 100, 200, 400)
-# of the people in a cohort; more gains nothing that more rounds would not
-SHARES = (
-    0.03,
-    0.1,
-    0.3,
-)
-# points of AccuracyTop1 that are not worth a longer training
+# Of the people in a cohort; more gains nothing that more rounds would not.
+SHARES = (0.03, 0.1, 0.3)
+LARGEST_SHARE = SHARES[-1]
+# Points of AccuracyTop1 that are not worth a longer training.
 ENOUGH = 0.03
 LEAST_COHORT = 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """What is asked for, and the means for it."""
 
-    # as publicly stated
+    # As publicly stated.
     users: int
     epsilon: float
     delta: float
+    # Of the model.
     parameters: int
-    # allowed for the rounds
+    # That the rounds may take together.
     seconds: float
-    # trained on this machine
+    # That this machine trains.
     users_per_second: float
-    # of a round besides training: noise, record, charge
+    # Of a round besides training: noise, record, charge.
     round_seconds: float = 0.0
 
     def duration(self, rounds: int, cohort: int) -> float:
+        """Return the seconds that so many rounds take."""
         return rounds * (self.round_seconds + cohort / self.users_per_second)
 
 
-class Plan(NamedTuple):
-    """How to spend them."""
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How to spend the means of a task."""
 
     rounds: int
     cohort: int
     server_rate: float
     noise_multiplier: float
-    # points of AccuracyTop1 over the start, by the rule
+    # Points of AccuracyTop1 over the start, by the rule.
     gain: float
 
 
 def expected_gain(way: float, noise: float) -> float:
-    """Return the points of AccuracyTop1 over a good start, for a model that could go `way` far and
-    that noise carries `noise` far.
+    """Return how many points of AccuracyTop1 a model gains over a good start.
+
+    Args:
+        way: how far the model could go.
+        noise: how far noise carries it.
 
     >>> round(expected_gain(250.0, 50.0), 2)  # 100 rounds at rate 1
     2.12
@@ -91,237 +97,304 @@ def expected_gain(way: float, noise: float) -> float:
     return 0.365 * math.log1p(way / 0.414) - 0.218 * (noise / 50) ** 1.5
 
 
-def best_plan(task: Task) -> Plan:
-    """Return the shortest plan that fits the time and comes within `ENOUGH` of the best. `exactly`
-    works out its noise.
+def choose_plan(task: Task) -> Plan:
+    """Return the shortest plan that fits the time and is as good as the best, but for `ENOUGH`.
 
-    >>> plan = best_plan(Task(9_000, 4.0, 9_000**-1.1, 2_400_000, seconds=300, users_per_second=2_000))
+    Its noise is an estimate; `with_exact_noise` works it out.
+
+    >>> task = Task(
+    ...     users=9_000,
+    ...     epsilon=4.0,
+    ...     delta=9_000**-1.1,
+    ...     parameters=2_400_000,
+    ...     seconds=300,
+    ...     users_per_second=2_000,
+    ... )
+    >>> plan = choose_plan(task)
     >>> plan.rounds, plan.cohort
     (100, 2700)
     """
-    if SHARES[-1] * task.users < LEAST_COHORT:
+    if LARGEST_SHARE * task.users < LEAST_COHORT:
         raise RecipeError(
             f"{task.users} people are too few: there is no cohort of {LEAST_COHORT} to hide in;"
             " build a larger population"
         )
-    mu = _mu(task)
-    plans = [
-        _plan(task, rounds, cohort, _about(mu, cohort / task.users, rounds))
-        for rounds, cohort in _sizes(task)
-    ]
+    mu = _gaussian_mu(task)
+    plans = []
+    for rounds, cohort in _sizes_that_fit(task):
+        noise_multiplier = _approximate_noise(mu, share=cohort / task.users, rounds=rounds)
+        plans.append(_plan_with_noise(task, rounds, cohort, noise_multiplier))
     if not plans:
         minutes = task.duration(ROUNDS[0], LEAST_COHORT) / 60
-        shortest = (
+        raise RecipeError(
             f"the shortest training, {ROUNDS[0]} rounds of {LEAST_COHORT}, takes {minutes:.1f}"
-            " minutes on this machine"
+            " minutes on this machine without compiling and measuring. Allow more --minutes"
         )
-        raise RecipeError(f"{shortest} without compiling and measuring. Allow more --minutes")
-    best = max(plan.gain for plan in plans)
-    return min(
-        (plan for plan in plans if plan.gain > best - ENOUGH),
-        key=lambda plan: task.duration(plan.rounds, plan.cohort),
-    )
+    best_gain = max(plan.gain for plan in plans)
+    good_plans = [plan for plan in plans if plan.gain > best_gain - ENOUGH]
+    return min(good_plans, key=lambda plan: task.duration(plan.rounds, plan.cohort))
 
 
-def exactly(task: Task, plan: Plan) -> Plan:
+def with_exact_noise(task: Task, plan: Plan) -> Plan:
     """Return the plan with the noise that its rounds need, and the matching server rate."""
 
     def cost(noise_multiplier: float) -> DpEvent:
-        return repeat(
-            PoissonSampledDpEvent(plan.cohort / task.users, GaussianDpEvent(noise_multiplier)),
-            plan.rounds,
-        )
+        gaussian = GaussianDpEvent(noise_multiplier)
+        sampled = PoissonSampledDpEvent(plan.cohort / task.users, gaussian)
+        return repeat(sampled, plan.rounds)
 
-    return _plan(
-        task,
-        plan.rounds,
-        plan.cohort,
-        noise_for_budget(cost, Budget(task.delta, task.epsilon), "pld"),
-    )
+    noise_multiplier = noise_for_budget(cost, Budget(task.delta, task.epsilon), "pld")
+    return _plan_with_noise(task, plan.rounds, plan.cohort, noise_multiplier)
 
 
-def _sizes(task: Task) -> Iterator[tuple[int, int]]:
+def _sizes_that_fit(task: Task) -> Iterator[tuple[int, int]]:
     """Yield rounds and cohorts that fit the time, the largest possible cohorts among them."""
     for rounds in ROUNDS:
-        fit = (task.seconds / rounds - task.round_seconds) * task.users_per_second
-        most = int(min(fit, SHARES[-1] * task.users, MOST_A_ROUND))
-        cohorts = {most, *(int(share * task.users) for share in SHARES)}
-        yield from (
-            (rounds, cohort) for cohort in sorted(cohorts) if LEAST_COHORT <= cohort <= most
-        )
+        in_time = (task.seconds / rounds - task.round_seconds) * task.users_per_second
+        largest = int(min(in_time, LARGEST_SHARE * task.users, MOST_A_ROUND))
+        cohorts = {int(share * task.users) for share in SHARES}
+        cohorts.add(largest)
+        for cohort in sorted(cohorts):
+            if LEAST_COHORT <= cohort <= largest:
+                yield rounds, cohort
 
 
-def _mu(task: Task) -> float:
-    """Return the μ of Gaussian differential privacy with the requested ε."""
-    low, high = 1e-6, 1e3
+def _gaussian_mu(task: Task) -> float:
+    """Return the μ of Gaussian differential privacy that the requested ε allows."""
+    low = 1e-6
+    high = 1e3
     while high > 1.001 * low:
         middle = math.sqrt(low * high)
-        low, high = (
-            (middle, high)
-            if gaussian_epsilon(middle, task.delta) <= task.epsilon
-            else (low, middle)
-        )
+        if gaussian_epsilon(middle, task.delta) <= task.epsilon:
+            low = middle
+        else:
+            high = middle
     return low
 
 
-def _about(mu: float, share: float, rounds: int) -> float:
-    """Return the noise multiplier in the limit of many rounds (Bu et al. 2019), off by up to a
-    third: only to compare plans.
+def _approximate_noise(mu: float, share: float, rounds: int) -> float:
+    """Return the noise multiplier in the limit of many rounds (Bu et al. 2019).
+
+    It is off by up to a third: only to compare plans.
     """
     return 1 / math.sqrt(math.log1p((mu / share) ** 2 / rounds))
 
 
-def _plan(task: Task, rounds: int, cohort: int, noise_multiplier: float) -> Plan:
-    # of a round at rate 1, when momentum has built up
+def _plan_with_noise(task: Task, rounds: int, cohort: int, noise_multiplier: float) -> Plan:
+    """Complete a plan by the server rate that gains most, within `FASTEST` and `LOUDEST`."""
+    # How far a round goes at rate 1, when momentum has built up.
     reach = CLIP_NORM / (1 - MOMENTUM)
+    # Both at rate 1.
     noise = reach * noise_multiplier / cohort * math.sqrt(rounds * task.parameters)
     way = reach * (rounds - 1 / (1 - MOMENTUM) + 1)
+
+    def gain_at(rate: float) -> float:
+        return expected_gain(rate * way, rate * noise)
+
     fastest = min(FASTEST, LOUDEST / noise)
-    # with very few people less is more
+    # With very few people a lower rate gains more.
     rates = [fastest * 0.8**slower for slower in range(30)]
-    rate = float(f"{max(rates, key=lambda rate: expected_gain(rate * way, rate * noise)):.2g}")
-    return Plan(rounds, cohort, rate, noise_multiplier, expected_gain(rate * way, rate * noise))
+    best_rate = float(f"{max(rates, key=gain_at):.2g}")
+    return Plan(
+        rounds=rounds,
+        cohort=cohort,
+        server_rate=best_rate,
+        noise_multiplier=noise_multiplier,
+        gain=gain_at(best_rate),
+    )
 
 
-class Choice(NamedTuple):
-    # "" for those above all sections
-    section: str
-    key: str
+# The recipe, with a reason for every setting.
+
+
+@dataclass(frozen=True)
+class PlannedSetting:
+    """A setting of a recipe that was worked out, and why it has this value."""
+
+    # `section.name`, or only the name above all sections.
+    path: str
     value: Any
-    why: str
+    reason: str
 
 
-def choices(
+def planned_settings(
     task: Task,
     plan: Plan,
+    *,
     population: str,
     start: str,
     architecture: dict[str, Any],
     on_cpu: bool,
-    measured: int,
-) -> list[Choice]:
-    """List the whole recipe. `architecture` is that of the start; the model is `measured` so often
-    between its start and its end.
+    measurements: int,
+) -> list[PlannedSetting]:
+    """List the settings of the whole recipe.
+
+    Args:
+        task: what was asked for.
+        plan: how to spend the means for it.
+        population: the folder of the people.
+        start: the model of public text that training starts from.
+        architecture: of the start.
+        on_cpu: whether the rounds are trained on a CPU.
+        measurements: how often the model is measured between its start and its end.
     """
-    defaults = ModelSection().model_dump(mode="json")
-    built = {name: value for name, value in architecture.items() if value != defaults[name]}
-    whole = "as the start is; all of it is trained: freezing lost more than it saved in noise"
-    minutes = task.duration(plan.rounds, plan.cohort) / 60
-    fast = f"{plan.rounds * plan.cohort:,} user trainings, {minutes:.1f} minutes on this machine"
     return [
-        Choice(
-            "",
+        PlannedSetting(
             "algorithm",
             "dp-fedavg",
             "cohorts that the curator draws, fresh noise; BLT noise did as well at equal ε",
         ),
-        Choice("data", "population", population, "whose text it is"),
-        Choice(
-            "data",
-            "tokens_per_user",
+        *_data_settings(population),
+        *_model_settings(start, architecture),
+        *_local_settings(on_cpu),
+        *_server_settings(plan),
+        *_participation_settings(task, plan),
+        *_privacy_settings(task, plan, architecture),
+        *_run_settings(plan, measurements),
+    ]
+
+
+def _data_settings(population: str) -> list[PlannedSetting]:
+    return [
+        PlannedSetting("data.population", population, "whose text it is"),
+        PlannedSetting(
+            "data.tokens_per_user",
             1600,
             "of what one person wrote; 400 of twice as many people did as well",
         ),
-        Choice("model", "warm_start", start, "public text; nothing in it is private"),
-        *(Choice("model", name, value, whole) for name, value in built.items()),
-        Choice(
-            "local",
-            "batch_size",
+    ]
+
+
+def _model_settings(start: str, architecture: dict[str, Any]) -> list[PlannedSetting]:
+    """List the start, and what of its architecture differs from the defaults."""
+    settings = [PlannedSetting("model.warm_start", start, "public text; nothing in it is private")]
+    defaults = ModelSection().model_dump(mode="json")
+    reason = "as the start is; all of it is trained: freezing lost more than it saved in noise"
+    for name, value in architecture.items():
+        if value != defaults[name]:
+            settings.append(PlannedSetting(f"model.{name}", value, reason))
+    return settings
+
+
+def _local_settings(on_cpu: bool) -> list[PlannedSetting]:
+    return [
+        PlannedSetting(
+            "local.batch_size",
             2 if on_cpu else 4,
             "rows; 2 and 4 do equally well; which is faster depends on the machine",
         ),
-        Choice(
-            "local",
-            "learning_rate",
+        PlannedSetting(
+            "local.learning_rate",
             0.5 if on_cpu else 0.7,
             "goes with the batch; between 0.2 and 1 it hardly matters",
         ),
-        Choice("local", "unroll", UNROLL, "words of a row; 20 lost 0.1 points, 160 gained nothing"),
-        Choice(
-            "local",
-            "loss_power",
+        PlannedSetting(
+            "local.unroll", UNROLL, "words of a row; 20 lost 0.1 points, 160 gained nothing"
+        ),
+        PlannedSetting(
+            "local.loss_power",
             LOSS_POWER,
             "unpredictable words count less: 0.06 points, for 1.7 % of perplexity",
         ),
-        Choice("local", "precision", "float32" if on_cpu else "mixed", "what is faster here"),
-        Choice("server", "optimizer", "momentum", "Adam did no better under noise"),
-        Choice("server", "momentum", MOMENTUM, "0.95 did worse"),
-        Choice(
-            "server",
-            "learning_rate",
+        PlannedSetting("local.precision", "float32" if on_cpu else "mixed", "what is faster here"),
+    ]
+
+
+def _server_settings(plan: Plan) -> list[PlannedSetting]:
+    return [
+        PlannedSetting("server.optimizer", "momentum", "Adam did no better under noise"),
+        PlannedSetting("server.momentum", MOMENTUM, "0.95 did worse"),
+        PlannedSetting(
+            "server.learning_rate",
             plan.server_rate,
             f"as far as noise allows, {FASTEST:g} at most; a falling rate did not help",
         ),
-        Choice(
-            "participation",
-            "users",
+    ]
+
+
+def _participation_settings(task: Task, plan: Plan) -> list[PlannedSetting]:
+    trainings = plan.rounds * plan.cohort
+    minutes = task.duration(plan.rounds, plan.cohort) / 60
+    return [
+        PlannedSetting(
+            "participation.users",
             task.users,
             "as publicly stated: this number is no longer secret",
         ),
-        Choice("participation", "cohort", plan.cohort, fast),
-        Choice(
-            "privacy",
-            "epsilon",
+        PlannedSetting(
+            "participation.cohort",
+            plan.cohort,
+            f"{trainings:,} user trainings, {minutes:.1f} minutes on this machine",
+        ),
+    ]
+
+
+def _privacy_settings(task: Task, plan: Plan, architecture: dict[str, Any]) -> list[PlannedSetting]:
+    return [
+        PlannedSetting(
+            "privacy.epsilon",
             task.epsilon,
             f"what you asked for; noise is made for it, z = {plan.noise_multiplier:.2f}",
         ),
-        Choice("privacy", "delta", task.delta, "users^-1.1, as in McMahan et al. 2018"),
-        *_clipping(architecture),
-        Choice(
-            "run",
-            "rounds",
+        PlannedSetting("privacy.delta", task.delta, "users^-1.1, as in McMahan et al. 2018"),
+        *_clip_settings(architecture),
+    ]
+
+
+def _clip_settings(architecture: dict[str, Any]) -> list[PlannedSetting]:
+    """List the clip norm, or those of the layers where the start is a CIFG that has them all."""
+    reason = (
+        f"{CLIP_NORM} in all: shorter than any update, so that each gives a direction; 0.1 and 0.5"
+        " do as well"
+    )
+    if architecture.get("kind") != "cifg" or architecture.get("tied"):
+        return [PlannedSetting("privacy.clip_norm", CLIP_NORM, reason)]
+    by_layer = f"{reason}. Divided over layers it gains 0.05 points"
+    settings = [PlannedSetting("privacy.clipping", "per-layer", by_layer)]
+    for layer, share in LAYER_SHARES.items():
+        norm = float(f"{CLIP_NORM * math.sqrt(share):.4f}")
+        settings.append(
+            PlannedSetting(f"privacy.layer_clip_norms.{layer}", norm, f"√{share} of it")
+        )
+    return settings
+
+
+def _run_settings(plan: Plan, measurements: int) -> list[PlannedSetting]:
+    return [
+        PlannedSetting(
+            "run.rounds",
             plan.rounds,
             f"the shortest training within {ENOUGH} points of the best that fits the time",
         ),
-        Choice(
-            "run",
-            "evaluate_every",
-            math.ceil(plan.rounds / (measured + 1)),
+        PlannedSetting(
+            "run.evaluate_every",
+            math.ceil(plan.rounds / (measurements + 1)),
             "measuring takes time too",
         ),
     ]
 
 
-def _clipping(architecture: dict[str, Any]) -> list[Choice]:
-    short = (
-        f"{CLIP_NORM} in all: shorter than any update, so that each gives a direction; 0.1 and 0.5"
-        " do as well"
-    )
-    if architecture.get("kind") != "cifg" or architecture.get("tied"):
-        return [Choice("privacy", "clip_norm", CLIP_NORM, short)]
-    norms = {
-        layer: float(f"{CLIP_NORM * math.sqrt(share):.4f}") for layer, share in LAYER_SHARES.items()
-    }
-    each = [
-        Choice("privacy.layer_clip_norms", layer, norm, f"√{LAYER_SHARES[layer]} of it")
-        for layer, norm in norms.items()
-    ]
-    return [
-        Choice(
-            "privacy", "clipping", "per-layer", f"{short}. Divided over layers it gains 0.05 points"
-        ),
-        *each,
-    ]
-
-
-def content_of(choices: list[Choice]) -> dict[str, Any]:
+def recipe_content(settings: list[PlannedSetting]) -> dict[str, Any]:
     """Return the content that `parse_recipe` takes."""
-    return trees.nest(
-        {"/".join(filter(None, [*one.section.split("."), one.key])): one.value for one in choices}
-    )
+    values = {setting.path.replace(".", "/"): setting.value for setting in settings}
+    return trees.nest(values)
 
 
-def commented_toml(choices: list[Choice], title: str) -> str:
+def commented_toml(settings: list[PlannedSetting], title: str) -> str:
     """Write the recipe as a file, with a reason behind every setting.
 
-    >>> print(commented_toml([Choice("", "algorithm", "dp-fedavg", "why"), Choice("run", "rounds", 50, "why not")], "Chosen"))
-    # Chosen
+    >>> algorithm = PlannedSetting("algorithm", "dp-fedavg", "why")
+    >>> rounds = PlannedSetting("run.rounds", 50, "why not")
+    >>> print(commented_toml([algorithm, rounds], "Worked out"))
+    # Worked out
     algorithm = "dp-fedavg"  # why
     <BLANKLINE>
     [run]
     rounds = 50  # why not
     <BLANKLINE>
     """
-    return f"# {title}\n" + to_toml(
-        content_of(choices), {(one.section, one.key): one.why for one in choices}
-    )
+    reasons = {}
+    for setting in settings:
+        section, _, name = setting.path.rpartition(".")
+        reasons[section, name] = setting.reason
+    return f"# {title}\n" + to_toml(recipe_content(settings), reasons)

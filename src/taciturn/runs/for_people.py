@@ -23,7 +23,15 @@ from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models.registry import KINDS
 from taciturn.progress import ignore_progress
 from taciturn.recipe import build
-from taciturn.recipe.autoplan import Choice, Plan, Task, best_plan, choices, content_of, exactly
+from taciturn.recipe.autoplan import (
+    Plan,
+    PlannedSetting,
+    Task,
+    choose_plan,
+    planned_settings,
+    recipe_content,
+    with_exact_noise,
+)
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError, parse_recipe
 from taciturn.release.model_file import ModelCard, load_model
@@ -40,7 +48,7 @@ UNFORESEEN = 0.1
 class AutoPlan(NamedTuple):
     task: Task
     plan: Plan
-    choices: list[Choice]
+    settings: list[PlannedSetting]
     recipe: Recipe
 
 
@@ -79,14 +87,25 @@ def write_recipe_for(
         )
     users = users or publicly(len(population))
     on_cpu = jax.default_backend() == "cpu"
-    task = Task(users, epsilon, float(f"{users**-1.1:.2g}"), trees.size(params), 60 * minutes, 1.0)
-    draft = parse_recipe(
-        content_of(
-            choices(
-                task, Plan(25, 10, 1.0, 1.0, 0.0), str(folder), start, card.architecture, on_cpu, 0
-            )
-        )
+    task = Task(
+        users=users,
+        epsilon=epsilon,
+        delta=float(f"{users**-1.1:.2g}"),
+        parameters=trees.size(params),
+        seconds=60 * minutes,
+        users_per_second=1.0,
     )
+    placeholder = Plan(rounds=25, cohort=10, server_rate=1.0, noise_multiplier=1.0, gain=0.0)
+    drafted = planned_settings(
+        task,
+        placeholder,
+        population=str(folder),
+        start=start,
+        architecture=card.architecture,
+        on_cpu=on_cpu,
+        measurements=0,
+    )
+    draft = parse_recipe(recipe_content(drafted))
     sample = _sample(
         held_out,
         population.manifest["about"].get("least_tokens", 0),
@@ -107,12 +126,20 @@ def write_recipe_for(
     doing("working out the noise")
     task = replace(task, seconds=seconds, users_per_second=speed, round_seconds=a_round)
     try:
-        plan = exactly(task, best_plan(task))
+        plan = with_exact_noise(task, choose_plan(task))
     # an ε that needs no noise, or that no noise reaches
     except ValueError as error:
         raise RecipeError(str(error)) from None
-    made = choices(task, plan, str(folder), start, card.architecture, on_cpu, more)
-    return AutoPlan(task, plan, made, parse_recipe(content_of(made)))
+    settings = planned_settings(
+        task,
+        plan,
+        population=str(folder),
+        start=start,
+        architecture=card.architecture,
+        on_cpu=on_cpu,
+        measurements=more,
+    )
+    return AutoPlan(task, plan, settings, parse_recipe(recipe_content(settings)))
 
 
 def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ...]) -> None:
