@@ -37,7 +37,7 @@ from taciturn.fleets import assemble, enrolment
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import Handler, LinkError
 from taciturn.fleets.folders import fleet_authority, fleet_recipe, new_fleet
-from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, trusting
+from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, make_device_context
 from taciturn.fleets.wire.tls import AUTHORITY_CERTIFICATE, DEVICE_KEY, device_request, load_key
 from taciturn.recipe.text import parse_recipe
 
@@ -122,7 +122,7 @@ class LoadDevice(DeviceEnd):
         self._load.connected.discard(self)
         super().sign_out()
 
-    def lost(self, error: Exception) -> None:
+    def note_loss(self, error: Exception) -> None:
         self._load.connected.discard(self)
         if (
             self._known and not self._load.over
@@ -130,11 +130,11 @@ class LoadDevice(DeviceEnd):
             named = isinstance(error, RefusedByServer)
             self._load.count(self._load.failures, str(error) if named else type(error).__name__)
 
-    def answered(self, name: str, kind: str, failed: str | None, late: bool) -> None:
-        if late or failed:
+    def note_answer(self, name: str, kind: str, failed: str | None, is_late: bool) -> None:
+        if is_late or failed:
             why = (
                 "an answer that came too late"
-                if late
+                if is_late
                 else f"a device that could not answer “{kind}”"
             )
             self._load.count(self._load.failures, why)
@@ -217,7 +217,7 @@ def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDe
             f"{folder} is of {enrolled} devices: a round of it asks all of them. Choose another"
             " --out"
         )
-    load, context, devices = Load(), trusting("", given / AUTHORITY_CERTIFICATE), []
+    load, context, devices = Load(), make_device_context("", given / AUTHORITY_CERTIFICATE), []
     for number in range(count):
         own = load_key(_device(folder, number) / DEVICE_KEY)
         handler = assemble.build_device(

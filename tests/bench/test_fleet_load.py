@@ -12,8 +12,8 @@ from enrolling import device_key, load_device_key, wire_server
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.wire import device, listener, store
 from taciturn.fleets.wire import server as server_module
-from taciturn.fleets.wire.device import trusting
-from taciturn.fleets.wire.store import MemoryStore
+from taciturn.fleets.wire.device import make_device_context
+from taciturn.fleets.wire.memory_store import MemoryStore
 from taciturn.fleets.wire.tls import certify_server, make_authority
 
 
@@ -37,7 +37,7 @@ def asked(tmp_path):
             for number in range(3):
                 server.enrol(device_key(tmp_path / f"device-{number}"))
             keys = [load_device_key(tmp_path / f"device-{number}") for number in range(3)]
-            load, trusted = Load(), trusting("", certificate)
+            load, trusted = Load(), make_device_context("", certificate)
             with running([LoadDevice(server.address, key, failing, trusted, load) for key in keys]):
                 until(lambda: len(load.connected) == 3)
                 contents = dict.fromkeys(server.link.devices(), b"abc")
@@ -86,7 +86,7 @@ def test_a_load_uses_no_file_that_is_another_than_its_name_says(asked, monkeypat
     async def another(self, name):
         return b"another model"
 
-    monkeypatch.setattr(MemoryStore, "shared", another)
+    monkeypatch.setattr(MemoryStore, "read_file", another)
     answers, load = asked("first", shared=b"model", seconds=1)
     assert answers == [{}]
     assert not load.answered

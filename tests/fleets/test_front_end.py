@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from enrolling import known
 from taciturn.fleets.wire.front_end import FrontEnd, Refusals, sign_in_statement
-from taciturn.fleets.wire.store import MemoryStore
+from taciturn.fleets.wire.memory_store import MemoryStore
+from taciturn.fleets.wire.store import File
 
 ALICE, BOB, DAVE, STRANGER = (Ed25519PrivateKey.generate() for _ in range(4))
 NUMBERS = {ALICE.public_key().public_bytes_raw(): 1, BOB.public_key().public_bytes_raw(): 2}
@@ -133,7 +134,7 @@ def test_strangers_are_refused_and_told_why(wire, body, reason, caplog):
     status, _, said = wire.ask("POST", "/v1/session", [body()])
     assert (status, said.decode()) == (403, f"Refused: {reason}.")
     assert f"refused: {reason}" in caplog.text
-    assert wire.store.present() == []
+    assert wire.store.devices_present() == []
 
 
 def test_a_sign_in_works_once(wire):
@@ -234,7 +235,7 @@ def test_what_nobody_thought_of_is_one_line_and_one_connection(wire, monkeypatch
     async def broken(number):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(wire.store, "who", broken)
+    monkeypatch.setattr(wire.store, "recognise", broken)
     for _ in range(3):
         status, headers, _ = wire.ask("GET", "/v1/question", **bearer("x"))
         assert (status, headers[b"connection"]) == (500, b"close")
@@ -293,7 +294,7 @@ def test_waiting_has_a_limit_and_is_a_number(wire, monkeypatch):
 
 
 def test_a_file_is_for_anybody_and_may_be_kept(wire):
-    wire.store.post("q", "k", {}, 30, ("abc", b"a model"))
+    wire.store.post("q", "k", {}, 30, File("abc", b"a model"))
     status, headers, body = wire.ask("GET", "/v1/files/abc")
     assert (status, body) == (200, b"a model")
     assert b"immutable" in headers[b"cache-control"]

@@ -41,13 +41,13 @@ def test_what_a_front_end_does_is_counted_and_nobody_is_named(counts):
     wire.store.post("q", "kind", {1: b"a question"}, 30)
     wire.ask("GET", "/v1/question?wait=1", **bearer(token))
     wire.ask("PUT", "/v1/answer/q", [b"an answer"], **bearer(token))
-    counted = values(counts.text())
+    counted = values(counts.to_text())
     assert counted["taciturn_received_bytes_total"] == 9
     assert counted["taciturn_sent_bytes_total"] > 10 + len(token)
     assert counted["taciturn_refused_total"] == 1
-    assert ALICE.public_key().public_bytes_raw().hex() not in counts.text()
+    assert ALICE.public_key().public_bytes_raw().hex() not in counts.to_text()
     assert all(
-        LINE.fullmatch(line) for line in counts.text().splitlines()
+        LINE.fullmatch(line) for line in counts.to_text().splitlines()
     )  # no labels, in which a device could be
     assert not LINE.fullmatch('taciturn_answers_total{device="7"} 1')  # the twin
 
@@ -56,10 +56,10 @@ def test_what_the_server_asks_is_counted(counts):
     wire = Wire()
     wire.sign_in()
     assert WireLink(wire.store).ask("kind", {1: b"", 2: b""}, 0.1) == {}
-    assert values(counts.text()) | {
+    assert values(counts.to_text()) | {
         "taciturn_questions_total": 2,
         "taciturn_answers_total": 0,
-    } == values(counts.text())
+    } == values(counts.to_text())
 
 
 def test_figures_are_at_one_address_of_this_machine(counts, monkeypatch):

@@ -18,9 +18,10 @@ from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.wire import redis_store
 from taciturn.fleets.wire import server as link_module
 from taciturn.fleets.wire import store as store_module
+from taciturn.fleets.wire.memory_store import MemoryStore
 from taciturn.fleets.wire.redis_store import RedisStore
 from taciturn.fleets.wire.server import WireLink
-from taciturn.fleets.wire.store import NO_FILE, MemoryStore, StoreGone
+from taciturn.fleets.wire.store import NO_FILE, File, StoreGone
 
 LOOP = asyncio.new_event_loop()  # of the front end: a connection to Redis belongs to one
 threading.Thread(target=LOOP.run_forever, daemon=True).start()
@@ -63,45 +64,45 @@ def post(store, contents, name="q", seconds=30.0, file=NO_FILE):
 
 def test_a_question_reaches_whom_it_was_asked_of_until_it_is_answered(store):
     post(store, {1: b"one", 2: b"two"})
-    first, again, other = (in_a_loop(store.asked(number, 0)) for number in (1, 1, 3))
+    first, again, other = (in_a_loop(store.wait_for_question(number, 0)) for number in (1, 1, 3))
     assert (first.name, first.kind, first.content) == ("q", "kind", b"one")
     assert again.content == b"one"  # a connection may break while it is sent
     assert other is None
-    assert in_a_loop(store.answer(1, "q", b"yes"))
-    assert in_a_loop(store.asked(1, 0)) is None
+    assert in_a_loop(store.take_answer(1, "q", b"yes"))
+    assert in_a_loop(store.wait_for_question(1, 0)) is None
     assert store.collect("q", 0) == [(1, b"yes")]
     assert store.collect("q", 0) == []  # told once
 
 
 def test_an_answer_counts_once_and_from_whom_it_was_asked_of(store):
     post(store, {1: b""})
-    assert not in_a_loop(store.answer(2, "q", b"of another"))
-    assert not in_a_loop(store.answer(1, "another question", b""))
-    assert in_a_loop(store.answer(1, "q", b"first"))
-    assert not in_a_loop(store.answer(1, "q", b"second"))
+    assert not in_a_loop(store.take_answer(2, "q", b"of another"))
+    assert not in_a_loop(store.take_answer(1, "another question", b""))
+    assert in_a_loop(store.take_answer(1, "q", b"first"))
+    assert not in_a_loop(store.take_answer(1, "q", b"second"))
     assert store.collect("q", 0) == [(1, b"first")]
 
 
 def test_what_was_withdrawn_or_is_too_late_is_gone(store, request):
     post(store, {1: b"", 2: b""})
-    assert in_a_loop(store.answer(1, "q", b"secret"))
+    assert in_a_loop(store.take_answer(1, "q", b"secret"))
     assert "secret" in held(store, request)  # the twin
     store.withdraw("q")
     assert store.collect("q", 0) == []
-    assert in_a_loop(store.asked(2, 0)) is None
-    assert not in_a_loop(store.answer(2, "q", b"late"))
+    assert in_a_loop(store.wait_for_question(2, 0)) is None
+    assert not in_a_loop(store.take_answer(2, "q", b"late"))
     assert "secret" not in held(store, request)
     post(store, {1: b""}, "short", seconds=0.01)
     time.sleep(0.02)
-    assert in_a_loop(store.asked(1, 0)) is None
-    assert not in_a_loop(store.answer(1, "short", b"late"))
+    assert in_a_loop(store.wait_for_question(1, 0)) is None
+    assert not in_a_loop(store.take_answer(1, "short", b"late"))
 
 
 def test_a_device_that_waits_is_woken_and_nobody_else(store):
     async def wait():
         one, other = (
-            asyncio.create_task(store.asked(1, 20)),
-            asyncio.create_task(store.asked(2, 0.3)),
+            asyncio.create_task(store.wait_for_question(1, 20)),
+            asyncio.create_task(store.wait_for_question(2, 0.3)),
         )
         await asyncio.sleep(0.05)
         threading.Thread(target=post, args=(store, {1: b"now"})).start()
@@ -115,7 +116,7 @@ def test_a_device_that_waits_is_woken_and_nobody_else(store):
 
 def test_the_server_waits_for_the_first_answer(store):
     post(store, {1: b""})
-    threading.Timer(0.05, lambda: in_a_loop(store.answer(1, "q", b"yes"))).start()
+    threading.Timer(0.05, lambda: in_a_loop(store.take_answer(1, "q", b"yes"))).start()
     began = time.monotonic()
     assert store.collect("q", 20) == [(1, b"yes")]
     assert time.monotonic() - began < 5
@@ -125,26 +126,26 @@ def test_the_server_waits_for_the_first_answer(store):
 def test_tokens_are_of_one_device_and_a_new_one_ends_the_old(store):
     in_a_loop(store.sign_in("old", 7, b"old"))
     in_a_loop(store.sign_in("new", 7, b"new"))
-    assert in_a_loop(store.who("old")) is None
-    assert in_a_loop(store.who("new")) == 7
-    assert in_a_loop(store.who("")) is None
+    assert in_a_loop(store.recognise("old")) is None
+    assert in_a_loop(store.recognise("new")) == 7
+    assert in_a_loop(store.recognise("")) is None
     in_a_loop(store.sign_out("new"))
-    assert in_a_loop(store.who("new")) is None
-    assert store.present() == []
+    assert in_a_loop(store.recognise("new")) is None
+    assert store.devices_present() == []
 
 
 def test_present_is_who_gave_a_sign_of_life_or_waits(store, monkeypatch):
     monkeypatch.setattr(store_module, "ALIVE_SECONDS", 0.2)
     in_a_loop(store.sign_in("a", 1, b"a"))
     in_a_loop(store.sign_in("b", 2, b"b"))
-    assert store.present() == [1, 2]
+    assert store.devices_present() == [1, 2]
 
     async def wait():
-        waiting = asyncio.create_task(store.asked(1, 20))
+        waiting = asyncio.create_task(store.wait_for_question(1, 20))
         await asyncio.sleep(0.4)
-        assert store.present() == [1]  # it waits, and the other said nothing
-        await store.who("b")
-        assert store.present() == [1, 2]
+        assert store.devices_present() == [1]  # it waits, and the other said nothing
+        await store.recognise("b")
+        assert store.devices_present() == [1, 2]
         waiting.cancel()
 
     in_a_loop(wait())
@@ -155,27 +156,27 @@ def test_a_device_whose_connection_broke_is_gone_soon(store, monkeypatch):
     in_a_loop(store.sign_in("a", 1, b"a"))
 
     async def hang_up():
-        waiting = asyncio.create_task(store.asked(1, 20))
+        waiting = asyncio.create_task(store.wait_for_question(1, 20))
         await asyncio.sleep(0.02)
         waiting.cancel()
 
     in_a_loop(hang_up())
-    assert store.present() == [1]
+    assert store.devices_present() == [1]
     time.sleep(0.3)
-    assert store.present() == []
+    assert store.devices_present() == []
 
 
 def test_a_file_is_there_by_its_name_until_another_takes_its_place(store):
-    post(store, {}, file=("a", b"model"))
-    assert in_a_loop(store.shared("a")) == b"model"
-    assert in_a_loop(store.shared("b")) is None
+    post(store, {}, file=File("a", b"model"))
+    assert in_a_loop(store.read_file("a")) == b"model"
+    assert in_a_loop(store.read_file("b")) is None
     post(store, {})
-    assert in_a_loop(store.shared("a")) == b"model"
-    post(store, {}, file=("b", b"next"))
-    assert in_a_loop(store.shared("a")) is None
-    assert in_a_loop(store.shared("b")) == b"next"
-    post(store, {}, file=("a", b"model"))
-    assert in_a_loop(store.shared("a")) == b"model"
+    assert in_a_loop(store.read_file("a")) == b"model"
+    post(store, {}, file=File("b", b"next"))
+    assert in_a_loop(store.read_file("a")) is None
+    assert in_a_loop(store.read_file("b")) == b"next"
+    post(store, {}, file=File("a", b"model"))
+    assert in_a_loop(store.read_file("a")) == b"model"
 
 
 def test_an_old_connection_that_dies_does_not_take_a_device_that_waits_on_a_new_one(
@@ -185,24 +186,24 @@ def test_an_old_connection_that_dies_does_not_take_a_device_that_waits_on_a_new_
     in_a_loop(store.sign_in("a", 1, b"a"))
 
     async def change_network():
-        old = asyncio.create_task(store.asked(1, 20))
+        old = asyncio.create_task(store.wait_for_question(1, 20))
         await asyncio.sleep(0.1)
-        new = asyncio.create_task(store.asked(1, 20))
+        new = asyncio.create_task(store.wait_for_question(1, 20))
         await asyncio.sleep(0.1)
         old.cancel()
         await asyncio.sleep(0.1)
-        assert store.present() == [1]
+        assert store.devices_present() == [1]
         new.cancel()
         await asyncio.sleep(0.1)
-        assert store.present() == []
+        assert store.devices_present() == []
 
     in_a_loop(change_network())
 
 
 def test_why_there_is_no_answer_is_no_answer(store):
     post(store, {1: b"", 2: b""})
-    assert in_a_loop(store.answer(1, "q", "failed"))
-    assert in_a_loop(store.answer(2, "q", b"failed"))
+    assert in_a_loop(store.take_answer(1, "q", "failed"))
+    assert in_a_loop(store.take_answer(2, "q", b"failed"))
     assert store.collect("q", 0) == [(1, "failed"), (2, b"failed")]
 
 
@@ -218,8 +219,8 @@ def test_a_nonce_is_remembered_until_no_replay_of_it_can_still_be_on_its_way():
 def test_a_recorded_sign_in_works_at_no_front_end(store):
     assert in_a_loop(store.sign_in("token", 1, b"recorded"))
     assert not in_a_loop(store.sign_in("stolen", 1, b"recorded"))
-    assert in_a_loop(store.who("stolen")) is None
-    assert in_a_loop(store.who("token")) == 1
+    assert in_a_loop(store.recognise("stolen")) is None
+    assert in_a_loop(store.recognise("token")) == 1
     assert in_a_loop(store.sign_in("new", 1, b"another"))
 
 
@@ -227,7 +228,7 @@ def test_ten_thousand_sign_ins_take_no_time(store):
     began = time.monotonic()
     in_a_loop(_sign_in_all(store))
     assert time.monotonic() - began < (2 if isinstance(store, MemoryStore) else 20)
-    assert len(store.present()) == 10_000
+    assert len(store.devices_present()) == 10_000
 
 
 async def _sign_in_all(store):
@@ -264,11 +265,11 @@ def test_all_that_redis_holds_ends_by_itself(redis):
 
 async def _use_all(store):
     await store.sign_in("token", 1, b"token")
-    post(store, {}, file=("model", b"content"))
-    waiting = asyncio.create_task(store.asked(2, 20))
+    post(store, {}, file=File("model", b"content"))
+    waiting = asyncio.create_task(store.wait_for_question(2, 20))
     await asyncio.sleep(0.1)
     post(store, {1: b"one", 3: b"three"})
-    assert await store.answer(1, "q", b"yes")
+    assert await store.take_answer(1, "q", b"yes")
     return waiting
 
 
@@ -300,9 +301,9 @@ def test_fleets_on_one_redis_know_nothing_of_each_other(redis):
     one, other = RedisStore(redis.url, "one"), RedisStore(redis.url, "other")
     in_a_loop(one.sign_in("token", 1, b"token"))
     post(one, {1: b"secret"})
-    assert in_a_loop(other.who("token")) is None
-    assert in_a_loop(other.asked(1, 0)) is None
-    assert other.present() == []
+    assert in_a_loop(other.recognise("token")) is None
+    assert in_a_loop(other.wait_for_question(1, 0)) is None
+    assert other.devices_present() == []
     for store in (one, other):
         in_a_loop(store.close())
 
@@ -319,9 +320,9 @@ def test_a_redis_that_is_killed_is_nobody_there_and_devices_come_back(caplog):
         assert link.devices() == []
         assert "cannot be reached" in caplog.text
         with pytest.raises(StoreGone, match="cannot be reached"):
-            in_a_loop(store.who("token"))
+            in_a_loop(store.recognise("token"))
         server.start()
-        assert in_a_loop(store.who("token")) is None  # it has to sign in again
+        assert in_a_loop(store.recognise("token")) is None  # it has to sign in again
         in_a_loop(store.sign_in("new", 1, b"new"))
         assert link.devices() == [1]
         in_a_loop(store.close())
@@ -343,10 +344,10 @@ def test_a_redis_that_was_busy_for_a_while_is_used_again(monkeypatch):
         until(lambda: _is_busy(other))
         for _ in range(3):
             with pytest.raises(StoreGone, match="BUSY"):
-                in_a_loop(store.who("token"))
+                in_a_loop(store.recognise("token"))
         other.script_kill()
         busy.join(20)
-        assert in_a_loop(store.who("token")) == 1
+        assert in_a_loop(store.recognise("token")) == 1
         in_a_loop(store.close())
 
 
@@ -389,7 +390,7 @@ class Failing(MemoryStore):
         super().__init__()
         self.answers, self.slow, self.asked_who = answers, slow, 0
 
-    def present(self):
+    def devices_present(self):
         self.asked_who += 1
         if self.asked_who > 1:
             raise StoreGone("the store is gone")

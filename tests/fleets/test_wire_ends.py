@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 import time
+from asyncio.sslproto import SSLProtocol
 from base64 import b64encode
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from taciturn.fleets.wire import listener, store
 from taciturn.fleets.wire import server as server_end
 from taciturn.fleets.wire.device import run_device
 from taciturn.fleets.wire.front_end import FrontEnd, sign_in_statement
+from taciturn.fleets.wire.memory_store import MemoryStore
 from taciturn.fleets.wire.tls import make_authority
 
 ALL = 30  # seconds that are enough for everybody
@@ -294,18 +296,27 @@ def test_who_asks_for_a_file_and_does_not_read_it_holds_little_and_not_for_long(
     with fleet.server(insecure=True) as server:
         server.enrol(device_key(fleet.folder / "device"))
         lazy, token = session(server, fleet)
-        server.link._store.post("q", "k", {}, 30, ("model", bytes(50_000_000)))
+        server.link._store.post("q", "k", {}, 30, store.File("model", bytes(50_000_000)))
         lazy.sendall(
             b"GET /v1/files/model HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
             + token
             + b"\r\n\r\n"
         )
         time.sleep(0.2)
-        (connection,) = server.front_end.door._state.connections
+        (connection,) = server.front_end.listener._state.connections
         assert (
             connection.transport.get_write_buffer_size() < 1_000_000
         )  # the twin would hold all of it
-        until(lambda: not server.front_end.door._state.connections, 5)
+        until(lambda: not server.front_end.listener._state.connections, 5)
+
+
+def test_a_connection_that_waits_holds_a_small_buffer_and_others_of_this_process_what_they_like(
+    fleet,
+):
+    with fleet.server(devices=1) as server:
+        (connection,) = server.front_end.listener._state.connections
+        assert len(connection.transport._ssl_protocol._ssl_buffer) == 32 * 1024
+        assert SSLProtocol.max_size == 256 * 1024
 
 
 def test_endless_headers_are_refused_midway(fleet):
@@ -355,7 +366,7 @@ def test_a_file_that_is_another_than_its_name_says_is_not_used(fleet, caplog, mo
         async def another(self, name):
             return b"another model"
 
-        monkeypatch.setattr(store.MemoryStore, "shared", another)
+        monkeypatch.setattr(MemoryStore, "read_file", another)
         assert server.link.ask("reverse", {0: b"abc"}, 1.0, shared=b"model") == {}
         assert "its file is gone" in caplog.text
 

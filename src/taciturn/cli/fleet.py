@@ -246,7 +246,7 @@ def front_end(
     0.0.0.0 --port 8443
     """
     from taciturn.fleets.enrolment import EnrolledFile
-    from taciturn.fleets.wire.device import ends_on_sigterm
+    from taciturn.fleets.wire.device import exit_on_sigterm
     from taciturn.fleets.wire.metrics import metrics_page
     from taciturn.fleets.wire.server import front_end
 
@@ -254,7 +254,7 @@ def front_end(
     opening = front_end(
         fleet / "wire", host, port, _redis(store, enrolled), enrolled.number_of, insecure
     )
-    with logged_lines(json_log), ends_on_sigterm(), metrics_page(metrics), opening as opened:
+    with logged_lines(json_log), exit_on_sigterm(), metrics_page(metrics), opening as opened:
         console.print(
             f"{len(enrolled().certificates)} devices are enrolled; this front end listens on"
             f" {opened.address}"

@@ -1,8 +1,8 @@
-"""A device's end of the wire: it asks the server for questions, passes them to a handler, and sends
-the answers. It never listens.
+"""A device's end of the wire: it passes the server's questions to a handler, and sends the answers.
 
-It uses Python's own HTTP client, which follows no redirects and uses no proxies. While a handler
-works, another thread tells the server that the device is alive.
+It asks for questions, and never listens. It uses Python's own HTTP client, which follows no
+redirects and uses no proxies. While a handler works, another thread tells the server that the
+device is alive.
 """
 
 import base64
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -39,29 +39,34 @@ from taciturn.fleets.devices.transport import (
 from taciturn.fleets.wire.front_end import sign_in_statement
 from taciturn.fleets.wire.tls import DEVICE_KEY, load_key
 
-# for a question, on an otherwise silent connection
+# A device waits this long for a question, on an otherwise silent connection.
 WAIT_SECONDS = 55
-# between two signs of life of a device at work
+# A device at work gives a sign of life this often.
 ALIVE_SECONDS = 30.0
-# for anything else
+# Any other request may take this long.
 REQUEST_SECONDS = 30.0
-# for signing out
+# A request with a file or an answer, which may be large, may take this long.
+TRANSFER_SECONDS = 4 * REQUEST_SECONDS
+# Signing out may take this long.
 LEAVE_SECONDS = 3.0
-# between two polls for a question, where the server does not wait for one
+# Where the server does not wait for a question, polls are at least this far apart.
 LEAST_SECONDS = 0.5
+# An answer is sent so many times at most.
+ANSWER_TRIES = 5
 WORD = re.compile(r"[A-Za-z0-9_-]{1,128}")
-# before a retry, so that a moment without a network loses nothing
+# Before a retry a device waits this long, so that a moment without a network loses nothing.
 AGAIN_SECONDS = 1.0
 GONE_ERRORS = (OSError, http.client.HTTPException)
 
 
 class RefusedByServer(Exception):
-    """The server refuses this device, and says why, or sends garbage; or it does not know our
-    token: it was restarted, or a day passed.
+    """The server refuses this device, and says why, or sends garbage.
+
+    Or it does not know our token: it was restarted, or a day passed.
     """
 
 
-# after which a device signs in again
+# After these errors a device signs in again.
 LOST = (OSError, http.client.HTTPException, RefusedByServer)
 
 
@@ -73,49 +78,83 @@ def run_device(
     insecure: bool = False,
     stop: threading.Event | None = None,
 ) -> None:
-    """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes,
-    whatever happens to the server meanwhile. The folder holds the device's key
-    (`authority.device_request`). `stop` waits for the end of the question at work; SIGTERM does
-    not.
+    """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes.
+
+    Whatever happens to the server meanwhile, the device tries again. `stop` waits for the end of
+    the question at work; SIGTERM does not.
+
+    Args:
+        server: The server's address, `host:port`.
+        folder: The device's folder; it holds its key (`tls.device_request`).
+        handler: Answers questions.
+        root_certificate: The certificate of the fleet's authority; None if insecure.
+        insecure: Without TLS, to a server on this machine.
+        stop: Ends the device when it is set.
     """
     device = DeviceEnd(
-        server, load_key(folder / DEVICE_KEY), handler, trusting(server, root_certificate, insecure)
+        server=server,
+        key=load_key(folder / DEVICE_KEY),
+        handler=handler,
+        context=make_device_context(server, root_certificate, insecure),
     )
     stop = stop or threading.Event()
-    threading.Thread(target=lambda: stop.wait() and device.hang_up(), daemon=True).start()
-    with ends_on_sigterm():
+    threading.Thread(target=_hang_up_after, args=(stop, device), daemon=True).start()
+    with exit_on_sigterm():
         device.run(stop)
 
 
+def _hang_up_after(stop: threading.Event, device: "DeviceEnd") -> None:
+    stop.wait()
+    device.hang_up()
+
+
+class _Answer(NamedTuple):
+    # Empty if there is no answer.
+    content: bytes
+    # Why there is no answer.
+    failed: str | None = None
+    # When to come back, of a device that leaves now.
+    leave: ComeBackLater | None = None
+
+
 class DeviceEnd:
-    # first and longest wait for an absent server
+    """A device's connection to its server, made again whenever it breaks."""
+
+    # The first and the longest wait for an absent server.
     retry_seconds = 1.0, 30.0
 
     def __init__(
         self, server: str, key: Ed25519PrivateKey, handler: Handler, context: ssl.SSLContext | None
     ) -> None:
-        self._server, self._key, self._handler, self._context = server, key, handler, context
+        """Without a context the connection has no TLS."""
+        self._server = server
+        self._key = key
+        self._handler = handler
+        self._context = context
         self._connection = self._connect()
         self._token: str | None = None
-        # question, answer, why there is none, when to come back: it may be asked for again
-        self._last = (
-            "",
-            b"",
-            None,
-            None,
-        )
-        self._file = ("", b"")
-        self._hung_up, self._polling, self._told = False, False, ""
+        # The last question and its answer, which may be asked for again.
+        self._last_name = ""
+        self._last_answer = _Answer(b"")
+        self._file_name = ""
+        self._file = b""
+        self._has_hung_up = False
+        self._is_polling = False
+        # The last reason in the log why there is no server.
+        self._last_reason = ""
 
     def run(self, stop: threading.Event) -> None:
+        """Answer questions until `stop` is set."""
+        first_wait, longest_wait = self.retry_seconds
+        wait = first_wait
         try:
-            wait = self.retry_seconds[0]
             while not stop.is_set():
                 try:
                     self.sign_in()
                     while not stop.is_set():
-                        self.serve()
-                        wait, self._told = self.retry_seconds[0], ""
+                        self.answer_next_question()
+                        wait = first_wait
+                        self._last_reason = ""
                 except ComeBackLater as later:
                     LOG.info("not needed for now: %s", later)
                     self.sign_out()
@@ -123,104 +162,143 @@ class DeviceEnd:
                 except LOST as error:
                     if stop.is_set():
                         return
-                    self.lost(error)
-                    # or all would come back at the same moment
+                    self.note_loss(error)
+                    # At random, or all devices would come back at the same moment.
                     stop.wait(wait * random.uniform(0.5, 1))
-                    wait = min(2 * wait, self.retry_seconds[1])
+                    wait = min(2 * wait, longest_wait)
         finally:
             self.sign_out()
             self._connection.close()
 
-    def lost(self, error: Exception) -> None:
-        if (reason := _reason(error)) != self._told:
+    def note_loss(self, error: Exception) -> None:
+        """Log why the server is lost, once for each reason in a row."""
+        reason = _reason_of(error)
+        if reason != self._last_reason:
             LOG.warning("%s; trying again", reason)
-        self._told = reason
+        self._last_reason = reason
 
-    def answered(self, name: str, kind: str, failed: str | None, late: bool) -> None:
-        if late:
+    def note_answer(self, name: str, kind: str, failed: str | None, is_late: bool) -> None:
+        """Log what became of an answer that was sent; a load test counts them."""
+        if is_late:
             LOG.info("the answer to “%s” came too late", kind)
 
     def hang_up(self) -> None:
-        self._hung_up = True
-        if self._polling and (sock := self._connection.sock):
+        """End a wait for a question, in another thread than the one that waits."""
+        self._has_hung_up = True
+        sock = self._connection.sock
+        if self._is_polling and sock:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
     def sign_in(self) -> None:
         self._connection.close()
         self._token = None
-        token = self._request("POST", "/v1/session", {200}, body=sign_in_body(self._key))[1].decode(
-            "latin-1"
-        )
-        self._token = _word(token)
+        _, token = self._request("POST", "/v1/session", {200}, body=make_sign_in_body(self._key))
+        self._token = _check_word(token.decode("latin-1"))
         LOG.info("connected to the server")
 
     def sign_out(self) -> None:
         if self._token:
-            # otherwise the server notices by itself
+            # Where it fails, the server notices by itself.
             with suppress(*LOST):
                 self._request("DELETE", "/v1/session", {204}, seconds=LEAVE_SECONDS, tries=1)
         self._token = None
 
-    def serve(self) -> None:
+    def answer_next_question(self) -> None:
         """Wait for a question, and answer it if one comes."""
         began = time.monotonic()
-        self._polling = True
-        try:
-            path, seconds = f"/v1/question?wait={WAIT_SECONDS}", WAIT_SECONDS + REQUEST_SECONDS
-            response, content = self._request("GET", path, {200, 204}, seconds=seconds)
-        finally:
-            self._polling = False
+        response, content = self._poll()
         if response.status == 204:
-            # a server that does not wait
-            time.sleep(LEAST_SECONDS if time.monotonic() - began < LEAST_SECONDS else 0.0)
+            # The server may be one that does not wait.
+            if time.monotonic() - began < LEAST_SECONDS:
+                time.sleep(LEAST_SECONDS)
             return
-        name, kind, file = (
-            response.headers.get(header, "") for header in ("question", "kind", "shared")
-        )
-        with self._sign_of_life():
-            if _word(name) != self._last[0]:
-                shared = self._shared(file) if file else b""
+        name = response.headers.get("question", "")
+        kind = response.headers.get("kind", "")
+        file_name = response.headers.get("shared", "")
+        with self._signs_of_life():
+            if _check_word(name) != self._last_name:
+                shared = self._fetch_file(file_name) if file_name else b""
                 if shared is None:
                     time.sleep(LEAST_SECONDS)
                     return
-                self._last = (name, *_outcome(self._handler, kind, content + shared))
-            _, answer, failed, away = self._last
+                self._last_answer = _make_answer(self._handler, kind, content + shared)
+                self._last_name = name
             try:
-                about = {"body": answer, "failed": failed, "seconds": 4 * REQUEST_SECONDS}
-                response, _ = self._request(
-                    "PUT", f"/v1/answer/{name}", {204, 410}, tries=5, **about
-                )
-                self.answered(name, kind, failed, late=response.status == 410)
+                self._send_answer(name, kind, self._last_answer)
             finally:
-                if away:
-                    raise away
+                # The device leaves, whether its answer has arrived or not.
+                if self._last_answer.leave:
+                    raise self._last_answer.leave
 
-    def _shared(self, name: str) -> bytes | None:
-        """Fetch the file with this hash; None if it is gone or another: then the question is no
-        longer this device's.
+    def _poll(self) -> tuple[http.client.HTTPResponse, bytes]:
+        self._is_polling = True
+        try:
+            return self._request(
+                "GET",
+                f"/v1/question?wait={WAIT_SECONDS}",
+                {200, 204},
+                seconds=WAIT_SECONDS + REQUEST_SECONDS,
+            )
+        finally:
+            self._is_polling = False
+
+    def _send_answer(self, name: str, kind: str, answer: _Answer) -> None:
+        response, _ = self._request(
+            "PUT",
+            f"/v1/answer/{name}",
+            {204, 410},
+            tries=ANSWER_TRIES,
+            body=answer.content,
+            failed=answer.failed,
+            seconds=TRANSFER_SECONDS,
+        )
+        self.note_answer(name, kind, answer.failed, is_late=response.status == 410)
+
+    def _fetch_file(self, name: str) -> bytes | None:
+        """Fetch the file with this hash; None if it is gone or another.
+
+        Then the question is no longer this device's.
         """
-        if self._file[0] != _word(name):
-            content = self._request(
-                "GET", f"/v1/files/{name}", {200, 404}, seconds=4 * REQUEST_SECONDS
-            )[1]
+        if self._file_name != _check_word(name):
+            _, content = self._request(
+                "GET", f"/v1/files/{name}", {200, 404}, seconds=TRANSFER_SECONDS
+            )
             if hashlib.sha256(content).hexdigest() != name:
                 LOG.info("a question was withdrawn: its file is gone")
                 return None
-            self._file = (name, content)
-        return self._file[1]
+            self._file_name = name
+            self._file = content
+        return self._file
 
     def _request(
-        self, method: str, path: str, expected: set[int], tries: int = 2, **about: Any
+        self,
+        method: str,
+        path: str,
+        expected: set[int],
+        *,
+        body: bytes | None = None,
+        failed: str | None = None,
+        seconds: float = REQUEST_SECONDS,
+        tries: int = 2,
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Reopen a closed connection once, or more often where a moment without a network should
-        lose nothing.
+        """Send a request, and once more where the connection was closed.
+
+        More `tries` are for where a moment without a network should lose nothing.
         """
         for attempt in range(1, tries + 1):
-            if self._hung_up and self._polling:
+            if self._has_hung_up and self._is_polling:
                 raise ConnectionAbortedError("this device no longer waits for a question")
             try:
-                return self._once(self._connection, method, path, expected, **about)
+                return self._request_once(
+                    self._connection,
+                    method,
+                    path,
+                    expected,
+                    body=body,
+                    failed=failed,
+                    seconds=seconds,
+                )
             except GONE_ERRORS:
                 self._connection.close()
                 if attempt == tries:
@@ -228,40 +306,33 @@ class DeviceEnd:
                 time.sleep(0.0 if attempt == 1 else AGAIN_SECONDS)
         raise AssertionError
 
-    def _once(
+    def _request_once(
         self,
         connection: http.client.HTTPConnection,
         method: str,
         path: str,
         expected: set[int],
+        *,
         body: bytes | None = None,
         failed: str | None = None,
         seconds: float = REQUEST_SECONDS,
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        given = {"Authorization": self._token and f"Bearer {self._token}", "failed": failed}
-        headers = {name: value for name, value in given.items() if value}
+        headers = {}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        if failed:
+            headers["failed"] = failed
         connection.timeout = seconds
         if connection.sock:
             connection.sock.settimeout(seconds)
-        connection.request(method, path, body, headers)
+        connection.request(method, path, body=body, headers=headers)
         response = connection.getresponse()
-        if response.length is None:
-            raise RefusedByServer(f"the server's answer has no length ({response.status})")
-        content = response.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise RefusedByServer("the server sends more than a question may have")
-        if (
-            response.length
-            # read() does not report it: a broken connection would give half a question
-        ):
-            raise http.client.IncompleteRead(content)
+        content = _read_all(response)
         if response.status == 401:
             raise RefusedByServer("the server does not know this device's token any more")
         if response.status not in expected:
-            raise RefusedByServer(
-                f"the server refused this device ({response.status}):"
-                f" {ascii(content[:200].decode('latin-1'))[1:-1]}"
-            )
+            reason = ascii(content[:200].decode("latin-1"))[1:-1]
+            raise RefusedByServer(f"the server refused this device ({response.status}): {reason}")
         return response, content
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -270,78 +341,87 @@ class DeviceEnd:
         return http.client.HTTPSConnection(self._server, context=self._context)
 
     @contextmanager
-    def _sign_of_life(self) -> Iterator[None]:
+    def _signs_of_life(self) -> Iterator[None]:
         """Tell the server that this device is alive, until the end of the block."""
         ended = threading.Event()
-
-        def beat() -> None:
-            connection = self._connect()
-            while not ended.wait(ALIVE_SECONDS):
-                try:
-                    self._once(connection, "POST", "/v1/alive", {204})
-                except LOST:
-                    # which ends the wait for a question
-                    connection.close()
-            connection.close()
-
-        threading.Thread(target=beat, daemon=True).start()
+        threading.Thread(target=self._beat, args=(ended,), daemon=True).start()
         try:
             yield
         finally:
             ended.set()
 
+    def _beat(self, ended: threading.Event) -> None:
+        connection = self._connect()
+        while not ended.wait(ALIVE_SECONDS):
+            try:
+                self._request_once(connection, "POST", "/v1/alive", {204})
+            except LOST:
+                # The next one opens it again.
+                connection.close()
+        connection.close()
 
-def sign_in_body(key: Ed25519PrivateKey) -> bytes:
+
+def make_sign_in_body(key: Ed25519PrivateKey) -> bytes:
     """Return a signed request, good for one sign-in within the next five minutes."""
-    public, nonce, now = (
-        key.public_key().public_bytes_raw(),
-        os.urandom(16),
-        int(datetime.now(UTC).timestamp()),
-    )
-    encoded = {
-        "key": public,
-        "nonce": nonce,
-        "signature": key.sign(sign_in_statement(public, now, nonce)),
+    public = key.public_key().public_bytes_raw()
+    nonce = os.urandom(16)
+    seconds = int(datetime.now(UTC).timestamp())
+    statement = sign_in_statement(public, seconds, nonce)
+    signature = key.sign(statement)
+    fields = {
+        "time": seconds,
+        "key": base64.b64encode(public).decode(),
+        "nonce": base64.b64encode(nonce).decode(),
+        "signature": base64.b64encode(signature).decode(),
     }
-    return json.dumps(
-        {"time": now, **{name: base64.b64encode(value).decode() for name, value in encoded.items()}}
-    ).encode()
+    return json.dumps(fields).encode()
 
 
-def _outcome(
-    handler: Handler, kind: str, content: bytes
-) -> tuple[bytes, str | None, ComeBackLater | None]:
-    """Return the answer, why there is none, and when to come back. An exception may quote the user:
-    none of its words leave.
-    """
+def _make_answer(handler: Handler, kind: str, content: bytes) -> _Answer:
+    """Let the handler answer. An exception may quote the user: none of its words leave."""
     try:
         answer = answer_of(handler, kind, content)
     except ComeBackLater as later:
-        return b"", None, later
-    if answer is not None and len(answer) > MOST_BYTES:
+        return _Answer(b"", leave=later)
+    if answer is None:
+        return _Answer(b"", failed=FAILED)
+    if len(answer) > MOST_BYTES:
         LOG.warning(
             "no answer to “%s”: it would have %d bytes, and %d are allowed",
             kind,
             len(answer),
             MOST_BYTES,
         )
-        return b"", LARGE, None
-    return (b"", FAILED, None) if answer is None else (answer, None, None)
+        return _Answer(b"", failed=LARGE)
+    return _Answer(answer)
 
 
-def _word(given: str) -> str:
+def _read_all(response: http.client.HTTPResponse) -> bytes:
+    if response.length is None:
+        raise RefusedByServer(f"the server's answer has no length ({response.status})")
+    content = response.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise RefusedByServer("the server sends more than a question may have")
+    # read() does not report it: a broken connection would give half a question.
+    if response.length:
+        raise http.client.IncompleteRead(content)
+    return content
+
+
+def _check_word(text: str) -> str:
     """Return a word that is sent back in a request; refuse anything but one word."""
-    if not WORD.fullmatch(given):
+    if not WORD.fullmatch(text):
         raise RefusedByServer("the server's answer is garbage")
-    return given
+    return text
 
 
-def trusting(
+def make_device_context(
     server: str, root_certificate: Path | None, insecure: bool = False
 ) -> ssl.SSLContext | None:
     """Trust the fleet's authority and no other, not even those that the system trusts."""
     if insecure:
-        if server.rpartition(":")[0].strip("[]") not in LOOPBACK:
+        host = server.rpartition(":")[0].strip("[]")
+        if host not in LOOPBACK:
             raise LinkError(
                 f"without TLS a device talks to this machine only, not to {server}: leave out"
                 " --insecure"
@@ -359,23 +439,23 @@ def trusting(
 
 
 @contextmanager
-def ends_on_sigterm() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the block in order, at any moment. Only the main thread receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def end(*_: object) -> None:
-        raise SystemExit(0)
-
-    before = signal.signal(signal.SIGTERM, end)
+    handler_before = signal.signal(signal.SIGTERM, _exit)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, handler_before)
 
 
-def _reason(error: Exception) -> str:
+def _exit(*_: object) -> None:
+    raise SystemExit(0)
+
+
+def _reason_of(error: Exception) -> str:
     if isinstance(error, RefusedByServer):
         return str(error)
     if "CERTIFICATE_VERIFY_FAILED" in str(error):

@@ -1,5 +1,6 @@
--- The operations of redis_store.py; each runs alone. KEYS[1] is the prefix of all keys, so that fleets may share a Redis; keys are made of it
--- here, which a Redis cluster would not allow. ARGV[1] is how long anything lives at most, ARGV[2] the operation; its arguments follow.
+-- The operations of redis_store.py; each runs alone. KEYS[1] is the prefix of all keys, so that
+-- fleets may share a Redis; keys are made of it here, which a Redis cluster would not allow.
+-- ARGV[1] is how long anything lives at most, ARGV[2] the operation; its arguments follow.
 -- Times are in milliseconds.
 
 local fleet = KEYS[1]
@@ -11,16 +12,16 @@ local function now()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local function stays(number, for_ms)
+local function stay_present(number, for_ms)
   redis.call('ZADD', here, now() + for_ms, number)
   redis.call('PEXPIRE', here, day)
 end
 
-local function asked(number)
-  local found = redis.call('HMGET', question, 'name', 'kind', 'shared', number)
-  if not found[4] then return false end
-  found[5] = redis.call('PTTL', question)
-  return found
+local function question_for(number)
+  local fields = redis.call('HMGET', question, 'name', 'kind', 'shared', number)
+  if not fields[4] then return false end
+  fields[5] = redis.call('PTTL', question)
+  return fields
 end
 
 local operations = {}
@@ -41,7 +42,7 @@ function operations.sign_in(number, token, alive, nonce, nonce_ms)
   if old then redis.call('DEL', fleet .. 'token:' .. old) end
   redis.call('SET', fleet .. 'token-of:' .. number, token, 'PX', day)
   redis.call('SET', fleet .. 'token:' .. token, number, 'PX', day)
-  stays(number, alive)
+  stay_present(number, alive)
   return 1
 end
 
@@ -52,31 +53,33 @@ end
 
 function operations.who(token, alive)
   local number = redis.call('GET', fleet .. 'token:' .. token)
-  if number then stays(number, alive) end
+  if number then stay_present(number, alive) end
   return number
 end
 
 function operations.asked(number, connection, wait)
-  local found = asked(number)
-  if not found and connection ~= '' then
+  local fields = question_for(number)
+  if not fields and connection ~= '' then
     redis.call('SET', fleet .. 'waits:' .. number, connection, 'PX', wait)
-    stays(number, wait)
+    stay_present(number, wait)
   end
-  return found
+  return fields
 end
 
--- Only on the newest connection: one that dies does not affect a device that waits on another, at any front end.
+-- Only on the newest connection: one that dies does not affect a device that waits on another, at
+-- any front end.
 function operations.waited(number, connection, alive)
   if redis.call('GET', fleet .. 'waits:' .. number) == connection then
     redis.call('DEL', fleet .. 'waits:' .. number)
-    if redis.call('ZSCORE', here, number) then stays(number, alive) end
+    if redis.call('ZSCORE', here, number) then stay_present(number, alive) end
   end
-  return asked(number)
+  return question_for(number)
 end
 
 function operations.answer(number, name, outcome)
   local outcomes = fleet .. 'outcomes:' .. name
-  if redis.call('HGET', question, 'name') ~= name or redis.call('HDEL', question, number) == 0 then return 0 end
+  if redis.call('HGET', question, 'name') ~= name then return 0 end
+  if redis.call('HDEL', question, number) == 0 then return 0 end
   redis.call('RPUSH', outcomes, outcome)
   redis.call('PEXPIRE', outcomes, redis.call('PTTL', question))
   return 1

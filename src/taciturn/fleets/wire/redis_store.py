@@ -1,5 +1,4 @@
-"""A store in Redis, which a server and front ends on several hosts share (`pip install
-'taciturn[fleet-redis]'`).
+"""A store in Redis, for a server and front ends on several hosts (`taciturn[fleet-redis]`).
 
 Each operation is one call of a script (redis_store.lua), so that no two front ends can take a
 device's answer twice. Times are by Redis's own clock. Everything has a time to live, and a Redis
@@ -12,10 +11,10 @@ import asyncio
 import json
 import secrets
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 import redis.asyncio
@@ -23,29 +22,38 @@ from redis.exceptions import RedisError
 
 from taciturn.fleets.devices.transport import LOG, LOOPBACK, LinkError
 from taciturn.fleets.wire import store
-from taciturn.fleets.wire.store import NO_FILE, Asked, File, StoreGone
+from taciturn.fleets.wire.store import NO_FILE, File, Outcome, Question, StoreGone
 
-# for Redis to answer; longer than `collect` waits
+# Redis has this long to answer; longer than `collect` waits.
 SOCKET_SECONDS = 30.0
-# of one front end; further requests wait
+# A front end has at most so many connections; further requests wait.
 CONNECTIONS = 32
-# answers fetched, or commands sent, at once
+# So many answers are fetched, or commands sent, at once.
 BATCH = 100
-# bytes of an answer
+# An answer of more bytes is sent by itself.
 LARGE = 64 * 1024
-# before a broken channel is listened to again
+# A broken channel is listened to again after this pause.
 AGAIN_SECONDS = 1.0
 DAY = int(1000 * store.TOKEN_SECONDS)
-# which device, and whether it answered; the answer, or why there is none, follows
+# Which device, and whether it answered; the answer, or why there is none, follows.
 OUTCOME = struct.Struct(">q?")
 
-# all operations
+# The script has all operations; the first of its arguments names one.
 SCRIPT = Path(__file__).with_name("redis_store.lua").read_text()
 
 
+class _Command(NamedTuple):
+    """An operation that waits to be sent, and the place for its answer."""
+
+    operation: str
+    arguments: tuple[Any, ...]
+    answer: asyncio.Future[Any]
+
+
 class RedisStore:
-    """A store for a server, or for a front end; store.py says what each method does. `fleet` tells
-    fleets on one Redis apart.
+    """A store for a server, or for a front end; store.py says what each method does.
+
+    `fleet` tells fleets on one Redis apart.
     """
 
     def __init__(self, url: str, fleet: str) -> None:
@@ -62,24 +70,30 @@ class RedisStore:
                 "--store is not the address of a Redis: write redis://host:port, rediss://host:port"
                 " or unix:///path"
             ) from error
-        given = self._redis.connection_pool.connection_kwargs
-        host = given.get("host", "localhost")
-        # without the password that a URL may have
-        self.address = given.get("path") or f"{host}:{given.get('port', 6379)}"
+        settings = self._redis.connection_pool.connection_kwargs
+        host = settings.get("host", "localhost")
+        port = settings.get("port", 6379)
+        # Made from its parts, as a URL may have a password.
+        self.address = settings.get("path") or f"{host}:{port}"
         self._loop_redis: Any = redis.asyncio.Redis(connection_pool=pool)
-        self._fleet = f"taciturn:{fleet}:"
+        self._prefix = f"taciturn:{fleet}:"
         self._waiting: dict[int, set[asyncio.Event]] = {}
         self._listening: asyncio.Task[None] | None = None
-        self._to_say: list[tuple[str, tuple[Any, ...], asyncio.Future[Any]]] = []
-        self._talking: asyncio.Task[None] | None = None
-        # set while the channel is listened to
-        self._heard = asyncio.Event()
-        self._file, self._fetching = NO_FILE, asyncio.Lock()
+        # Set while the channel is listened to.
+        self._is_heard = asyncio.Event()
+        self._to_send: list[_Command] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._file = NO_FILE
+        self._fetching = asyncio.Lock()
         if url.startswith("redis://") and host not in LOOPBACK:
             raise LinkError(
                 f"without TLS a Redis may be on this machine only, and {self.address} may be"
                 " another: write rediss://…"
             )
+        self._check_reachable()
+        self._check_writes_nothing()
+
+    def _check_reachable(self) -> None:
         try:
             self._redis.ping()
         except RedisError as error:
@@ -87,8 +101,10 @@ class RedisStore:
                 f"no Redis answers at {self.address} ({error}): start one, or name another with"
                 " --store"
             ) from None
+
+    def _check_writes_nothing(self) -> None:
         try:
-            kept = self._redis.config_get("save", "appendonly")
+            settings = self._redis.config_get("save", "appendonly")
         except RedisError:
             LOG.warning(
                 "the Redis at %s does not say whether it writes to disk: make sure that it"
@@ -96,17 +112,14 @@ class RedisStore:
                 self.address,
             )
             return
-        if kept["save"] or kept["appendonly"] != "no":
-            kept_there = (
-                f"the Redis at {self.address} writes what it holds to disk, where who took part"
-                " must never be"
-            )
+        if settings["save"] or settings["appendonly"] != "no":
             raise LinkError(
-                f"{kept_there}: start it with --save '' --appendonly no, or take another"
+                f"the Redis at {self.address} writes what it holds to disk, where who took part"
+                " must never be: start it with --save '' --appendonly no, or take another"
             )
 
     @contextmanager
-    def _reaching(self) -> Iterator[None]:
+    def _name_failures(self) -> Iterator[None]:
         try:
             yield
         except RedisError as error:
@@ -115,54 +128,56 @@ class RedisStore:
                 " is it running?"
             ) from None
 
-    def _now(self, operation: str, *arguments: Any) -> Any:
-        with self._reaching():
-            return self._redis.register_script(SCRIPT)([self._fleet], [DAY, operation, *arguments])
+    def _call(self, operation: str, *arguments: Any) -> Any:
+        """Call an operation in the server's thread."""
+        with self._name_failures():
+            script = self._redis.register_script(SCRIPT)
+            return script([self._prefix], [DAY, operation, *arguments])
 
-    async def _soon(self, operation: str, *arguments: Any) -> Any:
-        """Send an operation together with all others pending, in order: alone, each would cost
-        three times as much.
+    async def _call_together(self, operation: str, *arguments: Any) -> Any:
+        """Call an operation, together with all others pending, in order.
+
+        Sent by itself, each would cost three times as much.
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._to_say.append((operation, arguments, answer))
-        if self._talking is None:
-            self._talking = asyncio.create_task(self._talk())
-        with self._reaching():
+        self._to_send.append(_Command(operation, arguments, answer))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_all())
+        with self._name_failures():
             return await answer
 
-    async def _talk(self) -> None:
-        while self._to_say:
-            said, self._to_say = self._to_say[:BATCH], self._to_say[BATCH:]
+    async def _call_by_itself(self, operation: str, *arguments: Any) -> Any:
+        with self._name_failures():
+            script = self._loop_redis.register_script(SCRIPT)
+            return await script([self._prefix], [DAY, operation, *arguments])
+
+    async def _send_all(self) -> None:
+        while self._to_send:
+            batch = self._to_send[:BATCH]
+            self._to_send = self._to_send[BATCH:]
             try:
-                script = self._loop_redis.register_script(SCRIPT)
-                async with self._loop_redis.pipeline(
-                    transaction=False
-                    # or a failure to load the script keeps its connection
-                ) as together:
-                    for operation, arguments, _ in said:
-                        await script([self._fleet], [DAY, operation, *arguments], together)
-                    answers = await together.execute(raise_on_error=False)
-            # whatever it is, no caller may wait for ever
+                answers = await self._send(batch)
+            # Whatever it is, no caller may wait for ever.
             except Exception as error:
-                answers = [error] * len(said)
-            for (_, _, answer), came in zip(said, answers, strict=True):
-                # otherwise the caller has gone
-                if not answer.done():
-                    (
-                        answer.set_exception(came)
-                        if isinstance(came, Exception)
-                        else answer.set_result(came)
-                    )
-        self._talking = None
+                answers = [error] * len(batch)
+            for command, answer in zip(batch, answers, strict=True):
+                # Otherwise the caller has gone.
+                if not command.answer.done():
+                    _settle(command.answer, answer)
+        self._sending = None
 
-    async def _alone(self, operation: str, *arguments: Any) -> Any:
-        with self._reaching():
-            return await self._loop_redis.register_script(SCRIPT)(
-                [self._fleet], [DAY, operation, *arguments]
-            )
+    async def _send(self, batch: Sequence[_Command]) -> list[Any]:
+        script = self._loop_redis.register_script(SCRIPT)
+        # In a transaction, a failure to load the script would keep its connection.
+        async with self._loop_redis.pipeline(transaction=False) as pipeline:
+            for command in batch:
+                arguments = [DAY, command.operation, *command.arguments]
+                await script([self._prefix], arguments, pipeline)
+            return await pipeline.execute(raise_on_error=False)
 
-    def present(self) -> list[int]:
-        return sorted(map(int, self._now("present")))
+    def devices_present(self) -> list[int]:
+        numbers = self._call("present")
+        return sorted(int(number) for number in numbers)
 
     def post(
         self,
@@ -172,122 +187,151 @@ class RedisStore:
         seconds: float,
         file: File = NO_FILE,
     ) -> None:
-        fields: dict[Any, Any] = {"name": name, "kind": kind, "shared": file[0], **contents}
-        hashes = [
-            ("question", fields, _ms(seconds)),
-            *([("file", dict([file]), DAY)] if file[0] else ()),
-        ]
-        with self._reaching():
-            posting = self._redis.pipeline()
-            for key, content, life in hashes:
-                posting.delete(self._fleet + key).hset(self._fleet + key, mapping=content).pexpire(
-                    self._fleet + key, life
-                )
-            posting.publish(f"{self._fleet}asked", json.dumps(list(contents))).execute()
+        question: dict[Any, Any] = {"name": name, "kind": kind, "shared": file.name}
+        question.update(contents)
+        life = _milliseconds(seconds)
+        devices_asked = json.dumps(list(contents))
+        with self._name_failures():
+            pipeline = self._redis.pipeline()
+            self._replace_hash(pipeline, "question", question, life)
+            if file.name:
+                file_by_name = {file.name: file.content}
+                self._replace_hash(pipeline, "file", file_by_name, DAY)
+            pipeline.publish(f"{self._prefix}asked", devices_asked)
+            pipeline.execute()
 
-    def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
-        key = f"{self._fleet}outcomes:{name}"
-        with self._reaching():
+    def _replace_hash(self, pipeline: Any, name: str, content: dict[Any, Any], life: int) -> None:
+        key = self._prefix + name
+        pipeline.delete(key)
+        pipeline.hset(key, mapping=content)
+        pipeline.pexpire(key, life)
+
+    def collect(self, name: str, seconds: float) -> list[tuple[int, Outcome]]:
+        key = f"{self._prefix}outcomes:{name}"
+        packed = []
+        with self._name_failures():
             first = self._redis.blpop([key], seconds) if seconds > 0 else None
-            return [
-                _outcome(one) for one in [*(first or ())[1:], *(self._redis.lpop(key, BATCH) or ())]
-            ]
+            if first:
+                packed.append(first[1])
+            packed += self._redis.lpop(key, BATCH) or ()
+        return [_unpack_outcome(content) for content in packed]
 
     def withdraw(self, name: str) -> None:
-        self._now("withdraw", name)
+        self._call("withdraw", name)
 
     async def sign_in(self, token: str, number: int, nonce: bytes) -> bool:
-        once = nonce.hex(), _ms(store.NONCE_SECONDS)
-        return bool(await self._soon("sign_in", number, token, _ms(store.ALIVE_SECONDS), *once))
+        is_new = await self._call_together(
+            "sign_in",
+            number,
+            token,
+            _milliseconds(store.ALIVE_SECONDS),
+            nonce.hex(),
+            _milliseconds(store.NONCE_SECONDS),
+        )
+        return bool(is_new)
 
     async def sign_out(self, token: str) -> None:
-        await self._soon("sign_out", token)
+        await self._call_together("sign_out", token)
 
-    async def who(self, token: str) -> int | None:
-        number = await self._soon("who", token, _ms(store.ALIVE_SECONDS))
+    async def recognise(self, token: str) -> int | None:
+        alive = _milliseconds(store.ALIVE_SECONDS)
+        number = await self._call_together("who", token, alive)
         return None if number is None else int(number)
 
-    async def asked(self, number: int, seconds: float) -> Asked | None:
+    async def wait_for_question(self, number: int, seconds: float) -> Question | None:
         if seconds <= 0:
-            return _asked(await self._soon("asked", number, "", 0))
+            return _read_question(await self._call_together("asked", number, "", 0))
         await self._listen(seconds)
-        news, connection = asyncio.Event(), secrets.token_hex(8)
-        # before looking for the question, or one in between would be missed
+        news = asyncio.Event()
+        connection = secrets.token_hex(8)
+        # Before looking for the question, or one in between would be missed.
         self._waiting.setdefault(number, set()).add(news)
         try:
-            if found := _asked(
-                await self._soon("asked", number, connection, _ms(seconds + store.ALIVE_SECONDS))
-            ):
-                return found
+            wait = _milliseconds(seconds + store.ALIVE_SECONDS)
+            fields = await self._call_together("asked", number, connection, wait)
+            if fields:
+                return _read_question(fields)
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await news.wait()
         except asyncio.CancelledError:
             with suppress(StoreGone):
-                await self._soon("waited", number, connection, _ms(store.BACK_SECONDS))
+                await self._stop_waiting(number, connection, store.BACK_SECONDS)
             raise
         finally:
             self._waiting[number].discard(news)
             if not self._waiting[number]:
                 del self._waiting[number]
-        return _asked(await self._soon("waited", number, connection, _ms(store.ALIVE_SECONDS)))
+        fields = await self._stop_waiting(number, connection, store.ALIVE_SECONDS)
+        return _read_question(fields)
 
-    async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
+    async def _stop_waiting(self, number: int, connection: str, stays_seconds: float) -> Any:
+        """End a wait, and return what the device is asked."""
+        stays = _milliseconds(stays_seconds)
+        return await self._call_together("waited", number, connection, stays)
+
+    async def take_answer(self, number: int, name: str, outcome: Outcome) -> bool:
         is_answer = isinstance(outcome, bytes)
-        content = OUTCOME.pack(number, is_answer) + (outcome if is_answer else outcome.encode())
-        # so that others need not wait for a large report
-        say = self._alone if len(content) > LARGE else self._soon
-        return bool(await say("answer", number, name, content))
+        head = OUTCOME.pack(number, is_answer)
+        content = head + (outcome if is_answer else outcome.encode())
+        # A large answer goes by itself, so that others need not wait for it.
+        call = self._call_by_itself if len(content) > LARGE else self._call_together
+        return bool(await call("answer", number, name, content))
 
-    async def shared(self, name: str) -> bytes | None:
-        """Fetch a file once for all devices that want it; whether it is still current is checked
-        each time.
+    async def read_file(self, name: str) -> bytes | None:
+        """Fetch a file once for all devices that want it.
+
+        Whether it is still the current one is checked each time.
         """
-        key = f"{self._fleet}file"
-        with self._reaching():
+        key = f"{self._prefix}file"
+        with self._name_failures():
             if not await self._loop_redis.hexists(key, name):
                 return None
             async with self._fetching:
-                if self._file[0] != name:
+                if self._file.name != name:
                     content = await self._loop_redis.hget(key, name)
-                    # another took its place meanwhile
+                    # Another took its place meanwhile.
                     if content is None:
                         return None
-                    self._file = (name, content)
-                return self._file[1]
+                    self._file = File(name, content)
+                return self._file.content
 
     async def close(self) -> None:
         if self._listening:
             self._listening.cancel()
             with suppress(asyncio.CancelledError):
                 await self._listening
-        # the last words of devices that leave
-        if self._talking:
-            await self._talking
+        # What devices send when they leave still arrives.
+        if self._sending:
+            await self._sending
         await self._loop_redis.aclose()
         await self._loop_redis.connection_pool.disconnect()
 
     async def _listen(self, seconds: float) -> None:
+        """Return once the channel is listened to, or after so many seconds."""
         if self._listening is None:
-            self._listening = asyncio.create_task(self._hear())
+            self._listening = asyncio.create_task(self._hear_for_ever())
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._heard.wait()
+                await self._is_heard.wait()
 
-    async def _hear(self) -> None:
+    async def _hear_for_ever(self) -> None:
         while True:
             with suppress(RedisError, OSError):
-                async with self._loop_redis.pubsub() as channel:
-                    await channel.subscribe(f"{self._fleet}asked")
-                    async for message in channel.listen():
-                        if message["type"] == "message":
-                            self._wake(json.loads(message["data"]))
-                        else:
-                            # the channel is heard from now on
-                            self._heard.set()
-                            self._wake(list(self._waiting))
-            self._heard.clear()
+                await self._hear()
+            self._is_heard.clear()
             await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _hear(self) -> None:
+        async with self._loop_redis.pubsub() as channel:
+            await channel.subscribe(f"{self._prefix}asked")
+            async for message in channel.listen():
+                if message["type"] == "message":
+                    self._wake(json.loads(message["data"]))
+                else:
+                    # The channel is heard from now on; what was published before was missed.
+                    self._is_heard.set()
+                    self._wake(list(self._waiting))
 
     def _wake(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -295,17 +339,31 @@ class RedisStore:
                 news.set()
 
 
-def _ms(seconds: float) -> int:
+def _settle(future: asyncio.Future[Any], result: Any) -> None:
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def _milliseconds(seconds: float) -> int:
     return int(1000 * seconds)
 
 
-def _asked(found: list[Any] | None) -> Asked | None:
-    if not found:
+def _read_question(fields: list[Any] | None) -> Question | None:
+    if not fields:
         return None
-    name, kind, shared, content, left = found
-    return Asked(name.decode(), kind.decode(), content, shared.decode(), left / 1000)
+    name, kind, file_name, content, milliseconds = fields
+    return Question(
+        name=name.decode(),
+        kind=kind.decode(),
+        content=content,
+        file_name=file_name.decode(),
+        seconds=milliseconds / 1000,
+    )
 
 
-def _outcome(packed: bytes) -> tuple[int, bytes | str]:
-    (number, is_answer), content = OUTCOME.unpack_from(packed), packed[OUTCOME.size :]
+def _unpack_outcome(packed: bytes) -> tuple[int, Outcome]:
+    number, is_answer = OUTCOME.unpack_from(packed)
+    content = packed[OUTCOME.size :]
     return number, content if is_answer else content.decode()

@@ -1,6 +1,8 @@
-"""Who is who on the wire: the fleet's own certificate authority, which devices trust alone, a
-certificate for the server, and a key on every device, by which the server knows it (enrolment.py).
-Private keys never leave the folder they were made in, which is closed to others.
+"""Who is who on the wire: certificates for TLS, and a key on every device.
+
+The fleet's own certificate authority, which devices trust alone, signs a certificate for the
+server. The server knows a device by its key (enrolment.py). Private keys never leave the folder
+they were made in, which is closed to others.
 """
 
 import base64
@@ -8,7 +10,6 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from functools import reduce
 from pathlib import Path
 
 from cryptography import x509
@@ -23,40 +24,51 @@ from taciturn.files import write_atomically
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation.identities import CLOCKS_APART, is_signed_by
 
-AUTHORITY_KEY, AUTHORITY_CERTIFICATE = "authority.key", "authority.crt"
-SERVER_KEY, SERVER_CERTIFICATE = "server.key", "server.crt"
-DEVICE_KEY, DEVICE_REQUEST = "device.key", "request.txt"
+AUTHORITY_KEY = "authority.key"
+AUTHORITY_CERTIFICATE = "authority.crt"
+SERVER_KEY = "server.key"
+SERVER_CERTIFICATE = "server.crt"
+DEVICE_KEY = "device.key"
+DEVICE_REQUEST = "request.txt"
+# A request begins with this word.
 REQUEST = "taciturn-device:"
-# browsers accept no server certificate that lasts longer
-AUTHORITY_DAYS, SERVER_DAYS = 5 * 365, 397
+AUTHORITY_DAYS = 5 * 365
+# Browsers accept no server certificate that lasts longer.
+SERVER_DAYS = 397
 
 
 def make_authority(folder: Path) -> Path:
-    """Make an authority; its certificate goes to every device. An old one is never replaced: every
-    device would need the new one.
+    """Make an authority, and return the path of its certificate, which goes to every device.
+
+    An old one is never replaced: every device would need the new one.
     """
     if (folder / AUTHORITY_KEY).exists() or (folder / AUTHORITY_CERTIFICATE).exists():
         raise LinkError(
             f"{folder} already holds an authority that devices trust: choose another folder"
         )
-    key, name = ec.generate_private_key(ec.SECP384R1()), _name("Taciturn fleet authority")
-    certificate = _certificate(
-        name,
-        name,
-        key,
-        AUTHORITY_DAYS,
-        True,
-        x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _make_name("Taciturn fleet authority")
+    builder = _build_certificate(
+        subject=name,
+        issuer=name,
+        key=key,
+        days=AUTHORITY_DAYS,
+        is_authority=True,
+        extensions=[x509.SubjectKeyIdentifier.from_public_key(key.public_key())],
     )
-    _write_pair(
-        folder / AUTHORITY_KEY, key, folder / AUTHORITY_CERTIFICATE, certificate.sign(key, SHA384())
-    )
+    certificate = builder.sign(key, SHA384())
+    _write_key(folder / AUTHORITY_KEY, key)
+    _write_certificate(folder / AUTHORITY_CERTIFICATE, certificate)
     return folder / AUTHORITY_CERTIFICATE
 
 
 def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
-    """Make a key and a certificate for a server that devices know by these names or addresses;
-    needed once a year.
+    """Make a key and a certificate for a server; needed once a year.
+
+    Args:
+        authority: The folder of the authority that signs.
+        folder: The server's folder, where both are written.
+        names: The names or addresses by which devices know the server.
     """
     if not names:
         raise LinkError("a server's certificate needs a name or an address that devices know it by")
@@ -64,64 +76,65 @@ def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
     issuer = x509.load_pem_x509_certificate(_read(authority / AUTHORITY_CERTIFICATE))
     assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
-    known_by = x509.SubjectAlternativeName([_alternative(name) for name in names])
-    use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
-    certificate = _certificate(
-        _name("Taciturn fleet server"),
-        issuer.subject,
-        key,
-        SERVER_DAYS,
-        False,
-        known_by,
-        use,
-        signed_by,
+    builder = _build_certificate(
+        subject=_make_name("Taciturn fleet server"),
+        issuer=issuer.subject,
+        key=key,
+        days=SERVER_DAYS,
+        is_authority=False,
+        extensions=[
+            x509.SubjectAlternativeName([_parse_server_name(name) for name in names]),
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
+        ],
     )
-    _write_pair(
-        folder / SERVER_KEY,
-        key,
-        folder / SERVER_CERTIFICATE,
-        certificate.sign(issuer_key, SHA256()),
-    )
+    certificate = builder.sign(issuer_key, SHA256())
+    _write_key(folder / SERVER_KEY, key)
+    _write_certificate(folder / SERVER_CERTIFICATE, certificate)
 
 
 def device_request(folder: Path) -> str:
-    """Write a line that asks to enrol the device of this folder: its public key, signed with it.
-    The key is made once.
+    """Write a line that asks to enrol the device of this folder, and return it.
+
+    The line is the device's public key, signed with it. The key is made once.
     """
-    if not (folder / DEVICE_KEY).exists():
-        save_key(folder / DEVICE_KEY, Ed25519PrivateKey.generate())
-    key = load_key(folder / DEVICE_KEY)
+    key_path = folder / DEVICE_KEY
+    if not key_path.exists():
+        save_key(key_path, Ed25519PrivateKey.generate())
+    key = load_key(key_path)
     public = key.public_key().public_bytes_raw()
-    line = REQUEST + base64.b64encode(public + key.sign(REQUEST.encode() + public)).decode()
+    signature = key.sign(REQUEST.encode() + public)
+    encoded = base64.b64encode(public + signature).decode()
+    line = REQUEST + encoded
     _write(folder / DEVICE_REQUEST, line.encode() + b"\n")
     return line
 
 
 def requested_key(line: str) -> bytes:
+    """Return the public key of the device that made this request."""
+    line = line.strip()
     try:
-        content = base64.b64decode(line.strip().removeprefix(REQUEST), validate=True)
+        content = base64.b64decode(line.removeprefix(REQUEST), validate=True)
     except ValueError:
         content = b""
-    if not is_signed_by(content[:32], REQUEST.encode() + content[:32], content[32:]):
-        wrong = (
-            f"a request of {len(line.strip())} characters is not one that a device made, or was"
-            " changed on its way"
-        )
+    key = content[:32]
+    signature = content[32:]
+    if not is_signed_by(key, REQUEST.encode() + key, signature):
         raise LinkError(
-            f"{wrong}: give the line that `taciturn fleet device FOLDER --new` prints, or its file"
+            f"a request of {len(line)} characters is not one that a device made, or was changed on"
+            " its way: give the line that `taciturn fleet device FOLDER --new` prints, or its file"
             " request.txt"
         )
-    return content[:32]
+    return key
 
 
 def save_key(path: Path, key: Ed25519PrivateKey) -> None:
-    form = (
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
+    content = key.private_bytes(
+        encoding=serialization.Encoding.PEM,
+        format=serialization.PrivateFormat.OpenSSH,
+        encryption_algorithm=serialization.NoEncryption(),
     )
-    _write(path, key.private_bytes(*form))
+    _write(path, content)
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
@@ -136,71 +149,76 @@ def load_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def private_folder(folder: Path) -> Path:
+def make_private_folder(folder: Path) -> Path:
     """Make a folder that only its owner may open."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(folder, 0o700)
     return folder
 
 
-def _certificate(
+def _build_certificate(
+    *,
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePrivateKey,
     days: int,
     is_authority: bool,
-    *more: x509.ExtensionType,
+    extensions: Sequence[x509.ExtensionType],
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
-    not_at_all = [
-        "content_commitment",
-        "key_encipherment",
-        "data_encipherment",
-        "key_agreement",
-        "encipher_only",
-        "decipher_only",
-    ]
-    uses = dict.fromkeys(not_at_all, False) | dict.fromkeys(
-        ("key_cert_sign", "crl_sign"), is_authority
+    # Or a device whose clock is behind would refuse it.
+    begins = now - timedelta(seconds=CLOCKS_APART)
+    # An authority signs certificates, a server handshakes, and neither does anything else.
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
     )
+    constraints = x509.BasicConstraints(is_authority, path_length=0 if is_authority else None)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # or a device whose clock is behind would refuse it
-        .not_valid_before(now - timedelta(seconds=CLOCKS_APART))
+        .not_valid_before(begins)
         .not_valid_after(now + timedelta(days=days))
-        .add_extension(
-            x509.BasicConstraints(is_authority, path_length=0 if is_authority else None),
-            critical=True,
-        )
-        .add_extension(x509.KeyUsage(digital_signature=not is_authority, **uses), critical=True)
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
     )
-    return reduce(lambda made, one: made.add_extension(one, critical=False), more, builder)
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return builder
 
 
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+def _make_name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def _alternative(name: str) -> x509.GeneralName:
+def _parse_server_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
 
 
-def _write_pair(
-    key_path: Path, key: ec.EllipticCurvePrivateKey, path: Path, certificate: x509.Certificate
-) -> None:
-    pem = serialization.Encoding.PEM
-    _write(
-        key_path,
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    content = key.private_bytes(
+        encoding=serialization.Encoding.PEM,
+        format=serialization.PrivateFormat.PKCS8,
+        encryption_algorithm=serialization.NoEncryption(),
     )
-    _write(path, certificate.public_bytes(pem))
+    _write(path, content)
+
+
+def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
+    _write(path, certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def _read(path: Path) -> bytes:
@@ -213,5 +231,5 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    private_folder(path.parent)
+    make_private_folder(path.parent)
     write_atomically(path, content, mode=0o600)

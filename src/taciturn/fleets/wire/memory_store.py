@@ -1,0 +1,206 @@
+"""A store in the memory of one process, for a server and its front end (store.py)."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from taciturn.fleets.wire import store
+from taciturn.fleets.wire.store import NO_FILE, File, Outcome, Question
+
+
+@dataclass(kw_only=True)
+class _OpenQuestion:
+    name: str
+    kind: str
+    # What each device is asked that has not answered yet.
+    contents: dict[int, bytes]
+    file_name: str
+    until: float
+    # The answers since the server last collected them.
+    outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
+
+
+class _Waiter:
+    """A connection of a device that waits for a question, in the front end's event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._asked = asyncio.Event()
+
+    def wake(self) -> None:
+        """Wake the connection, from any thread."""
+        # The loop is closed where the front end has ended.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._asked.set)
+
+    async def wait(self, seconds: float) -> None:
+        """Return when the device is asked something, or after so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._asked.wait()
+
+
+class MemoryStore:
+    """A store for a server and its front end in one process; store.py says what each method does.
+
+    The server's thread and the front end's share it, under one lock.
+    """
+
+    address = ""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answer_came = threading.Condition(self._lock)
+        self._question: _OpenQuestion | None = None
+        self._file = NO_FILE
+        # Until when each device counts as present.
+        self._present_until: dict[int, float] = {}
+        # The device of each token, and until when the token is valid.
+        self._tokens: dict[str, tuple[int, float]] = {}
+        self._token_of: dict[int, str] = {}
+        self._waiting: dict[int, set[_Waiter]] = {}
+        # Nonces are forgotten a generation at a time: each is collected for `NONCE_SECONDS`.
+        self._nonces: set[bytes] = set()
+        self._earlier_nonces: set[bytes] = set()
+        self._nonces_since = 0.0
+
+    def devices_present(self) -> list[int]:
+        with self._lock:
+            now = time.monotonic()
+            return sorted(number for number, until in self._present_until.items() if until > now)
+
+    def post(
+        self,
+        name: str,
+        kind: str,
+        contents: Mapping[int, bytes],
+        seconds: float,
+        file: File = NO_FILE,
+    ) -> None:
+        with self._lock:
+            if file.name:
+                self._file = file
+            self._question = _OpenQuestion(
+                name=name,
+                kind=kind,
+                contents=dict(contents),
+                file_name=file.name,
+                until=time.monotonic() + seconds,
+            )
+            for number in contents:
+                for waiter in self._waiting.get(number, ()):
+                    waiter.wake()
+
+    def collect(self, name: str, seconds: float) -> list[tuple[int, Outcome]]:
+        with self._answer_came:
+            question = self._open_question(name)
+            if question is None:
+                return []
+            self._answer_came.wait_for(lambda: question.outcomes, max(0.0, seconds))
+            outcomes = question.outcomes
+            question.outcomes = []
+            return outcomes
+
+    def withdraw(self, name: str) -> None:
+        with self._lock:
+            if self._open_question(name):
+                self._question = None
+
+    def _open_question(self, name: str) -> _OpenQuestion | None:
+        if self._question and self._question.name == name:
+            return self._question
+        return None
+
+    async def sign_in(self, token: str, number: int, nonce: bytes) -> bool:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._nonces_since > store.NONCE_SECONDS:
+                self._earlier_nonces = self._nonces
+                self._nonces = set()
+                self._nonces_since = now
+            if nonce in self._nonces or nonce in self._earlier_nonces:
+                return False
+            self._nonces.add(nonce)
+            old_token = self._token_of.get(number, "")
+            self._tokens.pop(old_token, None)
+            self._token_of[number] = token
+            self._tokens[token] = (number, now + store.TOKEN_SECONDS)
+            self._present_until[number] = now + store.ALIVE_SECONDS
+            return True
+
+    async def sign_out(self, token: str) -> None:
+        with self._lock:
+            number, _ = self._tokens.pop(token, (None, 0.0))
+            if number is not None:
+                self._present_until.pop(number, None)
+
+    async def recognise(self, token: str) -> int | None:
+        with self._lock:
+            number, until = self._tokens.get(token, (None, 0.0))
+            if number is None or until < time.monotonic():
+                return None
+            self._present_until[number] = time.monotonic() + store.ALIVE_SECONDS
+            return number
+
+    async def wait_for_question(self, number: int, seconds: float) -> Question | None:
+        waiter = _Waiter()
+        with self._lock:
+            question = self._question_for(number)
+            if question or seconds <= 0:
+                return question
+            self._waiting.setdefault(number, set()).add(waiter)
+            self._present_until[number] = time.monotonic() + seconds + store.ALIVE_SECONDS
+        # Unless the wait ends in order, the connection broke.
+        stays_seconds = store.BACK_SECONDS
+        try:
+            await waiter.wait(seconds)
+            stays_seconds = store.ALIVE_SECONDS
+        finally:
+            with self._lock:
+                self._stop_waiting(number, waiter, stays_seconds)
+        with self._lock:
+            return self._question_for(number)
+
+    def _stop_waiting(self, number: int, waiter: _Waiter, stays_seconds: float) -> None:
+        self._waiting[number].discard(waiter)
+        # The device may wait on a newer connection.
+        if self._waiting[number]:
+            return
+        del self._waiting[number]
+        if number in self._present_until:
+            self._present_until[number] = time.monotonic() + stays_seconds
+
+    def _question_for(self, number: int) -> Question | None:
+        question = self._question
+        now = time.monotonic()
+        if question is None or number not in question.contents or question.until <= now:
+            return None
+        return Question(
+            name=question.name,
+            kind=question.kind,
+            content=question.contents[number],
+            file_name=question.file_name,
+            seconds=question.until - now,
+        )
+
+    async def take_answer(self, number: int, name: str, outcome: Outcome) -> bool:
+        with self._answer_came:
+            question = self._open_question(name)
+            if question is None or number not in question.contents:
+                return False
+            if question.until <= time.monotonic():
+                return False
+            del question.contents[number]
+            question.outcomes.append((number, outcome))
+            self._answer_came.notify_all()
+            return True
+
+    async def read_file(self, name: str) -> bytes | None:
+        with self._lock:
+            return self._file.content if self._file.name == name else None
+
+    async def close(self) -> None:
+        """Do nothing: nothing in this store is open elsewhere."""
