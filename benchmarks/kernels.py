@@ -26,7 +26,7 @@ from taciturn.fleets import assemble
 from taciturn.privacy.curator import device_program
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.runs.timing import best_time, round_seconds, throw_away
+from taciturn.runs.timing import best_time, round_seconds, throwaway_curator
 from taciturn.training import rounds
 
 SHOWN = 20  # kernels, the longest first
@@ -84,7 +84,7 @@ def parts(recipe: Recipe, fleet: FleetWithStats, params: Params) -> dict[str, fl
     """Return the seconds that each part of a round takes at best, each waited for, so that together
     they are a little slower.
     """
-    with throw_away(recipe, fleet, round_speed.WORDS) as curator:
+    with throwaway_curator(recipe, fleet, round_speed.WORDS) as curator:
         taken: dict[str, list[float]] = {}
         for part, owner, method in (
             ("select", curator, "_drawn"),

@@ -143,7 +143,11 @@ def test_a_seeded_run_interrupted_anywhere_ends_with_the_same_parameters(
         if place == "after the release":
             patch.setattr(Curator, "private_mean", lambda *a: (mean(*a), cut_here())[0])
         if place == "while saving":
-            for module in ("taciturn.runs.loop", "taciturn.release.model_file"):
+            for module in (
+                "taciturn.runs.loop",
+                "taciturn.runs.metrics",
+                "taciturn.release.model_file",
+            ):
                 patch.setattr(
                     f"{module}.write_atomically", lambda *a, **k: (write(*a, **k), cut_here())[0]
                 )

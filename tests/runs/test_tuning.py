@@ -13,7 +13,7 @@ from taciturn.data.texts import Texts
 from taciturn.errors import TaciturnError
 from taciturn.recipe.text import RecipeError, save_recipe
 from taciturn.runs import tuning
-from taciturn.runs.tuning import _size, combinations, deal
+from taciturn.runs.tuning import _size_for, combine_settings, deal_text
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_public_text_is_dealt_to_as_many_users_as_the_recipe_has_and_to_no_two_o
     public, population, tmp_path
 ):
     corpus = PublicCorpus.load(public)
-    made = deal(corpus, tmp_path / "dealt", *_size(corpus, tiny_recipe(population)))
+    made = deal_text(corpus, tmp_path / "dealt", _size_for(corpus, tiny_recipe(population)))
     held_out = HeldOutUsers(made.folder)
     assert len(made) == 50
     assert {len(text) for text in made.texts} == {60}
@@ -48,7 +48,9 @@ def test_too_little_text_for_the_number_of_users_is_refused(public, population, 
         RecipeError,
         match=r"of 5,000 users each would get 1, and 50 are the least. Take more public text",
     ):
-        _size(PublicCorpus.load(public), tiny_recipe(population, participation={"users": 5_000}))
+        _size_for(
+            PublicCorpus.load(public), tiny_recipe(population, participation={"users": 5_000})
+        )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_too_little_text_for_the_number_of_users_is_refused(public, population, 
 )
 def test_what_is_not_a_list_of_values_is_refused(wrong):
     with pytest.raises(RecipeError, match=r"--try takes section.key=value,value"):
-        combinations([wrong])
+        combine_settings([wrong])
 
 
 def test_the_command_tries_everything_once_charges_nobody_and_names_the_best(
@@ -130,7 +132,7 @@ def test_what_was_tried_under_other_terms_is_not_taken_for_it(
 
 def test_whose_text_it_is_cannot_be_tried():
     with pytest.raises(RecipeError, match="public text takes the population's place"):
-        combinations(["data.population=a,b"])
+        combine_settings(["data.population=a,b"])
 
 
 def test_an_unknown_setting_ends_a_sweep_before_it_begins(

@@ -11,8 +11,9 @@ from taciturn.files import check_new_folder, lock_file, not_a, sync_folder, writ
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
 
-# how a root file begins
-FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"
+# How the file of a root begins; both are of one length.
+FROM_ENTROPY = b"entropy\n"
+FROM_SEED = b"seeded:\n"
 
 
 class RunError(TaciturnError):
@@ -21,20 +22,16 @@ class RunError(TaciturnError):
 
 def check_new_run(folder: Path) -> None:
     """Refuse a folder that is not new, and say whether the run in it can be resumed."""
-    interrupted = (folder / "private" / "root").exists()
-    check_new_folder(
-        folder,
-        (
-            "resume it with --resume, or choose another --run"
-            if interrupted
-            else "choose another --run"
-        ),
-    )
+    can_be_resumed = (folder / "private" / "root").exists()
+    choose = "choose another --run"
+    hint = f"resume it with --resume, or {choose}" if can_be_resumed else choose
+    check_new_folder(folder, hint)
 
 
-def alone_in(folder: Path) -> AbstractContextManager[BinaryIO]:
-    """Lock a run for one process: a second would overwrite what the first is charged for. The
-    recipe file is locked, as it stays.
+def lock_run(folder: Path) -> AbstractContextManager[BinaryIO]:
+    """Lock a run for one process: a second would overwrite what the first is charged for.
+
+    The recipe file is locked, as it stays.
     """
     busy = RunError(
         f"another process is using {folder}: wait until it ends, or stop it; then add --resume"
@@ -46,51 +43,57 @@ def save_root(folder: Path, root: bytes, seeded: bool) -> None:
     private = folder / "private"
     private.mkdir()
     private.chmod(0o700)
-    write_atomically(private / "root", (FROM_SEED if seeded else FROM_ENTROPY) + root, 0o600)
+    origin = FROM_SEED if seeded else FROM_ENTROPY
+    write_atomically(private / "root", origin + root, 0o600)
 
 
 def load_root(folder: Path) -> tuple[bytes, bool]:
-    """Load the root of a run's randomness, if the run has not ended, and whether it comes from a
-    seed.
+    """Load the root of a run's randomness, and whether it comes from a seed.
+
+    Raises:
+        RunError: if the run has ended, or the root is damaged.
     """
     path = folder / "private" / "root"
     if not path.exists():
-        # if a crash left some of them
+        # A crash may have left some of the other secrets.
         delete_secrets(folder)
-        page = (
-            ""
-            if (folder / "report.html").exists()
-            else f". Its page is missing: taciturn report {folder}"
+        page = f". Its page is missing: taciturn report {folder}"
+        if (folder / "report.html").exists():
+            page = ""
+        raise RunError(
+            f"{folder} is finished, and its secrets are deleted; to train further, start a run with"
+            f" model.warm_start={folder}{page}"
         )
-        further = f"to train further, start a run with model.warm_start={folder}"
-        raise RunError(f"{folder} is finished, and its secrets are deleted; {further}{page}")
-    kind, root = path.read_bytes()[: len(FROM_SEED)], path.read_bytes()[len(FROM_SEED) :]
-    if kind not in (FROM_ENTROPY, FROM_SEED) or len(root) != randomness.ROOT_BYTES:
+    content = path.read_bytes()
+    origin = content[: len(FROM_SEED)]
+    root = content[len(FROM_SEED) :]
+    if origin not in (FROM_ENTROPY, FROM_SEED) or len(root) != randomness.ROOT_BYTES:
         raise RunError(
             f"{path} is damaged, so this run cannot be resumed: start another one. What it released"
             " stays charged"
         )
-    return root, kind == FROM_SEED
+    return root, origin == FROM_SEED
 
 
 def delete_secrets(folder: Path) -> None:
-    """Delete the root first: a crash meanwhile leaves a finished run, never one that could resume
-    from an older state.
+    """Delete the root first, then all other secrets.
+
+    A crash meanwhile leaves a finished run, never one that could resume from an older state.
     """
-    if (folder / "private").exists():
-        (folder / "private" / "root").unlink(missing_ok=True)
-        sync_folder(folder / "private")
-        shutil.rmtree(folder / "private")
+    private = folder / "private"
+    if private.exists():
+        (private / "root").unlink(missing_ok=True)
+        sync_folder(private)
+        shutil.rmtree(private)
 
 
 def recipe_of(folder: Path) -> Recipe:
-    if not (folder / "recipe.toml").exists():
-        hint = (
-            "; a pretrained model is measured as round 0 of a run that starts from it"
-            if (folder / "model.safetensors").exists()
-            else ""
-        )
+    path = folder / "recipe.toml"
+    if not path.exists():
+        hint = ""
+        if (folder / "model.safetensors").exists():
+            hint = "; a pretrained model is measured as round 0 of a run that starts from it"
         raise RunError(
             f"{not_a('a run', folder)}; name a folder that `taciturn train` has made{hint}"
         )
-    return load_recipe(folder / "recipe.toml")
+    return load_recipe(path)

@@ -1,15 +1,15 @@
 """Train a model on public text, from which private training starts.
 
 While it trains, its folder holds pretraining.safetensors, from which it resumes. In the end there
-are model.safetensors and
-pretraining.json: what was measured, epoch by epoch, on public text that was held out.
+are model.safetensors and pretraining.json: what was measured, epoch by epoch, on public text that
+was held out.
 """
 
 import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import safetensors
 
 from taciturn.algorithms.pretraining import (
+    Block,
     Pretraining,
     Schedule,
     Training,
@@ -42,24 +43,24 @@ from taciturn.release.model_file import (
     save_model,
     save_state,
 )
-from taciturn.runs.warm_start import differences
+from taciturn.runs.warm_start import describe_differences
 
 CHECKPOINT = "pretraining.safetensors"
-# steps done, of how many, how well it goes
+# Called with steps done, of how many, and how well it goes.
 Progress = Callable[[int, int, str], None]
 
 
 class Epoch(NamedTuple):
     """What was measured after one epoch over the public text."""
 
-    # from 1
+    # From 1.
     epoch: int
     training_loss: float
-    # on held-out text, like the next two
+    # On held-out text, like the next two.
     loss: float
     perplexity: float
     accuracy_top1: float
-    # of training, without measuring
+    # Of training, without measuring.
     seconds: float
     tokens_per_second: float
 
@@ -68,18 +69,21 @@ class Course(NamedTuple):
     """The state of a training on public text between two epochs."""
 
     training: Training
-    # of the epoch with the lowest loss on held-out text
+    # Parameters of the epoch with the lowest loss on held-out text.
     best: Params
     epochs: tuple[Epoch, ...]
 
 
-class Pretrained(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """What came of a training on public text."""
+
     epochs: tuple[Epoch, ...]
-    # whose parameters were written
+    # The epoch whose parameters were written.
     best: Epoch
-    # what it was measured on
+    # What it was measured on.
     held_out: str
-    # why it ended before its last epoch, if it did
+    # Why it ended before its last epoch, if it did.
     stopped: str | None
 
 
@@ -92,85 +96,104 @@ def pretrain_model(
     resume: bool = False,
     start: Path | None = None,
 ) -> Pretrained:
-    """Train on public text, from `start` if given, and write the best epoch's model to `out`;
-    `resume` continues to the same result.
+    """Train on public text, and write the model of the best epoch.
+
+    Args:
+        corpus: the public text.
+        settings: of the model.
+        schedule: of the training; what it leaves open is fitted to the text.
+        out: a new folder, for the model.
+        progress: called with steps done, all steps, and how well it goes.
+        resume: continue an interrupted training, to the same result.
+        start: a model of public text to start from.
     """
-    if not resume:
-        check_new_folder(
-            out,
-            "choose another --out"
-            + ("; or repeat the command with --resume" if (out / CHECKPOINT).exists() else ""),
-        )
-    elif (out / "model.safetensors").exists() and not (out / CHECKPOINT).exists():
-        raise RecipeError(f"{out} holds a finished model: choose another --out")
+    _check_out(out, resume)
     text, held_out = split(corpus, schedule.held_out, schedule.seed)
+    words = corpus.vocabulary.words
     try:
-        model = build.language_model(settings, len(corpus.vocabulary))
+        model = build.language_model(settings, len(words))
         schedule = fit_schedule(schedule, text.documents.tokens, model.unit_norm)
         product = jnp.bfloat16 if schedule.precision == "mixed" else jnp.float32
-        loss = partial(
-            cross_entropy, build.language_model(settings, len(corpus.vocabulary), product)
-        )
-        trainer = pretraining(loss, text, schedule)
+        trained_model = build.language_model(settings, len(words), product)
+        trainer = pretraining(partial(cross_entropy, trained_model), text, schedule)
         params = model.init(jax.random.key(schedule.seed))
-    # a width that does not fit the heads, a text too short
+    # A width may not fit the heads, or a text may be too short.
     except ValueError as error:
         raise RecipeError(str(error)) from None
+    architecture = settings.model_dump(mode="json", exclude={"warm_start"})
+    terms = {"text": corpus.digest, **architecture, **asdict(schedule)}
     sources = (corpus.source,)
     if start:
-        params, before = _public_start(start, corpus.vocabulary.words, settings)
-        sources = (*before.public_sources, *sources)
+        params, start_card = _load_public_start(start, words, settings)
+        sources = (*start_card.public_sources, *sources)
+        terms["start"] = params_digest(params)
     course = Course(trainer.init(params), params, ())
-    architecture = settings.model_dump(mode="json", exclude={"warm_start"})
-    terms = {
-        "text": corpus.digest,
-        **architecture,
-        **asdict(schedule),
-        **({"start": params_digest(params)} if start else {}),
-    }
     if (out / CHECKPOINT).exists():
-        course = _saved_course(out / CHECKPOINT, course, terms)
+        course = _load_course(out / CHECKPOINT, course, terms)
     out.mkdir(parents=True, exist_ok=True)
-    while len(course.epochs) < schedule.epochs and not _stopped(course.epochs, schedule):
-        course = _next_epoch(
-            course,
-            trainer,
-            schedule.epochs,
-            partial(evaluate, model, texts=held_out.documents),
-            progress,
-        )
+    measure = partial(evaluate, model, texts=held_out.documents)
+    while len(course.epochs) < schedule.epochs and not _reason_to_stop(course.epochs, schedule):
+        course = _train_epoch(course, trainer, schedule.epochs, measure, progress)
         about = {"terms": json.dumps(terms), "epochs": json.dumps(course.epochs)}
         save_state(out / CHECKPOINT, (course.training, course.best), about)
-    part, whole = len(held_out.documents), len(corpus.documents)
-    end = "the end" if whole == 1 else f"{part:,} of {whole:,} documents"
-    measured_on = f"{end} of {corpus.source} ({held_out.documents.tokens:,} tokens)"
-    best, stopped = _best(course.epochs), _stopped(course.epochs, schedule)
-    about = {
-        "held_out": measured_on,
-        "best_epoch": best.epoch,
-        "stopped": stopped,
-        "epochs": [one._asdict() for one in course.epochs],
-    }
-    write_atomically(out / "pretraining.json", to_json(about, indent=2).encode())
     card = ModelCard(
-        architecture, corpus.vocabulary.words, corpus.vocabulary.about, public_sources=sources
+        architecture=architecture,
+        vocabulary=words,
+        text=corpus.vocabulary.about,
+        public_sources=sources,
     )
-    save_model(out / "model.safetensors", course.best, card)
-    (
-        out / CHECKPOINT
-        # last: interrupted before this, it resumes from the checkpoint, with the same result
-    ).unlink()
+    pretrained = Pretrained(
+        epochs=course.epochs,
+        best=_best(course.epochs),
+        held_out=_describe_held_out(corpus, held_out),
+        stopped=_reason_to_stop(course.epochs, schedule),
+    )
+    _write_result(out, course.best, card, pretrained)
+    return pretrained
+
+
+def _check_out(out: Path, resume: bool) -> None:
+    has_checkpoint = (out / CHECKPOINT).exists()
+    if not resume:
+        hint = "choose another --out"
+        if has_checkpoint:
+            hint += "; or repeat the command with --resume"
+        check_new_folder(out, hint)
+    elif (out / "model.safetensors").exists() and not has_checkpoint:
+        raise RecipeError(f"{out} holds a finished model: choose another --out")
+
+
+def _describe_held_out(corpus: PublicCorpus, held_out: PublicCorpus) -> str:
+    part = len(held_out.documents)
+    whole = len(corpus.documents)
+    name = "the end" if whole == 1 else f"{part:,} of {whole:,} documents"
+    return f"{name} of {corpus.source} ({held_out.documents.tokens:,} tokens)"
+
+
+def _write_result(out: Path, params: Params, card: ModelCard, pretrained: Pretrained) -> None:
+    """Write what was measured, and the model; then delete the checkpoint.
+
+    It goes last: interrupted before that, training resumes from it, with the same result.
+    """
+    content = {
+        "held_out": pretrained.held_out,
+        "best_epoch": pretrained.best.epoch,
+        "stopped": pretrained.stopped,
+        "epochs": [epoch._asdict() for epoch in pretrained.epochs],
+    }
+    write_atomically(out / "pretraining.json", to_json(content, indent=2).encode())
+    save_model(out / "model.safetensors", params, card)
+    (out / CHECKPOINT).unlink()
     sync_folder(out)
-    return Pretrained(course.epochs, best, measured_on, stopped)
 
 
-def _public_start(
+def _load_public_start(
     start: Path, words: tuple[str, ...], settings: ModelSection
 ) -> tuple[Params, ModelCard]:
     params, card = load_model(start)
-    differing = differences(settings, card)
-    if differing:
-        raise RecipeError(f"{start} is another model: {differing}; set the same with --set")
+    differences = describe_differences(settings, card)
+    if differences:
+        raise RecipeError(f"{start} is another model: {differences}; set the same with --set")
     if card.run is not None or card.personal:
         raise RecipeError(
             f"{start} learned from people; pretraining must start from a model of public text: name"
@@ -183,68 +206,111 @@ def _public_start(
     return jax.tree.map(jnp.asarray, params), card
 
 
-def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
+def _load_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
     """Load the course saved at `path`, if it is one of the same text, model and schedule."""
+    _check_terms(path, terms)
+    (training, best), about = load_state(path, (fresh.training, fresh.best))
+    rows = json.loads(about["epochs"])
+    epochs = [Epoch._make(row) for row in rows]
+    return Course(training, best, tuple(epochs))
+
+
+def _check_terms(path: Path, terms: dict[str, Any]) -> None:
     try:
         with safetensors.safe_open(path, "numpy") as file:
-            saved = json.loads((file.metadata() or {}).get("terms", "{}"))
+            metadata = file.metadata() or {}
     except safetensors.SafetensorError as error:
         raise RecipeError(f"{path} cannot be read ({error}); delete it to start again") from None
-    # a start that was named before is noticed too
+    saved = json.loads(metadata.get("terms", "{}"))
+    # A start that was named before, and is not now, is noticed too.
     names = dict.fromkeys([*terms, *saved])
-    differing = [
+    differences = [
         f"{name} is {saved.get(name)}, not {terms.get(name)}"
         for name in names
         if saved.get(name) != terms.get(name)
     ]
-    if differing:
-        to_do = "Repeat the command that began it with --resume, or name another --out"
-        raise RecipeError(f"{path} is of another training: its {'; its '.join(differing)}. {to_do}")
-    (training, best), about = load_state(path, (fresh.training, fresh.best))
-    return Course(training, best, tuple(Epoch(*row) for row in json.loads(about["epochs"])))
+    if differences:
+        raise RecipeError(
+            f"{path} is of another training: its {'; its '.join(differences)}. Repeat the command"
+            " that began it with --resume, or name another --out"
+        )
 
 
-def _next_epoch(
+@dataclass
+class _EpochSoFar:
+    """Sums over the blocks of an epoch that were trained so far."""
+
+    training: Training
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    # Over all steps.
+    loss: float = 0.0
+
+    def add(self, block: Block, seconds: float) -> None:
+        self.training = block.training
+        self.seconds += seconds
+        self.tokens += block.tokens
+        self.loss += block.loss * (block.steps - self.steps)
+        self.steps = block.steps
+
+
+def _train_epoch(
     course: Course,
     trainer: Pretraining,
     epochs: int,
-    measured: Callable[[Params], Scores],
+    measure: Callable[[Params], Scores],
     progress: Progress,
 ) -> Course:
-    number, training = len(course.epochs), course.training
-    known = f"  held-out perplexity {course.epochs[-1].perplexity:.1f}" if course.epochs else ""
-    seconds, tokens, lost, steps = 0.0, 0, 0.0, 0
+    """Do one more epoch of `epochs`, and measure it."""
+    number = len(course.epochs)
+    last_perplexity = ""
+    if course.epochs:
+        last_perplexity = f"  held-out perplexity {course.epochs[-1].perplexity:.1f}"
+    so_far = _EpochSoFar(course.training)
     began = time.perf_counter()
     for block in trainer.epoch(course.training, number):
         took = time.perf_counter() - began
-        training, seconds, tokens = block.training, seconds + took, tokens + block.tokens
-        lost, steps = lost + block.loss * (block.steps - steps), block.steps
-        pace = f"{block.tokens / took:,.0f} tokens/s  loss {block.loss:.3f}{known}"
-        progress(number * trainer.steps + steps, epochs * trainer.steps, pace)
+        so_far.add(block, took)
+        pace = f"{block.tokens / took:,.0f} tokens/s  loss {block.loss:.3f}{last_perplexity}"
+        progress(number * trainer.steps + so_far.steps, epochs * trainer.steps, pace)
         began = time.perf_counter()
-    scores = measured(training.params)
-    loss, perplexity, top1 = (
-        scores[name].value for name in ("loss", "perplexity", "accuracy_top1")
+    params = so_far.training.params
+    scores = measure(params)
+    epoch = Epoch(
+        epoch=number + 1,
+        training_loss=so_far.loss / so_far.steps,
+        loss=scores["loss"].value,
+        perplexity=scores["perplexity"].value,
+        accuracy_top1=scores["accuracy_top1"].value,
+        seconds=so_far.seconds,
+        tokens_per_second=so_far.tokens / so_far.seconds,
     )
-    epoch = Epoch(number + 1, lost / steps, loss, perplexity, top1, seconds, tokens / seconds)
     if not course.epochs and not math.isfinite(epoch.loss):
         raise RecipeError(
             "training diverges: after one epoch the loss is not a number. Lower the --learning-rate"
         )
     is_best = not course.epochs or epoch.loss < _best(course.epochs).loss
-    return Course(training, training.params if is_best else course.best, (*course.epochs, epoch))
+    return Course(
+        training=so_far.training,
+        best=params if is_best else course.best,
+        epochs=(*course.epochs, epoch),
+    )
 
 
 def _best(epochs: tuple[Epoch, ...]) -> Epoch:
-    return min(epochs, key=lambda one: one.loss)
+    return min(epochs, key=lambda epoch: epoch.loss)
 
 
-def _stopped(epochs: tuple[Epoch, ...], schedule: Schedule) -> str | None:
+def _reason_to_stop(epochs: tuple[Epoch, ...], schedule: Schedule) -> str | None:
     """Say why a training ends before its last epoch, if it does."""
     if not epochs or len(epochs) == schedule.epochs:
         return None
-    best, last = _best(epochs), epochs[-1]
+    best = _best(epochs)
+    last = epochs[-1]
     if last.epoch - best.epoch < schedule.patience:
         return None
-    rose = f"was {best.loss:.3f} after epoch {best.epoch}, and is {last.loss:.3f} now"
-    return f"after {last.epoch} of {schedule.epochs} epochs: the loss on held-out text {rose}"
+    return (
+        f"after {last.epoch} of {schedule.epochs} epochs: the loss on held-out text was"
+        f" {best.loss:.3f} after epoch {best.epoch}, and is {last.loss:.3f} now"
+    )

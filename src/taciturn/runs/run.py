@@ -1,14 +1,18 @@
-"""What a run is made of: its recipe with the noise worked out, model, algorithm, account, fleet and
-curator. loop.py trains it.
+"""Build what a run is made of: recipe with its noise, model, algorithm, account, fleet, curator.
+
+loop.py trains it. The folder of a run:
 
 RUN/
-  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json, audit_users.json and
-  .npy (where there are some) metrics.jsonl  metrics.csv  report.html model.safetensors
-  guarantee.txt  guarantee.json private/   root (of all randomness), state (to resume from), who
-  took part, devices' own state; mode 0700, deleted when the run ends
+  recipe.toml, vocabulary.txt
+  ledger.jsonl              this run's rows
+  canaries.json             where there are canaries
+  audit_users.json, .npy    where there are audit users
+  metrics.jsonl, metrics.csv, report.html
+  model.safetensors, guarantee.txt, guarantee.json
+  private/                  the root of all randomness, the state to resume from, who took part, and
+                            devices' own state; mode 0700, deleted when the run ends
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -46,8 +50,18 @@ class Run:
         seeded: bool = False,
         connected: ConnectedDevices | None = None,
     ) -> None:
-        """`seeded` says that the root comes from a seed, although the recipe has none."""
-        self.folder, self.root, self._private = folder, root, folder / "private"
+        """Build and check everything.
+
+        Args:
+            folder: of the run.
+            recipe: what to train.
+            root: of all its randomness.
+            seeded: whether the root comes from a seed, although the recipe has none.
+            connected: the devices of a fleet, where the recipe is for one.
+        """
+        self.folder = folder
+        self.root = root
+        self._private = folder / "private"
         self.population = build.population(recipe)
         self.vocabulary = self.population.vocabulary
         self.held_out = HeldOutUsers(self.population.folder)
@@ -56,42 +70,30 @@ class Run:
         self.lineage = self.warm_start.lineage if self.warm_start else ()
         self.lineage_distance = self.warm_start.distance if self.warm_start else 0.0
         try:
-            self.recipe = self._with_noise(recipe)
+            self.recipe = self._solve_noise(recipe)
             self.cut = build.evaluation_cut(recipe, self.vocabulary)
             self.model = build.language_model(recipe.model, len(self.vocabulary))
-            self.general, self.general_test = (
-                build.general_text(recipe),
-                build.general_text(recipe, to_test=True),
-            )
-            for name, corpus in (("general", self.general), ("general_test", self.general_test)):
-                if corpus:
-                    corpus.check_words(self.vocabulary, f"[data] {name}")
+            self.general = build.general_text(recipe)
+            self.general_test = build.general_text(recipe, to_test=True)
+            self._check_general_texts()
             self.algorithm = build.algorithm(self.recipe, len(self.vocabulary))
             first = self.initial_params()
             self.observers = run_observers(
                 self.recipe, self.vocabulary, self.algorithm, first, root
             )
             release = self.algorithm.mechanism.event(self.algorithm.participation)
-        # values that are in range but do not go together
+        # Values that are in range may still not go together.
         except ValueError as error:
             raise RecipeError(str(error)) from None
-        self._check(
-            first,
-            max(len(self.population), len(connected.enrolled().certificates) if connected else 0),
-        )
-        self.account = Account(ledger, self._terms(first, seeded), release)
-        # where the claim is about how often users take part
-        limits, key = (
-            self.algorithm.participation.limits,
-            randomness.derive(root, "participation log", 0),
-        )
-        self.log = CohortLog(self._private / "participation.log", *limits, key) if limits else None
-        self.fleet = self._fleet(connected)
-        everyone = with_observers(self.fleet, self.observers, self.algorithm.mechanism.most_reports)
-        records = Releases(self._private / "releases", randomness.derive(root, "records", 0))
-        self.curator = Curator(self.algorithm, everyone, self.account, root, self.log, records)
+        self._check_enough_people(self._count_people(connected))
+        self._check_warm_start_adjacency()
+        self._check_clip_norms(first)
+        self.account = Account(ledger, self._declare_terms(first, seeded), release)
+        self.log = self._open_cohort_log()
+        self.fleet = self._build_fleet(connected)
+        self.curator = self._build_curator()
 
-    def _with_noise(self, recipe: Recipe) -> Recipe:
+    def _solve_noise(self, recipe: Recipe) -> Recipe:
         has_budget = recipe.privacy.epsilon is not None or recipe.privacy.rho is not None
         if has_budget and any(isinstance(cost, NonPrivateDpEvent) for cost in self.lineage):
             raise RecipeError(
@@ -101,110 +103,147 @@ class Run:
         recipe = solve.with_general_text(recipe)
         return solve.with_noise(recipe, len(self.vocabulary), self.lineage, self.lineage_distance)
 
-    def _check(self, first: Params, people: int) -> None:
-        """Refuse what shows only when recipe, users and model are seen together."""
-        users, adjacency = self.recipe.participation.users, self.algorithm.participation.adjacency
+    def _check_general_texts(self) -> None:
+        if self.general:
+            self.general.check_words(self.vocabulary, "[data] general")
+        if self.general_test:
+            self.general_test.check_words(self.vocabulary, "[data] general_test")
+
+    def _count_people(self, connected: ConnectedDevices | None) -> int:
+        """Count the people with text here, or the enrolled devices where these are more."""
+        enrolled = len(connected.enrolled().certificates) if connected else 0
+        return max(len(self.population), enrolled)
+
+    def _check_enough_people(self, people: int) -> None:
+        """Refuse a recipe that counts on more people than there are."""
+        users = self.recipe.participation.users
         if self.recipe.participation.kind == "fixed" and len(self.population) < users:
-            few = f"fixed-size rounds are accounted for {users} users, but the population has fewer"
             raise RecipeError(
-                f"[participation] users: {few}; the cost would be understated, so lower the number"
+                f"[participation] users: fixed-size rounds are accounted for {users} users, but the"
+                " population has fewer; the cost would be understated, so lower the number"
             )
         if self.recipe.delta * people >= 1:
-            more = (
-                f"with {users} users δ is {delta_text(self.recipe.delta)}, more than one over the"
-                " number of users that are there"
-            )
             raise RecipeError(
-                f"[participation] users: {more}; raise the number, or set [privacy] delta"
+                f"[participation] users: with {users} users δ is {delta_text(self.recipe.delta)},"
+                " more than one over the number of users that are there; raise the number, or set"
+                " [privacy] delta"
             )
         self.held_out.check_enough()
+
+    def _check_warm_start_adjacency(self) -> None:
+        """Refuse a private start whose guarantee is under another adjacency."""
+        adjacency = self.algorithm.participation.adjacency
         if self.warm_start and self.lineage and self.warm_start.adjacency != adjacency:
-            under = (
-                f"came from a run under the adjacency «{self.warm_start.adjacency}», this one is"
-                f" under «{adjacency}»"
-            )
             raise RecipeError(
-                f"[model] warm_start {under}; no one guarantee covers both, so use the same"
-                " participation"
+                "[model] warm_start came from a run under the adjacency"
+                f" «{self.warm_start.adjacency}», this one is under «{adjacency}»; no one guarantee"
+                " covers both, so use the same participation"
             )
+
+    def _check_clip_norms(self, params: Params) -> None:
+        """Refuse clip norms for other layers than the model's."""
         try:
-            self.algorithm.mechanism.init(first)
-        # per-layer clip norms for other layers than the model's
+            self.algorithm.mechanism.init(params)
         except ValueError as error:
             raise RecipeError(f"[privacy] layer_clip_norms: {error}") from None
 
-    def _terms(self, first: Params, seeded: bool) -> RunTerms:
+    def _declare_terms(self, first: Params, seeded: bool) -> RunTerms:
         """Return what the ledger records when the run is opened."""
         recipe = self.recipe
-        simulated = (
-            recipe.run.seed is not None
-            or seeded
-            or bool(self.warm_start and self.warm_start.seeded)
-        )
+        starts_from_simulation = self.warm_start is not None and self.warm_start.seeded
+        simulated = recipe.run.seed is not None or seeded or starts_from_simulation
         drawn = "seeded simulation" if simulated else "operating system"
-        of = (
-            self.folder.name,
-            recipe.fingerprint,
-            self.population.id,
-            self.algorithm.participation.adjacency,
-            drawn,
-        )
-        may_cost = recipe.privacy.accountant, build.budget(recipe), recipe.run.rounds
-        unit = unit_of(
-            self.population, "one device" if recipe.fleet.kind == "devices" else "one user"
-        )
+        person = "one device" if recipe.fleet.kind == "devices" else "one user"
         distance = self.algorithm.mechanism.distance(trees.size(first), recipe.most_releases)
-        terms = RunTerms(*of, *may_cost, start=params_digest(first), unit=unit, distance=distance)
-        return replace(terms, lineage=self.lineage, lineage_distance=self.lineage_distance)
+        return RunTerms(
+            name=self.folder.name,
+            recipe=recipe.fingerprint,
+            population=self.population.id,
+            adjacency=self.algorithm.participation.adjacency,
+            randomness=drawn,
+            accountant=recipe.privacy.accountant,
+            budget=build.budget(recipe),
+            rounds=recipe.run.rounds,
+            start=params_digest(first),
+            lineage=self.lineage,
+            unit=unit_of(self.population, person),
+            distance=distance,
+            lineage_distance=self.lineage_distance,
+        )
 
-    def _fleet(self, connected: ConnectedDevices | None) -> FleetWithStats:
+    def _open_cohort_log(self) -> CohortLog | None:
+        """Open the record of cohorts, where the claim is about how often users take part."""
+        limits = self.algorithm.participation.limits
+        if not limits:
+            return None
+        min_separation, max_participations = limits
+        return CohortLog(
+            path=self._private / "participation.log",
+            min_separation=min_separation,
+            max_participations=max_participations,
+            key=randomness.derive(self.root, "participation log", 0),
+        )
+
+    def _build_fleet(self, connected: ConnectedDevices | None) -> FleetWithStats:
         if self.recipe.fleet.kind == "devices":
             return assemble.device_fleet(
-                self.recipe, self.vocabulary, self._private, connected, self.account
+                recipe=self.recipe,
+                vocabulary=self.vocabulary,
+                folder=self._private,
+                connected=connected,
+                account=self.account,
             )
         coins = int.from_bytes(randomness.derive(self.root, "devices", 0), "big")
         return assemble.fleet(self.recipe, self.population, self._private, coins)
+
+    def _build_curator(self) -> Curator:
+        most_reports = self.algorithm.mechanism.most_reports
+        records_key = randomness.derive(self.root, "records", 0)
+        return Curator(
+            algorithm=self.algorithm,
+            fleet=with_observers(self.fleet, self.observers, most_reports),
+            account=self.account,
+            root=self.root,
+            log=self.log,
+            records=Releases(self._private / "releases", records_key),
+        )
 
     def initial_params(self) -> Params:
         if self.warm_start:
             return jax.tree.map(jax.numpy.asarray, self.warm_start.params)
         return self.model.init(randomness.jax_key(randomness.derive(self.root, "init", 0)))
 
+    def initial_state(self) -> TrainState:
+        return start(self.algorithm, self.initial_params(), self.account.head)
+
     def evaluate(self, params: Params) -> Scores:
         """Measure with a column for each held-out user; `together` gives what is shown."""
         return evaluate_each(self.model, params, self.held_out.texts, self.cut)
 
-    def evaluate_general(self, params: Params) -> dict[str, float]:
-        """Measure how well the model knows the general language, where the recipe names a text for
-        it.
-        """
+    def evaluate_general(self, params: Params) -> Scores | None:
+        """Measure how well the model knows the general language, where the recipe has a text."""
         if self.general_test is None:
-            return {}
-        scores = evaluate_each(self.model, params, self.general_test.documents, self.cut).together
-        return {
-            f"general_{metric}": scores[metric].value for metric in ("perplexity", "accuracy_top1")
-        }
+            return None
+        return evaluate_each(self.model, params, self.general_test.documents, self.cut).together
 
-    def fresh_state(self) -> TrainState:
-        return start(self.algorithm, self.initial_params(), self.account.head)
-
-    def card(self, round: int, ledger_head: str) -> ModelCard:
-        before = self.warm_start.card.public_sources if self.warm_start else ()
-        rehearsed = (self.general.source,) if self.general else ()
-        sources = (*before, *rehearsed, *(one.source for one in self.observers))
-        model = (
-            self.recipe.model.model_dump(mode="json", exclude={"warm_start"}),
-            self.vocabulary.words,
-            self.vocabulary.about,
-        )
-        once, sentences = tuple(dict.fromkeys(sources)), self.recipe.data.layout == "sentences"
+    def describe_model(self, round: int, ledger_head: str) -> ModelCard:
+        """Make the card of the model after so many rounds, at this row of the ledger."""
+        sources: list[str] = []
+        if self.warm_start:
+            sources += self.warm_start.card.public_sources
+        if self.general:
+            sources.append(self.general.source)
+        sources += [observer.source for observer in self.observers]
         return ModelCard(
-            *model,
-            self.account.terms.name,
-            ledger_head,
-            round,
-            public_sources=once,
-            sentences=sentences,
+            architecture=self.recipe.model.model_dump(mode="json", exclude={"warm_start"}),
+            vocabulary=self.vocabulary.words,
+            text=self.vocabulary.about,
+            run=self.account.terms.name,
+            ledger_head=ledger_head,
+            round=round,
+            # Each source is named once, in the order in which they came.
+            public_sources=tuple(dict.fromkeys(sources)),
+            sentences=self.recipe.data.layout == "sentences",
         )
 
 

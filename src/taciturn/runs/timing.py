@@ -31,33 +31,32 @@ def best_time(work: Callable[[], object], times: int) -> float:
 def round_seconds(
     recipe: Recipe, fleet: FleetWithStats, params: Params, words: int, times: int
 ) -> float:
-    """Time whole rounds, from selection to release, on users without a guarantee (synthetic,
-    held-out), charged in a throw-away ledger.
+    """Time whole rounds, from selection to release, on users without a guarantee.
+
+    Such users are synthetic or held out. Rounds are charged in a throw-away ledger.
     """
-    with throw_away(recipe, fleet, words) as curator:
+    with throwaway_curator(recipe, fleet, words) as curator:
         training = rounds(build.algorithm(recipe, words), curator, params)
         return best_time(lambda: next(training).server, times)
 
 
 @contextmanager
-def throw_away(recipe: Recipe, fleet: FleetWithStats, words: int) -> Iterator[Curator]:
-    """A curator whose ledger is gone afterwards."""
+def throwaway_curator(recipe: Recipe, fleet: FleetWithStats, words: int) -> Iterator[Curator]:
+    """Make a curator whose ledger is gone afterwards."""
     algorithm = build.algorithm(recipe, words)
-    adjacency, event = (
-        algorithm.participation.adjacency,
-        algorithm.mechanism.event(algorithm.participation),
-    )
+    release = algorithm.mechanism.event(algorithm.participation)
     terms = RunTerms(
-        "speed",
-        recipe.fingerprint,
-        "nobody",
-        adjacency,
-        "seeded simulation",
-        "rdp",
-        build.budget(recipe),
-        1000,
+        name="speed",
+        recipe=recipe.fingerprint,
+        population="nobody",
+        adjacency=algorithm.participation.adjacency,
+        randomness="seeded simulation",
+        accountant="rdp",
+        budget=build.budget(recipe),
+        rounds=1000,
     )
     with tempfile.TemporaryDirectory() as folder:
-        account = Account(Ledger(Path(folder) / "ledger.jsonl"), terms, event)
+        ledger = Ledger(Path(folder) / "ledger.jsonl")
+        account = Account(ledger, terms, release)
         account.open()
-        yield Curator(algorithm, fleet, account, bytes(32))
+        yield Curator(algorithm=algorithm, fleet=fleet, account=account, root=bytes(32))

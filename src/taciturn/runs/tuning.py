@@ -8,6 +8,8 @@ one starts afresh.
 import hashlib
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +21,15 @@ from taciturn.files import from_json
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError, load_recipe
 from taciturn.release.model_file import load_model, params_digest
-from taciturn.runs.loop import resume_run, train_run
+from taciturn.runs.loop import Progress, resume_run, train_run
 
-# share of the text, as of people
+# Held-out users as a share of the others, as in populations of people.
 HELD_OUT = 1 / 16
-# of a simulated user
+# Of a simulated user.
 LEAST_TOKENS = 50
+
+# Called with trials done, all trials, rounds done and all rounds.
+SweepProgress = Callable[[int, int, int, int], None]
 
 
 class Trial(NamedTuple):
@@ -34,23 +39,33 @@ class Trial(NamedTuple):
     epsilon: float
 
 
-def combinations(tries: list[str]) -> list[tuple[str, ...]]:
+class Size(NamedTuple):
+    """How public text is dealt."""
+
+    users: int
+    # Tokens of each.
+    share: int
+
+
+def combine_settings(tries: list[str]) -> list[tuple[str, ...]]:
     """Combine every setting with every other.
 
-    >>> combinations(["server.learning_rate=0.5,1", "run.rounds=50"])
+    >>> combine_settings(["server.learning_rate=0.5,1", "run.rounds=50"])
     [('server.learning_rate=0.5', 'run.rounds=50'), ('server.learning_rate=1', 'run.rounds=50')]
     """
-    each = []
-    for one in tries:
-        name, equals, values = one.partition("=")
-        if not equals or not all(values.split(",")):
-            raise RecipeError(f"--try takes section.key=value,value,…; {one!r} is not that")
-        if name.strip() == "data.population":
+    alternatives = []
+    for words in tries:
+        name, equals, listed = words.partition("=")
+        name = name.strip()
+        values = listed.split(",")
+        if not equals or not all(values):
+            raise RecipeError(f"--try takes section.key=value,value,…; {words!r} is not that")
+        if name == "data.population":
             raise RecipeError(
                 "--try data.population: public text takes the population's place here; leave it out"
             )
-        each.append([f"{name.strip()}={value.strip()}" for value in values.split(",")])
-    return list(itertools.product(*each))
+        alternatives.append([f"{name}={value.strip()}" for value in values])
+    return list(itertools.product(*alternatives))
 
 
 def tune_recipe(
@@ -58,73 +73,109 @@ def tune_recipe(
     corpus: PublicCorpus,
     out: Path,
     tries: list[str],
-    progress: Callable[[int, int, int, int], None],
+    progress: SweepProgress,
 ) -> list[Trial]:
-    """Train every combination on simulated users, best first. `progress` gets trials done, all
-    trials, rounds done, all rounds.
-    """
-    wanted, text = combinations(tries), corpus.digest
-    # all are checked before the first is trained
-    recipes = [load_recipe(recipe, list(settings)) for settings in wanted]
+    """Train every combination on simulated users; return the trials, best first."""
+    combinations = combine_settings(tries)
+    # All are checked before the first is trained.
+    recipes = [load_recipe(recipe, list(settings)) for settings in combinations]
+    sweep = _Sweep(corpus=corpus, text=corpus.digest, out=out)
     trials = []
-    for number, (settings, one) in enumerate(zip(wanted, recipes, strict=True)):
-        size = _size(corpus, one)
-        people = out / f"made-up-users-{_name(text, *size)}"
+    for number, settings in enumerate(combinations):
+        show = partial(_show_trial, progress, number, len(combinations))
+        trials.append(sweep.try_settings(settings, recipes[number], show))
+    return sorted(trials, key=lambda trial: -trial.top1)
+
+
+def _show_trial(
+    progress: SweepProgress, number: int, trials: int, done: int, rounds: int, _: object
+) -> None:
+    progress(number, trials, done, rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sweep:
+    """What all trials share."""
+
+    corpus: PublicCorpus
+    # Digest of the corpus.
+    text: str
+    out: Path
+
+    def try_settings(self, settings: tuple[str, ...], recipe: Recipe, show: Progress) -> Trial:
+        """Train the recipe with these settings, unless that was done before."""
+        size = _size_for(self.corpus, recipe)
+        people = self.out / f"made-up-users-{_short_digest(self.text, *size)}"
         if not (people / "manifest.json").exists():
-            deal(corpus, people, *size)
-        public = one.with_settings("data", population=str(people)).with_settings(
-            "run", evaluate_every=one.run.rounds
-        )
-        start = (
-            params_digest(load_model(Path(one.model.warm_start))[0])
-            if one.model.warm_start
-            else None
-        )
-        folder = out / f"trial-{_name(text, *size, public.fingerprint, start)}"
-
-        def show(done: int, rounds: int, _: object, number: int = number) -> None:
-            progress(number, len(wanted), done, rounds)
-
+            deal_text(self.corpus, people, size)
+        public = recipe.with_settings("data", population=str(people))
+        public = public.with_settings("run", evaluate_every=recipe.run.rounds)
+        name = _short_digest(self.text, *size, public.fingerprint, _start_digest(recipe))
+        folder = self.out / f"trial-{name}"
         if not folder.exists():
             train_run(public, folder, show)
         elif not (folder / "guarantee.json").exists():
             resume_run(folder, show)
-        last = from_json((folder / "metrics.jsonl").read_text().splitlines()[-1])
-        trials.append(
-            Trial(settings, last["accuracy_top1"], last["accuracy_top3"], last["epsilon"])
+        rows = (folder / "metrics.jsonl").read_text().splitlines()
+        last = from_json(rows[-1])
+        return Trial(
+            settings=settings,
+            top1=last["accuracy_top1"],
+            top3=last["accuracy_top3"],
+            epsilon=last["epsilon"],
         )
-    return sorted(trials, key=lambda trial: -trial.top1)
 
 
-def _name(*parts: object) -> str:
+def _start_digest(recipe: Recipe) -> str | None:
+    """Identify the parameters that a recipe starts from, if it names any."""
+    if not recipe.model.warm_start:
+        return None
+    params, _ = load_model(Path(recipe.model.warm_start))
+    return params_digest(params)
+
+
+def _short_digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
-def _size(corpus: PublicCorpus, recipe: Recipe) -> tuple[int, int]:
-    """Return the recipe's number of users, and the tokens of each: as many as a user may have, or
-    an equal share of the text.
+def _size_for(corpus: PublicCorpus, recipe: Recipe) -> Size:
+    """Return how many users a recipe needs, and how many tokens each of them gets.
+
+    These are as many as a user may have, or an equal share of the text.
     """
-    users, tokens = recipe.participation.users, corpus.documents.tokens
-    share = min(recipe.data.tokens_per_user, int(tokens / (users + _held_out(users))))
+    users = recipe.participation.users
+    tokens = corpus.documents.tokens
+    equal_share = int(tokens / (users + _count_held_out(users)))
+    share = min(recipe.data.tokens_per_user, equal_share)
     if share < LEAST_TOKENS:
-        few = f"of {users:,} users each would get {share}, and {LEAST_TOKENS} are the least"
-        more = "Take more public text, or lower participation.users, and the cohort with it"
-        raise RecipeError(f"{corpus.source} has {tokens:,} tokens: {few}. {more}")
-    return users, share
+        raise RecipeError(
+            f"{corpus.source} has {tokens:,} tokens: of {users:,} users each would get {share}, and"
+            f" {LEAST_TOKENS} are the least. Take more public text, or lower participation.users,"
+            " and the cohort with it"
+        )
+    return Size(users, share)
 
 
-def _held_out(users: int) -> int:
+def _count_held_out(users: int) -> int:
     return max(int(users * HELD_OUT), LEAST_HELD_OUT)
 
 
-def deal(corpus: PublicCorpus, folder: Path, users: int, share: int) -> Population:
-    """Give each user the next `share` tokens; those after them are held out."""
-    words = np.concatenate(list(corpus.documents))[: (users + _held_out(users)) * share]
+def deal_text(corpus: PublicCorpus, folder: Path, size: Size) -> Population:
+    """Give each user the next tokens, as many as their share; those after them are held out."""
+    users, share = size
+    words = np.concatenate(list(corpus.documents))
+    words = words[: (users + _count_held_out(users)) * share]
     pieces = [words[start : start + share].tolist() for start in range(0, len(words), share)]
     about = {
         "source": corpus.source,
         "simulated": f"pieces of public text of {share} tokens play the users",
     }
-    dealt = {f"user {number}": piece for number, piece in enumerate(pieces[:users])}
-    held_back = {f"held out {number}": piece for number, piece in enumerate(pieces[users:])}
-    return write_population(folder, dealt, held_back, corpus.vocabulary, about)
+    train = {f"user {number}": piece for number, piece in enumerate(pieces[:users])}
+    held_out = {f"held out {number}": piece for number, piece in enumerate(pieces[users:])}
+    return write_population(
+        folder=folder,
+        train=train,
+        held_out=held_out,
+        vocabulary=corpus.vocabulary,
+        about=about,
+    )

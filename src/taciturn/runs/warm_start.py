@@ -1,14 +1,15 @@
-"""Where a run starts: from a model of public text, or from an earlier run, whose cost then counts
-as its own.
+"""Load what a run starts from: a model of public text, or the model of an earlier run.
+
+The cost of an earlier run then counts as its own.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from dp_accounting import DpEvent
 
 from taciturn.core import Params
-from taciturn.data.population import check_strangers
+from taciturn.data.population import Population, check_strangers
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.people import open_ledger
 from taciturn.privacy.ledger.ledger import Ledger
@@ -20,98 +21,106 @@ from taciturn.release.gate import check_not_personal
 from taciturn.release.model_file import ModelCard, load_model, params_digest
 
 
-class WarmStart(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """Parameters to start from, and what they have cost already."""
+
     params: Params
     card: ModelCard
-    # what the parameters cost, by the ledger of their run; empty for public text
-    lineage: tuple[DpEvent, ...]
+    # What the parameters cost, by the ledger of their run; empty for public text.
+    lineage: tuple[DpEvent, ...] = ()
     adjacency: str | None = None
-    # of those costs' samplers from the ideal
+    # Between the samplers of those costs and the ideal, in total variation.
     distance: float = 0.0
-    # whether some of that was a simulation, whose noise anyone can remove
+    # Whether some of that was a simulation, whose noise anyone can remove.
     seeded: bool = False
 
 
 def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> WarmStart | None:
-    """Load the model a recipe starts from, if it names one; refuse one that does not fit or whose
-    history is unknown.
+    """Load the model that a recipe starts from, if it names one.
+
+    A model that does not fit, or whose history is unknown, is refused.
     """
     if recipe.model.warm_start is None:
         return None
     path = Path(recipe.model.warm_start)
     params, card = load_model(path)
     check_not_personal(card, path)
-    differing = differences(recipe.model, card)
-    if differing:
+    differences = describe_differences(recipe.model, card)
+    if differences:
         raise RecipeError(
-            f"[model] warm_start is another model: {differing}. Set [model] as it is, or start from"
-            " another model"
+            f"[model] warm_start is another model: {differences}. Set [model] as it is, or start"
+            " from another model"
         )
     if card.vocabulary != vocabulary.words:
         raise RecipeError(
             "[model] warm_start knows other words than the population; build both with the same"
             " vocabulary"
         )
-    own = (
-        [build.population(load_recipe(path / "recipe.toml"))]
-        if (path / "recipe.toml").exists()
-        else []
-    )
-    start, now = (
-        _with_history(WarmStart(params, card, ()), [ledger, *map(open_ledger, own)]),
-        Path(recipe.data.population),
-    )
-    for before in own:
-        # A run measures its model on held-out users, from round 0 on: none of them may be someone
-        # whom this model protects.
-        if start.lineage and not now.samefile(before.folder):
-            check_strangers(now, before.folder)
+    books = [ledger]
+    earlier = _population_of_run(path)
+    if earlier:
+        books.append(open_ledger(earlier))
+    start = _look_up_history(params, card, books)
+    # A run measures its model on held-out users, from round 0 on: none of them may be someone
+    # whom this model protects.
+    if earlier and start.lineage:
+        people = Path(recipe.data.population)
+        if not people.samefile(earlier.folder):
+            check_strangers(people, earlier.folder)
     return start
 
 
-def differences(model: ModelSection, card: ModelCard) -> str:
+def _population_of_run(folder: Path) -> Population | None:
+    """Return the users on whom a start was trained, where it is a run's folder."""
+    path = folder / "recipe.toml"
+    return build.population(load_recipe(path)) if path.exists() else None
+
+
+def describe_differences(model: ModelSection, card: ModelCard) -> str:
     """Say how the existing model differs from the requested one; empty where it does not."""
-    ours, theirs = (
-        model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"}),
-        card.architecture,
-    )
-    differing = {
-        name: (theirs.get(name), value) for name, value in ours.items() if theirs.get(name) != value
-    }
-    shown = {
-        name: ["the default" if one is None else one for one in both]
-        for name, both in differing.items()
-    }
-    return "; ".join(
-        f"its {name} is {there}, not {wanted}" for name, (there, wanted) in shown.items()
-    )
+    requested = model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"})
+    sentences = []
+    for name, wanted in requested.items():
+        there = card.architecture.get(name)
+        if there != wanted:
+            sentences.append(f"its {name} is {_describe(there)}, not {_describe(wanted)}")
+    return "; ".join(sentences)
 
 
-def _with_history(start: WarmStart, books: list[Ledger]) -> WarmStart:
-    """Look up what these parameters cost, and under which terms. Ledgers are asked by the
-    parameters themselves, never by what the file states; a file that says it is made of public
-    text, and that no ledger knows, is believed.
+def _describe(setting: object) -> object:
+    return "the default" if setting is None else setting
+
+
+def _look_up_history(params: Params, card: ModelCard, books: list[Ledger]) -> WarmStart:
+    """Look up what these parameters cost, and under which terms.
+
+    Ledgers are asked by the parameters themselves, never by what the file states; a file that says
+    it is made of public text, and that no ledger knows, is believed.
     """
+    digest = params_digest(params)
     is_known = False
     for book in books:
-        row = book.model_row(params_digest(start.params))
+        row = book.model_row(digest)
         if row is None:
             continue
-        is_known, lineage = True, tuple(book.cost(row["run"], row["hash"]))
-        # Without any it is what a run began with: whether that run was seeded says nothing about
-        # it.
+        is_known = True
+        lineage = tuple(book.cost(row["run"], row["hash"]))
+        # Without any cost it is what a run began with: whether that run was seeded says nothing
+        # about it.
         if lineage:
             opened = book.run_rows(row["run"])[0]
-            seeded = opened["randomness"] != "operating system"
-            return start._replace(
+            return WarmStart(
+                params=params,
+                card=card,
                 lineage=lineage,
-                distance=book.distance(row["run"]),
                 adjacency=opened["adjacency"],
-                seeded=seeded,
+                distance=book.distance(row["run"]),
+                seeded=opened["randomness"] != "operating system",
             )
-    if start.card.run is not None and not is_known:
+    if card.run is not None and not is_known:
         raise RecipeError(
-            f"[model] warm_start says run {start.card.run}, but no ledger knows its parameters;"
-            " name that run's folder"
+            f"[model] warm_start says run {card.run}, but no ledger knows its parameters; name that"
+            " run's folder"
         )
-    return start
+    return WarmStart(params=params, card=card)

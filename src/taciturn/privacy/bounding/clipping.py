@@ -211,6 +211,15 @@ def no_clip() -> Bound:
     )
 
 
+def clip_norm_of(public: PyTree) -> float:
+    """Return the clip norm in force, from the public part of a round's message.
+
+    It is that part itself where nothing else is public, and a field of it where there is more
+    (`Norms` of adaptive_clip.py, `Rotation` of secagg_encoding.py).
+    """
+    return float(getattr(public, "clip_norm", public))
+
+
 def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
     """Return the report of one user: clip, weight, round."""
     usable = trees.norm_upper_bound(update) <= LARGEST_UPDATE

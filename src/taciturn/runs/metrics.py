@@ -1,0 +1,130 @@
+"""metrics.jsonl and metrics.csv: what a run measured, round by round."""
+
+import csv
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from taciturn.core import Params, PyTree
+from taciturn.evaluation.accuracy import METRICS, Scores
+from taciturn.files import from_json, to_json, write_atomically
+from taciturn.privacy.bounding.adaptive_clip import Norms
+from taciturn.privacy.bounding.clipping import clip_norm_of
+from taciturn.recipe import build
+from taciturn.runs.run import Run
+from taciturn.training import TrainState
+
+# Evaluations that are averaged (McMahan et al. 2018, §3).
+SMOOTHED_OVER = 5
+
+# The value of each column.
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsRow:
+    """The columns of metrics.csv, in their order. A run has no column for what is None."""
+
+    # Rounds done.
+    round: int
+    releases: int
+    epsilon: float
+    rho: float
+    accuracy_top1: float
+    accuracy_top3: float
+    accuracy_top5: float
+    accuracy_in_vocabulary: float
+    loss: float
+    perplexity: float
+    accuracy_top1_margin: float
+    # Of the general text, where the recipe names one.
+    general_perplexity: float | None
+    general_accuracy_top1: float | None
+    # In force, and the estimate it follows where it adapts.
+    clip_norm: float
+    clip_estimate: float | None
+    # Reports, and the bytes of all of them.
+    uploads: float
+    upload_bytes: float
+    # Spent on rounds, without measuring.
+    seconds: float
+    # How many rounds old the models were that reports are about, in a fleet with a queue.
+    staleness: float | None
+    # The mean of the last evaluations; known once the row is added to those before it.
+    accuracy_top1_smoothed: float | None = None
+
+    def to_dict(self) -> Row:
+        """Return the columns that the run has."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+class Metrics:
+    """The rows of a run so far, in its two files.
+
+    Rows of rounds lost in a crash are dropped when the run is resumed.
+    """
+
+    def __init__(self, folder: Path, round: int) -> None:
+        """Read the rows up to this round."""
+        self.folder = folder
+        path = folder / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        rows: list[Row] = [from_json(line) for line in lines]
+        self.rows = [row for row in rows if row["round"] <= round]
+
+    def add(self, row: MetricsRow) -> None:
+        """Add a row, and write both files anew."""
+        earlier = [known_row["accuracy_top1"] for known_row in self.rows]
+        recent = [*earlier, row.accuracy_top1][-SMOOTHED_OVER:]
+        row = replace(row, accuracy_top1_smoothed=sum(recent) / len(recent))
+        self.rows.append(row.to_dict())
+        lines = [to_json(row) + "\n" for row in self.rows]
+        write_atomically(self.folder / "metrics.jsonl", "".join(lines).encode())
+        write_atomically(self.folder / "metrics.csv", self._to_csv().encode())
+
+    def _to_csv(self) -> str:
+        table = io.StringIO()
+        writer = csv.DictWriter(table, list(self.rows[-1]))
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return table.getvalue()
+
+
+def measure_row(run: Run, state: TrainState, scores: Scores, seconds: float) -> MetricsRow:
+    """Make the row of a state with these scores on held-out users.
+
+    Where the claim rests on who was drawn, the number of reports is secret: the expected one stands
+    in its place.
+    """
+    params: Params = state.server.params
+    guarantee = run.account.guarantee()
+    stats = run.fleet.stats()
+    expected_uploads = round(guarantee.releases * run.recipe.participation.cohort)
+    uploads = stats.get("uploads", expected_uploads)
+    staleness = stats.get("staleness")
+    together = scores.together
+    figures = {metric: together[metric].value for metric in METRICS}
+    general = run.evaluate_general(params)
+    public = run.algorithm.mechanism.public(state.mechanism)
+    return MetricsRow(
+        round=state.round,
+        releases=guarantee.releases,
+        epsilon=guarantee.epsilon,
+        rho=guarantee.rho,
+        **figures,
+        accuracy_top1_margin=together["accuracy_top1"].margin,
+        general_perplexity=general["perplexity"].value if general else None,
+        general_accuracy_top1=general["accuracy_top1"].value if general else None,
+        clip_norm=clip_norm_of(public),
+        clip_estimate=_clip_estimate_of(public),
+        uploads=uploads,
+        upload_bytes=uploads * build.upload_size(run.recipe, params),
+        seconds=round(seconds, 3),
+        staleness=None if staleness is None else round(staleness, 3),
+    )
+
+
+def _clip_estimate_of(public: PyTree) -> float | None:
+    """Return the estimate that a clip norm follows, where it adapts; it is public like the norm."""
+    return float(public.estimate) if isinstance(public, Norms) else None
