@@ -21,7 +21,8 @@ from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.models.cells import cifg
-from taciturn.privacy.accounting.accountant import epsilon, repeat
+from taciturn.privacy.accounting.accountant import epsilon
+from taciturn.privacy.accounting.events import repeat
 from taciturn.privacy.bounding.clipping import flat_clip
 from taciturn.privacy.bounding.estimators import fixed_denominator
 from taciturn.privacy.noise.chacha20 import key_words

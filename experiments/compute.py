@@ -17,7 +17,8 @@ from listed import HERE, listed
 from results import Result, load, rounded
 from taciturn import planning
 from taciturn.names import MechanismName
-from taciturn.privacy.accounting.accountant import classic_epsilon, epsilon, repeat
+from taciturn.privacy.accounting.accountant import classic_epsilon, epsilon
+from taciturn.privacy.accounting.events import repeat
 from taciturn.privacy.participation import FixedSize, PoissonSampling
 
 
@@ -86,9 +87,9 @@ def xu2023() -> Result:
         }
         users = int(1e6 * (millions or 4.21))
         question = planning.Question(
-            users,
-            rounds,
-            printed.XU_REPORT_GOAL,
+            population=users,
+            rounds=rounds,
+            report_goal=printed.XU_REPORT_GOAL,
             noise_multiplier=printed.XU_NOISE_MULTIPLIER,
             **asked,
         )
@@ -138,7 +139,11 @@ def _figure_4() -> dict[str, dict[str, list[tuple[float, float]]]]:
         for place, people, length, reports, rest in places:
             multiplier = printed.XU_NOISE_MULTIPLIER * reports / goal
             question = planning.Question(
-                people, length, reports, noise_multiplier=multiplier, min_separation=rest
+                population=people,
+                rounds=length,
+                report_goal=reports,
+                noise_multiplier=multiplier,
+                min_separation=rest,
             )
             honaker = planning.plan(question, "honaker")
             lines["tree, Honaker"].append((place, honaker.rho))

@@ -84,11 +84,11 @@ def account_of(of: Algorithm, path: Path, name: str = "run", **declared) -> Acco
         "adjacency": of.participation.adjacency,
         "randomness": "operating system",
         "accountant": "rdp",
-        "budget": Budget(DELTA),
+        "budget": Budget(delta=DELTA),
         "rounds": 5,
     }
     terms = RunTerms(name=name, **(usual | declared))
-    return Account(Ledger(path), terms, of.mechanism.event(of.participation))
+    return Account(ledger=Ledger(path), terms=terms, release=of.mechanism.event(of.participation))
 
 
 def curator_of(

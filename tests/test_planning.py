@@ -13,7 +13,8 @@ from taciturn import planning
 from taciturn.cli import app
 from taciturn.fleets.simulation.availability import Rounds
 from taciturn.planning import PlanError, Question, grow_to_rho, plan
-from taciturn.privacy.accounting.accountant import epsilon, gaussian_epsilon
+from taciturn.privacy.accounting.accountant import epsilon
+from taciturn.privacy.accounting.conversions import gaussian_epsilon
 from taciturn.privacy.noise.strategies import optimal_bands, optimal_blt
 
 simulated_timer = functools.cache(
@@ -26,23 +27,40 @@ def answers(question, *mechanisms):
 
 
 def test_a_plan_gives_the_papers_figures():
-    gboard = Question(3_240_000, 930, 6500, 1e-10, 7.0, min_separation=212, max_participations=4)
+    gboard = Question(
+        population=3_240_000,
+        rounds=930,
+        report_goal=6500,
+        delta=1e-10,
+        noise_multiplier=7.0,
+        min_separation=212,
+        max_participations=4,
+    )
     assert answers(gboard, "tree")["tree"].rho == pytest.approx(0.48, abs=0.001)
-    mcmahan = Question(763_430, 5000, 5000, 1e-9, 1.0)
+    mcmahan = Question(
+        population=763_430, rounds=5000, report_goal=5000, delta=1e-9, noise_multiplier=1.0
+    )
     assert answers(mcmahan, "poisson")["poisson"].epsilon == pytest.approx(3.899, abs=0.005)
-    printed = Question(763_430, 5000, 5000, 1e-9, 1.0, accountant="moments")
+    printed = Question(
+        population=763_430,
+        rounds=5000,
+        report_goal=5000,
+        delta=1e-9,
+        noise_multiplier=1.0,
+        accountant="moments",
+    )
     assert answers(printed, "poisson")["poisson"].epsilon == pytest.approx(4.634, abs=0.001)
 
 
 def test_separation_is_what_population_and_report_goal_allow():
-    question = Question(10**6, 3000, 6500, noise_multiplier=7.0)
+    question = Question(population=10**6, rounds=3000, report_goal=6500, noise_multiplier=7.0)
     assert question.separation == 152  # "has to be smaller than 153 rounds" (§2.2)
     assert question.participations == 20
 
 
 def test_noise_is_found_for_a_target_and_meets_it():
     for target in ({"rho": 0.5}, {"epsilon": 0.5}):
-        question = Question(10**6, 300, 2000, **target)
+        question = Question(population=10**6, rounds=300, report_goal=2000, **target)
         for one in answers(question, "poisson", "tree", "honaker", "independent").values():
             reached = one.rho if "rho" in target else one.epsilon
             wanted = next(iter(target.values()))
@@ -53,7 +71,14 @@ def test_correlated_noise_pays_and_honaker_more_and_blt_most():
     """At equal ρ (facts: 77.48, 21.11, 15.99 and 9.29 for 2,000 rounds, separation 300, six
     participations).
     """
-    question = Question(10**6, 2000, 3000, rho=1.0, min_separation=299, max_participations=6)
+    question = Question(
+        population=10**6,
+        rounds=2000,
+        report_goal=3000,
+        rho=1.0,
+        min_separation=299,
+        max_participations=6,
+    )
     found = answers(question, "independent", "tree", "honaker")
     relative = {name: one.error / found["independent"].error for name, one in found.items()}
     assert relative["tree"] == pytest.approx(21.11 / 77.48, rel=0.01)
@@ -65,7 +90,7 @@ def test_correlated_noise_pays_and_honaker_more_and_blt_most():
 @pytest.mark.slow
 def test_the_best_blt_is_found_kept_and_far_better_than_a_tree(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    question = Question(10**4, 60, 500, rho=1.0)
+    question = Question(population=10**4, rounds=60, report_goal=500, rho=1.0)
     found = answers(question, "honaker", "banded", "blt")
     assert found["blt"].error < 0.8 * found["honaker"].error
     assert len(list(tmp_path.rglob("*.json"))) == 2
@@ -180,7 +205,7 @@ def rests(monkeypatch):
 
 def test_a_small_trial_grows_until_rho_is_met_and_its_noise_on_the_average_stays(monkeypatch):
     rests(monkeypatch)
-    trial = Question(4_200_000, 1900, 500, noise_multiplier=0.54)
+    trial = Question(population=4_200_000, rounds=1900, report_goal=500, noise_multiplier=0.54)
     found = grow_to_rho(trial, 1.0, 20_000, "honaker", lambda *_: None)
     assert found.answer.rho <= 1.0
     assert found.more_noise == 1.0
@@ -195,7 +220,11 @@ def test_a_small_trial_grows_until_rho_is_met_and_its_noise_on_the_average_stays
 def test_where_the_largest_goal_is_not_enough_there_is_more_noise_and_a_warning(monkeypatch):
     rests(monkeypatch)
     found = grow_to_rho(
-        Question(830_000, 530, 500, noise_multiplier=0.54), 0.5, 2000, "honaker", lambda *_: None
+        Question(population=830_000, rounds=530, report_goal=500, noise_multiplier=0.54),
+        0.5,
+        2000,
+        "honaker",
+        lambda *_: None,
     )
     assert found.question.report_goal == 2000
     assert found.answer.rho == pytest.approx(0.5)
@@ -221,9 +250,15 @@ def test_where_the_largest_goal_is_not_enough_there_is_more_noise_and_a_warning(
 
 
 def test_what_cannot_grow_is_refused():
-    trial = Question(10_000, 100, 500, noise_multiplier=0.5)
+    trial = Question(population=10_000, rounds=100, report_goal=500, noise_multiplier=0.5)
     with pytest.raises(PlanError, match="give the trial"):
-        grow_to_rho(Question(10_000, 100, 500, epsilon=1.0), 1.0, 1000, "tree", lambda *_: None)
+        grow_to_rho(
+            Question(population=10_000, rounds=100, report_goal=500, epsilon=1.0),
+            1.0,
+            1000,
+            "tree",
+            lambda *_: None,
+        )
     with pytest.raises(PlanError, match="half of the users, not 9,000"):
         grow_to_rho(trial, 1.0, 9_000, "tree", lambda *_: None)
     out = CliRunner().invoke(

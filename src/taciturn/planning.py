@@ -19,7 +19,9 @@ from taciturn.core import Participation, Strategy
 from taciturn.errors import TaciturnError
 from taciturn.fleets.simulation.availability import Devices, Habits, Rounds, simulate_rounds
 from taciturn.names import AccountantName, MechanismName
-from taciturn.privacy.accounting.accountant import Budget, epsilon, noise_for_budget, repeat, rho
+from taciturn.privacy.accounting.accountant import Budget, epsilon, noise_for_budget
+from taciturn.privacy.accounting.events import repeat
+from taciturn.privacy.accounting.zero_concentrated import rho
 from taciturn.privacy.noise.sensitivity import (
     blt_coefficients,
     independent,
@@ -49,7 +51,7 @@ class PlanError(TaciturnError):
     """A plan that cannot be met, and why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
     population: int
     rounds: int
@@ -168,7 +170,7 @@ def _noise(question: Question, strategy: Strategy, participation: Participation)
         return math.sqrt(
             rho(repeat(participation.event(1.0, strategy), question.rounds)) / question.rho
         )
-    budget = Budget(question.at_delta, question.epsilon)
+    budget = Budget(delta=question.at_delta, epsilon=question.epsilon)
     try:
         return noise_for_budget(
             lambda z: repeat(participation.event(z, strategy), question.rounds),

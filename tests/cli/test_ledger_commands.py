@@ -26,11 +26,20 @@ def run_cli(*arguments):
 
 
 def spend(folder, name, adjacency="add or remove one user", ledger=None):
-    terms = RunTerms(name, "r", "p", adjacency, "operating system", "pld", Budget(1e-6), 5)
+    terms = RunTerms(
+        name=name,
+        recipe="r",
+        population="p",
+        adjacency=adjacency,
+        randomness="operating system",
+        accountant="pld",
+        budget=Budget(delta=1e-6),
+        rounds=5,
+    )
     account = Account(
-        ledger or open_ledger(Population(folder)),
-        terms,
-        PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)),
+        ledger=ledger or open_ledger(Population(folder)),
+        terms=terms,
+        release=PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)),
     )
     account.open()
     account.charge(len(account.charges), "record")

@@ -83,10 +83,19 @@ def build_june(months, *more):
 
 def spend(folder, name):
     terms = RunTerms(
-        name, "r", "p", "add or remove one user", "operating system", "rdp", Budget(1e-6), 5
+        name=name,
+        recipe="r",
+        population="p",
+        adjacency="add or remove one user",
+        randomness="operating system",
+        accountant="rdp",
+        budget=Budget(delta=1e-6),
+        rounds=5,
     )
     account = Account(
-        open_ledger(Population(folder)), terms, PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0))
+        ledger=open_ledger(Population(folder)),
+        terms=terms,
+        release=PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0)),
     )
     account.open()
     account.charge(len(account.charges), "record")
@@ -94,7 +103,7 @@ def spend(folder, name):
 
 def is_enough(folder, limit) -> bool:
     try:
-        open_ledger(Population(folder)).set_budget(PopulationBudget(limit, 1e-6))
+        open_ledger(Population(folder)).set_budget(PopulationBudget(epsilon=limit, delta=1e-6))
     except LedgerError:
         return False
     return True

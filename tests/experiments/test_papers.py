@@ -342,17 +342,27 @@ def test_people_are_copied_once_and_wholly(tmp_path):
 def test_the_noise_of_the_headline_is_that_of_the_papers():
     """In clip norms per person of a round, root mean square of the noise on the sum so far."""
     theirs = {
-        "production": plan(Question(4_000_000, 2000, 20_000, noise_multiplier=0.8), "poisson"),
+        "production": plan(
+            Question(population=4_000_000, rounds=2000, report_goal=20_000, noise_multiplier=0.8),
+            "poisson",
+        ),
         "gboard": plan(
-            Question(4_210_000, 1900, 6500, noise_multiplier=7.0, min_separation=526), "honaker"
+            Question(
+                population=4_210_000,
+                rounds=1900,
+                report_goal=6500,
+                noise_multiplier=7.0,
+                min_separation=526,
+            ),
+            "honaker",
         ),
     }
     for name, answer in theirs.items():
         recipe = next(one for one in RUNS if one.id == f"headline-{name}-1").loaded()
         asked = Question(
-            9100,
-            recipe.run.rounds,
-            int(recipe.participation.cohort),
+            population=9100,
+            rounds=recipe.run.rounds,
+            report_goal=int(recipe.participation.cohort),
             noise_multiplier=recipe.privacy.noise_multiplier,
         )
         assert plan(asked, answer.mechanism).error == pytest.approx(answer.error, rel=0.05)

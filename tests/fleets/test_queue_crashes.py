@@ -135,9 +135,16 @@ class Small:
     def _account(self) -> Account:
         event = ALGORITHM.mechanism.event(CLAIM)
         terms = RunTerms(
-            "run", "r", "p", CLAIM.adjacency, self._randomness, "rdp", Budget(1e-5), ROUNDS
+            name="run",
+            recipe="r",
+            population="p",
+            adjacency=CLAIM.adjacency,
+            randomness=self._randomness,
+            accountant="rdp",
+            budget=Budget(delta=1e-5),
+            rounds=ROUNDS,
         )
-        return Account(Ledger(self.folder / "ledger.jsonl"), terms, event)
+        return Account(ledger=Ledger(self.folder / "ledger.jsonl"), terms=terms, release=event)
 
     def go_on(self, rounds: int = ROUNDS, noisy_sums: int = 0):
         """From the state that was last saved; `noisy_sums` stands for hardware on which sums come
@@ -503,9 +510,16 @@ def test_who_reports_in_a_run_with_secret_randomness_cannot_be_worked_out_from_i
 def test_an_average_without_noise_from_a_queue_is_charged_as_that_and_keeps_its_log(tmp_path):
     release = BARE_ALGORITHM.mechanism.event(CLAIM)
     terms = RunTerms(
-        "run", "r", "p", CLAIM.adjacency, "operating system", "rdp", Budget(1e-5), ROUNDS
+        name="run",
+        recipe="r",
+        population="p",
+        adjacency=CLAIM.adjacency,
+        randomness="operating system",
+        accountant="rdp",
+        budget=Budget(delta=1e-5),
+        rounds=ROUNDS,
     )
-    account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, release)
+    account = Account(ledger=Ledger(tmp_path / "ledger.jsonl"), terms=terms, release=release)
     account.open()
     with pytest.raises(ValueError, match="needs a log"):
         Curator(BARE_ALGORITHM, queue(tmp_path), account, bytes(32))

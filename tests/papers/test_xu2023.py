@@ -6,7 +6,9 @@ import time
 import pytest
 
 from printed import XU_EPSILON, XU_MODELS, XU_NOISE_MULTIPLIER
-from taciturn.privacy.accounting.accountant import epsilon, repeat, rho
+from taciturn.privacy.accounting.accountant import epsilon
+from taciturn.privacy.accounting.events import repeat
+from taciturn.privacy.accounting.zero_concentrated import rho
 from taciturn.privacy.noise.sensitivity import tree, tree_sensitivity_squared
 from taciturn.privacy.participation import MinSeparation
 

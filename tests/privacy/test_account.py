@@ -9,7 +9,8 @@ from dp_accounting import NonPrivateDpEvent
 
 from curators import account_of, averaging
 from harness import copied_ledger
-from taciturn.privacy.accounting.accountant import epsilon, repeat
+from taciturn.privacy.accounting.accountant import epsilon
+from taciturn.privacy.accounting.events import repeat
 from taciturn.privacy.ledger.account import Account
 from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
 

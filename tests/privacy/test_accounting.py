@@ -32,12 +32,14 @@ from taciturn.privacy.accounting.accountant import (
     Budget,
     allowed_releases,
     epsilon,
-    event_from_json,
-    gaussian_epsilon,
     noise_for_budget,
-    repeat,
 )
-from taciturn.privacy.accounting.conversions import smallest_epsilon, with_distance
+from taciturn.privacy.accounting.conversions import (
+    gaussian_epsilon,
+    smallest_epsilon,
+    with_distance,
+)
+from taciturn.privacy.accounting.events import event_from_json, repeat
 from taciturn.privacy.accounting.loss_distributions import epsilon_by_loss_distributions
 from taciturn.privacy.noise.correlated import Bands, banded_toeplitz
 from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation
@@ -223,7 +225,10 @@ def test_a_distance_just_small_enough_is_accepted_and_a_larger_one_ends_the_sear
 
 
 def test_a_budget_counts_the_distance():
-    release, budget = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), Budget(1e-5, epsilon=3.0)
+    release, budget = (
+        PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)),
+        Budget(delta=1e-5, epsilon=3.0),
+    )
     exact, off = (
         allowed_releases(lambda n: repeat(release, n), budget, "rdp", 1000, distance)
         for distance in (0.0, 1e-7)
@@ -355,7 +360,8 @@ def test_fixed_size_rounds_cost_at_least_what_replacing_one_user_reveals():
 
 
 def test_one_release_without_privacy_makes_a_composition_cost_infinity():
-    from taciturn.privacy.accounting.accountant import epsilon, rho
+    from taciturn.privacy.accounting.accountant import epsilon
+    from taciturn.privacy.accounting.zero_concentrated import rho
 
     mixture = ComposedDpEvent([NonPrivateDpEvent(), SelfComposedDpEvent(GaussianDpEvent(9.0), 1)])
     assert (
@@ -385,10 +391,14 @@ def test_the_fine_grid_decides_how_many_releases_are_allowed(fine, coarse, monke
 
     monkeypatch.setattr(Budget, "allows", allows)
     assert (
-        accountant.allowed_releases(lambda releases: releases, Budget(1e-6, 1.0), "pld", 100)
+        accountant.allowed_releases(
+            lambda releases: releases, Budget(delta=1e-6, epsilon=1.0), "pld", 100
+        )
         == fine
     )
-    by_the_coarse_one_alone = accountant._last_allowed(lambda releases: releases <= coarse, 0, 101)
+    by_the_coarse_one_alone = accountant._find_last_allowed(
+        lambda releases: releases <= coarse, low=0, high=101
+    )
     assert (by_the_coarse_one_alone > fine) == (
         coarse > fine
     )  # it would release more than the budget allows

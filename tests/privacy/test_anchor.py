@@ -51,16 +51,16 @@ def path(tmp_path, anchor):
 
 def run(path, name="run", reopen=False) -> Account:
     terms = RunTerms(
-        name,
-        "recipe",
-        "text",
-        "add or remove one user",
-        "operating system",
-        "pld",
-        Budget(1e-6),
-        50,
+        name=name,
+        recipe="recipe",
+        population="text",
+        adjacency="add or remove one user",
+        randomness="operating system",
+        accountant="pld",
+        budget=Budget(delta=1e-6),
+        rounds=50,
     )
-    account = Account(Ledger(path), terms, RELEASE)
+    account = Account(ledger=Ledger(path), terms=terms, release=RELEASE)
     account.reopen(None) if reopen else account.open()
     return account
 

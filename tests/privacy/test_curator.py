@@ -29,7 +29,8 @@ from taciturn.data.population import Population
 from taciturn.fleets.simulation.check_in import CheckInFleet
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.fleets.simulation.queued import QueuedFleet
-from taciturn.privacy.accounting.accountant import Budget, epsilon, repeat
+from taciturn.privacy.accounting.accountant import Budget, epsilon
+from taciturn.privacy.accounting.events import repeat
 from taciturn.privacy.bounding.clipping import flat_clip
 from taciturn.privacy.bounding.estimators import clipped_denominator, fixed_denominator
 from taciturn.privacy.curator import Curator
@@ -209,7 +210,7 @@ def test_an_account_under_another_adjacency_is_refused(fleet, tmp_path):
 def test_the_budget_holds_when_every_round_is_interrupted_and_repeated(fleet, tmp_path):
     of = averaging()
     limit = epsilon(repeat(of.mechanism.event(of.participation), 3), DELTA, "rdp")
-    door = opened(of, fleet, tmp_path / FILE_NAME, budget=Budget(DELTA, epsilon=limit))
+    door = opened(of, fleet, tmp_path / FILE_NAME, budget=Budget(delta=DELTA, epsilon=limit))
     state = of.mechanism.init(ZERO)
     for round in range(3):
         for attempt in range(4):

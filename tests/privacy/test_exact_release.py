@@ -15,7 +15,7 @@ from scipy import stats
 
 from harness import mostly_slow
 from taciturn.core import Release
-from taciturn.privacy.accounting.accountant import gaussian_epsilon
+from taciturn.privacy.accounting.conversions import gaussian_epsilon
 from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip
 from taciturn.privacy.bounding.clipping import flat_clip, per_layer_clip
 from taciturn.privacy.bounding.estimators import clipped_denominator, fixed_denominator

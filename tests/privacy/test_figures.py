@@ -106,7 +106,12 @@ def test_a_population_for_which_no_delta_makes_sense_is_refused():
     run = CliRunner().invoke(app, [*common, "--population", "1"])
     assert run.exit_code != 0
     with pytest.raises(PlanError, match="1 users are too few for a guarantee"):
-        Question(1, 10, 1, noise_multiplier=1.0)
+        Question(population=1, rounds=10, report_goal=1, noise_multiplier=1.0)
     with pytest.raises(PlanError, match="Plan for 10 or more"):
-        Question(LEAST_POPULATION - 1, 10, 1, noise_multiplier=1.0)
-    assert Question(LEAST_POPULATION, 10, 1, noise_multiplier=1.0).at_delta == 0.01
+        Question(population=LEAST_POPULATION - 1, rounds=10, report_goal=1, noise_multiplier=1.0)
+    assert (
+        Question(
+            population=LEAST_POPULATION, rounds=10, report_goal=1, noise_multiplier=1.0
+        ).at_delta
+        == 0.01
+    )

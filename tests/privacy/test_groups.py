@@ -20,9 +20,12 @@ from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_me
 from scipy.stats import binom, norm
 from test_accounting import guarantee
 
-from taciturn.privacy.accounting.accountant import epsilon, gaussian_epsilon, repeat, rho
+from taciturn.privacy.accounting.accountant import epsilon
+from taciturn.privacy.accounting.conversions import gaussian_epsilon
+from taciturn.privacy.accounting.events import repeat
 from taciturn.privacy.accounting.group_privacy import chained_share, group_epsilon
 from taciturn.privacy.accounting.loss_distributions import epsilon_by_loss_distributions
+from taciturn.privacy.accounting.zero_concentrated import rho
 from taciturn.privacy.noise.sensitivity import toeplitz, tree
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation
 from taciturn.release.privacy_statement import statement, statement_json

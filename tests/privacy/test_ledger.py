@@ -17,7 +17,8 @@ from dp_accounting import (
 )
 
 from harness import cut_off_rows
-from taciturn.privacy.accounting.accountant import Budget, epsilon, event_from_json, event_to_json
+from taciturn.privacy.accounting.accountant import Budget, epsilon
+from taciturn.privacy.accounting.events import event_from_json, event_to_json
 from taciturn.privacy.ledger.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.ledger.ledger import Ledger, LedgerError
 from taciturn.privacy.participation import FixedSize, PoissonSampling
@@ -28,24 +29,28 @@ ROUND_COST = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
 
 
 def terms(
-    name="run", budget=Budget(1e-5), adjacency=PoissonSampling.adjacency, rounds=100, lineage=()
+    name="run",
+    budget=Budget(delta=1e-5),
+    adjacency=PoissonSampling.adjacency,
+    rounds=100,
+    lineage=(),
 ):
     return RunTerms(
-        name,
-        "recipe",
-        "text",
-        adjacency,
-        "operating system",
-        "pld",
-        budget,
-        rounds,
-        "start",
-        lineage,
+        name=name,
+        recipe="recipe",
+        population="text",
+        adjacency=adjacency,
+        randomness="operating system",
+        accountant="pld",
+        budget=budget,
+        rounds=rounds,
+        start="start",
+        lineage=lineage,
     )
 
 
 def account(path, run_terms=None, release=SelfComposedDpEvent(ROUND_COST, 1)) -> Account:
-    return Account(Ledger(path), run_terms or terms(), release)
+    return Account(ledger=Ledger(path), terms=run_terms or terms(), release=release)
 
 
 @pytest.fixture
@@ -154,7 +159,7 @@ def test_a_charge_that_only_lost_the_end_of_its_line_still_counts(opened, ledger
 
 
 def test_a_budget_becomes_a_number_of_releases_before_the_first_and_limits_them(ledger_path):
-    limited = account(ledger_path, terms(budget=Budget(1e-5, epsilon=3.0)))
+    limited = account(ledger_path, terms(budget=Budget(delta=1e-5, epsilon=3.0)))
     limited.open()
     allowed = limited.allowed
     assert epsilon(SelfComposedDpEvent(ROUND_COST, allowed), 1e-5) <= 3.0
@@ -167,7 +172,7 @@ def test_a_budget_becomes_a_number_of_releases_before_the_first_and_limits_them(
 
 
 def test_a_budget_of_rho_counts_rho(ledger_path):
-    assert account(ledger_path, terms(budget=Budget(1e-5, rho=5.0))).allowed == 10
+    assert account(ledger_path, terms(budget=Budget(delta=1e-5, rho=5.0))).allowed == 10
 
 
 def test_runs_on_the_same_users_add_up(ledger_path):
@@ -219,7 +224,7 @@ def test_a_model_that_comes_from_an_earlier_run_carries_its_cost(ledger_path):
     assert later.guarantee().epsilon == pytest.approx(epsilon(earlier[0], 1e-5))
     later.charge(0, "record")
     assert later.guarantee().epsilon > epsilon(SelfComposedDpEvent(ROUND_COST, 50), 1e-5)
-    spent = account(ledger_path, terms("spent", Budget(1e-5, epsilon=3.0), lineage=earlier))
+    spent = account(ledger_path, terms("spent", Budget(delta=1e-5, epsilon=3.0), lineage=earlier))
     assert spent.allowed == 0
     stained = account(ledger_path, terms("stained", lineage=(NonPrivateDpEvent(),)))
     stained.open()
@@ -287,7 +292,7 @@ def test_rows_are_found_by_run_whichever_process_adds_them(opened, ledger_path):
                 assert each.run_rows(run) == [row for row in each.rows if row.get("run") == run]
 
     check()
-    Account(other, terms("second"), opened.release).open()
+    Account(ledger=other, terms=terms("second"), release=opened.release).open()
     check()
     opened.charge(3, "record")
     with open(ledger_path, "ab") as file:

@@ -12,7 +12,8 @@ from dp_accounting import (
 )
 
 from taciturn import randomness
-from taciturn.privacy.accounting.accountant import epsilon, event_from_json, event_to_json, repeat
+from taciturn.privacy.accounting.accountant import epsilon
+from taciturn.privacy.accounting.events import event_from_json, event_to_json, repeat
 from taciturn.privacy.noise.chacha20 import Coins
 from taciturn.privacy.noise.correlated import Bands, Buffers, banded_toeplitz, blt, tree
 from taciturn.privacy.participation import (

@@ -242,9 +242,18 @@ def test_a_round_with_too_few_rested_users_is_refused(people, tmp_path):
 def test_a_curator_needs_the_log_of_its_claim(people, tmp_path):
     of = algorithm()
     terms = RunTerms(
-        "run", "recipe", "people", CLAIM.adjacency, "operating system", "rdp", Budget(1e-5), 9
+        name="run",
+        recipe="recipe",
+        population="people",
+        adjacency=CLAIM.adjacency,
+        randomness="operating system",
+        accountant="rdp",
+        budget=Budget(delta=1e-5),
+        rounds=9,
     )
-    account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, of.mechanism.event(CLAIM))
+    account = Account(
+        ledger=Ledger(tmp_path / "ledger.jsonl"), terms=terms, release=of.mechanism.event(CLAIM)
+    )
     fleet = SimulatedFleet(people, Layout(Unrolls(4), 2, 1))
     for book in (None, log(tmp_path, 1, 3), log(tmp_path, 2, 4)):
         with pytest.raises(ValueError, match="needs a log"):
@@ -373,10 +382,19 @@ def test_correlated_noise_without_a_claim_about_participation_is_refused(people,
 
     of = algorithm(Everyone())
     terms = RunTerms(
-        "run", "recipe", "people", Everyone.adjacency, "operating system", "rdp", Budget(1e-5), 9
+        name="run",
+        recipe="recipe",
+        population="people",
+        adjacency=Everyone.adjacency,
+        randomness="operating system",
+        accountant="rdp",
+        budget=Budget(delta=1e-5),
+        rounds=9,
     )
     account = Account(
-        Ledger(tmp_path / "ledger.jsonl"), terms, of.mechanism.event(of.participation)
+        ledger=Ledger(tmp_path / "ledger.jsonl"),
+        terms=terms,
+        release=of.mechanism.event(of.participation),
     )
     with pytest.raises(ValueError, match="how often users take part"):
         Curator(of, SimulatedFleet(people, Layout(Unrolls(4), 2, 1)), account, bytes(32))

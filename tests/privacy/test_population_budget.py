@@ -16,13 +16,9 @@ from dp_accounting import (
 )
 from dp_accounting.rdp import RdpAccountant
 
-from taciturn.privacy.accounting.accountant import (
-    Budget,
-    CorrelatedDpEvent,
-    epsilon,
-    gaussian_epsilon,
-)
-from taciturn.privacy.accounting.conversions import with_distance
+from taciturn.privacy.accounting.accountant import Budget, epsilon
+from taciturn.privacy.accounting.conversions import gaussian_epsilon, with_distance
+from taciturn.privacy.accounting.events import CorrelatedDpEvent
 from taciturn.privacy.ledger.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.ledger.hash_chain import _hash
 from taciturn.privacy.ledger.ledger import Ledger, LedgerError
@@ -49,9 +45,16 @@ def path(tmp_path):
 def account(path, name="run", release=ROUND, **changed) -> Account:
     adjacency = PoissonSampling.adjacency
     terms = RunTerms(
-        name, "recipe", "text", adjacency, "operating system", "rdp", Budget(DELTA), ROUNDS
+        name=name,
+        recipe="recipe",
+        population="text",
+        adjacency=adjacency,
+        randomness="operating system",
+        accountant="rdp",
+        budget=Budget(delta=DELTA),
+        rounds=ROUNDS,
     )
-    return Account(Ledger(path), replace(terms, **changed), release)
+    return Account(ledger=Ledger(path), terms=replace(terms, **changed), release=release)
 
 
 def opened(path, name="run", releases=0, release=ROUND, **changed) -> Account:
@@ -64,7 +67,7 @@ def opened(path, name="run", releases=0, release=ROUND, **changed) -> Account:
 
 def with_budget(path, epsilon) -> Ledger:
     ledger = Ledger(path)
-    ledger.set_budget(PopulationBudget(epsilon, DELTA))
+    ledger.set_budget(PopulationBudget(epsilon=epsilon, delta=DELTA))
     return ledger
 
 
@@ -151,24 +154,27 @@ def test_correlated_noise_is_reserved_in_full_and_nothing_is_given_back(path):
 
 
 def test_a_runs_own_budget_lowers_what_it_reserves(path):
-    run = opened(path, budget=Budget(DELTA, epsilon=1.0))
+    run = opened(path, budget=Budget(delta=DELTA, epsilon=1.0))
     assert run.rows[0]["reserved"] == run.allowed < MOST
 
 
 def test_a_budget_is_only_ever_lowered_and_never_below_what_is_reserved(path):
     ledger = with_budget(path, 2 * TWO_RUNS)
-    for raised in (PopulationBudget(3 * TWO_RUNS, DELTA), PopulationBudget(TWO_RUNS, 10 * DELTA)):
+    for raised in (
+        PopulationBudget(epsilon=3 * TWO_RUNS, delta=DELTA),
+        PopulationBudget(epsilon=TWO_RUNS, delta=10 * DELTA),
+    ):
         with pytest.raises(LedgerError, match="only ever lowered"):
             ledger.set_budget(raised)
     opened(path, "first")
     with pytest.raises(LedgerError, match="could be passed"):
-        Ledger(path).set_budget(PopulationBudget(0.9 * ONE_RUN, DELTA))
-    Ledger(path).set_budget(PopulationBudget(1.01 * ONE_RUN, DELTA))
-    assert Ledger(path).budget == PopulationBudget(1.01 * ONE_RUN, DELTA)
+        Ledger(path).set_budget(PopulationBudget(epsilon=0.9 * ONE_RUN, delta=DELTA))
+    Ledger(path).set_budget(PopulationBudget(epsilon=1.01 * ONE_RUN, delta=DELTA))
+    assert Ledger(path).budget == PopulationBudget(epsilon=1.01 * ONE_RUN, delta=DELTA)
     for senseless in (
-        PopulationBudget(0.0, DELTA),
-        PopulationBudget(math.inf, DELTA),
-        PopulationBudget(1.0, 1.0),
+        PopulationBudget(epsilon=0.0, delta=DELTA),
+        PopulationBudget(epsilon=math.inf, delta=DELTA),
+        PopulationBudget(epsilon=1.0, delta=1.0),
     ):
         with pytest.raises(LedgerError, match="the ε of a budget must lie between"):
             Ledger(path).set_budget(senseless)
@@ -203,11 +209,14 @@ def test_a_budget_holds_for_any_choice_of_runs_and_a_filter_without_shares_does_
     """The twin is a filter without shares: it meets its budget at δ only at the best order, which
     choices of order could pass.
     """
-    budget, cost = PopulationBudget(1.001 * ONE_RUN, DELTA), SelfComposedDpEvent(ROUND, MOST)
+    budget, cost = (
+        PopulationBudget(epsilon=1.001 * ONE_RUN, delta=DELTA),
+        SelfComposedDpEvent(ROUND, MOST),
+    )
     assert budget.allows([cost], 0.0)
     assert epsilon_of_all([cost], DELTA) < 0.95 * budget.epsilon
     without_shares = epsilon_of_all([cost], DELTA, ORDERS) * 1.001
-    assert not PopulationBudget(without_shares, DELTA).allows([cost], 0.0)
+    assert not PopulationBudget(epsilon=without_shares, delta=DELTA).allows([cost], 0.0)
 
 
 # --- one total ------------------------------------------------------------------------------------
@@ -275,7 +284,10 @@ def test_a_distance_costs_one_and_e_to_the_epsilon_times_itself_of_delta(path, d
 def test_a_distance_too_large_for_delta_means_no_privacy(path):
     assert opened(path, releases=10, distance=DELTA).guarantee().epsilon == math.inf
     assert with_distance(lambda delta: 800.0, DELTA, 1e-300) == math.inf
-    assert account(path, "limited", budget=Budget(DELTA, epsilon=1.0), distance=DELTA).allowed == 0
+    assert (
+        account(path, "limited", budget=Budget(delta=DELTA, epsilon=1.0), distance=DELTA).allowed
+        == 0
+    )
 
 
 def test_distances_of_runs_add_up_and_those_of_a_warm_start_count(path):

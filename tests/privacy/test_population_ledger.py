@@ -26,12 +26,19 @@ HEAD = "ledger.head"
 
 def terms(name, randomness="operating system") -> RunTerms:
     return RunTerms(
-        name, "recipe", "text", "add or remove one user", randomness, "pld", Budget(1e-6), 5
+        name=name,
+        recipe="recipe",
+        population="text",
+        adjacency="add or remove one user",
+        randomness=randomness,
+        accountant="pld",
+        budget=Budget(delta=1e-6),
+        rounds=5,
     )
 
 
 def spend(folder, name, releases=3) -> Account:
-    account = Account(open_ledger(Population(folder)), terms(name), RELEASE)
+    account = Account(ledger=open_ledger(Population(folder)), terms=terms(name), release=RELEASE)
     account.open()
     for _ in range(releases):
         account.charge(len(account.charges), "record")
@@ -163,7 +170,7 @@ def test_a_crash_between_any_two_writes_costs_at_most_one_charge(
     monkeypatch.setattr(hash_chain, "SLACK", 0)
     for _ in range(crashes):
         account, before = (
-            Account(open_ledger(Population(people)), terms("second"), RELEASE),
+            Account(ledger=open_ledger(Population(people)), terms=terms("second"), release=RELEASE),
             people / FILE_NAME,
         )
         account.reopen(None)
@@ -221,7 +228,7 @@ def test_a_full_disk_releases_nothing_and_the_ledger_continues_when_there_is_roo
         )
         with pytest.raises(OSError, match="No space"):
             account.charge(len(account.charges), "record")
-    again = Account(open_ledger(Population(people)), terms("third"), RELEASE)
+    again = Account(ledger=open_ledger(Population(people)), terms=terms("third"), release=RELEASE)
     again.reopen(account.head)
     again.charge(len(again.charges), "record")
     assert (

@@ -81,8 +81,19 @@ def parts(ftrl: bool):
 def door(folder, reopened: bool = False, randomness: str = "operating system", ftrl: bool = False):
     """Make a curator over the folder, as a newly started process would."""
     claim, made, algorithm = parts(ftrl)
-    terms = RunTerms("run", "recipe", "text", claim.adjacency, randomness, "pld", Budget(1e-6), 12)
-    account = Account(Ledger(folder / "ledger.jsonl"), terms, made.event(claim))
+    terms = RunTerms(
+        name="run",
+        recipe="recipe",
+        population="text",
+        adjacency=claim.adjacency,
+        randomness=randomness,
+        accountant="pld",
+        budget=Budget(delta=1e-6),
+        rounds=12,
+    )
+    account = Account(
+        ledger=Ledger(folder / "ledger.jsonl"), terms=terms, release=made.event(claim)
+    )
     if reopened:
         account.reopen(None)
     else:

@@ -39,17 +39,17 @@ def ledger(tmp_path):
     for name, (participation, event) in TAKING_PART.items():
         release = event(participation)
         terms = RunTerms(
-            name,
-            "recipe",
-            "text",
-            participation.adjacency,
-            "operating system",
-            "pld",
-            Budget(1e-6),
-            20,
-            "start",
+            name=name,
+            recipe="recipe",
+            population="text",
+            adjacency=participation.adjacency,
+            randomness="operating system",
+            accountant="pld",
+            budget=Budget(delta=1e-6),
+            rounds=20,
+            start="start",
         )
-        account = Account(book, terms, release)
+        account = Account(ledger=book, terms=terms, release=release)
         account.open()
         for round in range(10):
             account.charge(round, "record")
@@ -99,22 +99,31 @@ def test_the_event_of_a_run_includes_its_starting_model(tmp_path):
     )
     for name, lineage in (("begun", (start,)), ("stained", (NonPrivateDpEvent(),)), ("idle", ())):
         terms = RunTerms(
-            name,
-            "recipe",
-            "text",
-            "add or remove one user",
-            "operating system",
-            "pld",
-            Budget(1e-6),
-            5,
-            "",
-            lineage,
+            name=name,
+            recipe="recipe",
+            population="text",
+            adjacency="add or remove one user",
+            randomness="operating system",
+            accountant="pld",
+            budget=Budget(delta=1e-6),
+            rounds=5,
+            start="",
+            lineage=lineage,
         )
-        Account(book, terms, release).open()
+        Account(ledger=book, terms=terms, release=release).open()
     terms = RunTerms(
-        "ran", "recipe", "text", "", "operating system", "pld", Budget(1e-6), 5, "", (start,)
+        name="ran",
+        recipe="recipe",
+        population="text",
+        adjacency="",
+        randomness="operating system",
+        accountant="pld",
+        budget=Budget(delta=1e-6),
+        rounds=5,
+        start="",
+        lineage=(start,),
     )
-    account = Account(book, terms, release)
+    account = Account(ledger=book, terms=terms, release=release)
     account.open()
     account.charge(0, "record")
     rows = {row["run"]: row for row in events_for_others(book)}

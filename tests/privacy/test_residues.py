@@ -11,7 +11,8 @@ import pytest
 
 from harness import noise_key, started, tiny_recipe
 from taciturn import trees
-from taciturn.privacy.accounting.accountant import repeat, rho
+from taciturn.privacy.accounting.events import repeat
+from taciturn.privacy.accounting.zero_concentrated import rho
 from taciturn.privacy.bounding.clipping import flat_clip
 from taciturn.privacy.bounding.secagg_encoding import centre_residues, encoding, modular
 from taciturn.recipe.solve import with_noise

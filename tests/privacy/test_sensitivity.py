@@ -9,13 +9,13 @@ from dp_accounting import GaussianDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taciturn.privacy.accounting.accountant import (
+from taciturn.privacy.accounting.events import (
     CorrelatedDpEvent,
     event_from_json,
     event_to_json,
     repeat,
-    rho,
 )
+from taciturn.privacy.accounting.zero_concentrated import rho
 from taciturn.privacy.noise.correlated import Bands, Buffers, banded_toeplitz, blt, tree
 from taciturn.privacy.noise.sensitivity import (
     blt_coefficients,

@@ -7,7 +7,8 @@ import jax
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-from taciturn.privacy.accounting.accountant import Budget, epsilon, noise_for_budget, repeat
+from taciturn.privacy.accounting.accountant import Budget, epsilon, noise_for_budget
+from taciturn.privacy.accounting.events import repeat
 from taciturn.recipe import build
 from taciturn.recipe.autoplan import (
     CLIP_NORM,

@@ -94,9 +94,16 @@ def test_other_parameters_do_not_leave_with_a_runs_guarantee(tmp_path):
 @pytest.mark.parametrize("release", [NonPrivateDpEvent(), GaussianDpEvent(1.0)])
 def test_a_model_without_privacy_does_not_leave_unasked(tmp_path, release):
     terms = RunTerms(
-        "run", "r", "p", "add or remove one user", "operating system", "rdp", Budget(1e-5), 5
+        name="run",
+        recipe="r",
+        population="p",
+        adjacency="add or remove one user",
+        randomness="operating system",
+        accountant="rdp",
+        budget=Budget(delta=1e-5),
+        rounds=5,
     )
-    account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, release)
+    account = Account(ledger=Ledger(tmp_path / "ledger.jsonl"), terms=terms, release=release)
     account.open()
     account.charge(0, "record")
     check_may_leave(account.guarantee(), non_private=True)

@@ -486,19 +486,17 @@ def test_public_parameters_stay_public_whoever_tried_them_before(population, tmp
     save_model(tmp_path / "start" / "model.safetensors", params, card)
     ledger = open_ledger(population)
     terms = RunTerms(
-        *(
-            "tried",
-            "recipe",
-            population.id,
-            "add or remove one user",
-            "seeded simulation",
-            "pld",
-            Budget(1e-6),
-            5,
-        ),
+        name="tried",
+        recipe="recipe",
+        population=population.id,
+        adjacency="add or remove one user",
+        randomness="seeded simulation",
+        accountant="pld",
+        budget=Budget(delta=1e-6),
+        rounds=5,
         distance=1e-20,
     )
-    tried = Account(ledger, terms, GaussianDpEvent(1.0))
+    tried = Account(ledger=ledger, terms=terms, release=GaussianDpEvent(1.0))
     tried.open()
     tried.record_model(0, params_digest(params))
     found = load_warm_start(recipe, population.vocabulary, ledger)

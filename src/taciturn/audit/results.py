@@ -18,7 +18,7 @@ from taciturn.audit.secret_sharer import Finding, measure
 from taciturn.core import WordModel
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.evaluation.accuracy import Scores
-from taciturn.privacy.accounting.accountant import gaussian_epsilon
+from taciturn.privacy.accounting.conversions import gaussian_epsilon
 from taciturn.privacy.ledger.ledger import Guarantee
 from taciturn.privacy.noise.sensitivity import segments
 from taciturn.progress import Progress

@@ -184,7 +184,9 @@ def budget(
         if book.budget
         else [book.run_rows(run)[0]["delta"] for run in book.runs()]
     )
-    fixed = PopulationBudget(epsilon, min(known, default=1e-10) if delta is None else delta)
+    fixed = PopulationBudget(
+        epsilon=epsilon, delta=min(known, default=1e-10) if delta is None else delta
+    )
     book.set_budget(fixed)
     console.print(
         f"From now on all runs together may cost at most {pair_text(fixed.epsilon, fixed.delta)}."
@@ -268,6 +270,6 @@ def anchor(
             f"{file} lies in the population's folder, and would be put back with it: name a file"
             " elsewhere"
         )
-    book.set_anchor(Anchor(file.resolve() if file else None, command))
+    book.set_anchor(Anchor(file=file.resolve() if file else None, command=command))
     say(f"Anchored in {book.anchor}.")
     return {"anchor": str(book.anchor)}

@@ -84,8 +84,18 @@ def plan(
         )
         min_separation = came.min_separation
     chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
-    noise, turns = (delta, noise_multiplier, epsilon, rho), (min_separation, max_participations)
-    question = planning.Question(population, rounds, report_goal, *noise, *turns, accountant)
+    question = planning.Question(
+        population=population,
+        rounds=rounds,
+        report_goal=report_goal,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        rho=rho,
+        min_separation=min_separation,
+        max_participations=max_participations,
+        accountant=accountant,
+    )
     if grow_to_rho is not None:
         return _grown(
             question, grow_to_rho, largest_goal, "blt" if mechanism == "all" else mechanism

@@ -43,7 +43,8 @@ from taciturn.core import (
     UserData,
     UserIds,
 )
-from taciturn.privacy.accounting.accountant import Budget, event_to_json
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.accounting.events import event_to_json
 from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.cohort_log import CohortLog, ParticipationBreach
 from taciturn.privacy.ledger.ledger import Ledger
@@ -182,11 +183,18 @@ class Curator:
         )
         drawn = "operating system" if seed is None else "seeded simulation"
         distance = mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds))
-        of = name, recipe, identity.hexdigest()[:16], participation.adjacency, drawn
         terms = RunTerms(
-            *of, accountant="pld", budget=Budget(delta, epsilon), rounds=rounds, distance=distance
+            name=name,
+            recipe=recipe,
+            population=identity.hexdigest()[:16],
+            adjacency=participation.adjacency,
+            randomness=drawn,
+            accountant="pld",
+            budget=Budget(delta=delta, epsilon=epsilon),
+            rounds=rounds,
+            distance=distance,
         )
-        account = Account(book, terms, mechanism.event(participation))
+        account = Account(ledger=book, terms=terms, release=mechanism.event(participation))
         account.check_budget()
         # who took part, as long as the curator lives
         secrets, log = (

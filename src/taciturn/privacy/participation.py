@@ -20,7 +20,7 @@ from dp_accounting import (
 
 from taciturn.core import Coins, Strategy, UserIds
 from taciturn.errors import TaciturnError
-from taciturn.privacy.accounting.accountant import CorrelatedDpEvent
+from taciturn.privacy.accounting.events import CorrelatedDpEvent
 from taciturn.privacy.noise.sensitivity import most_participations
 from taciturn.privacy.noise.white import INDEPENDENT
 

@@ -16,8 +16,9 @@ from typing import Any
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 from taciturn import trees
-from taciturn.privacy.accounting.accountant import Budget, noise_for_budget, repeat
+from taciturn.privacy.accounting.accountant import Budget, noise_for_budget
 from taciturn.privacy.accounting.conversions import gaussian_epsilon
+from taciturn.privacy.accounting.events import repeat
 from taciturn.recipe.sections import MOST_A_ROUND, ModelSection
 from taciturn.recipe.text import RecipeError, to_toml
 

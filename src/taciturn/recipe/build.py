@@ -242,7 +242,7 @@ def noise(recipe: Recipe, multiplier: float) -> Noise:
 
 def budget(recipe: Recipe) -> Budget:
     """Build the limit that no release may exceed."""
-    return Budget(recipe.delta, recipe.privacy.epsilon, recipe.privacy.rho)
+    return Budget(delta=recipe.delta, epsilon=recipe.privacy.epsilon, rho=recipe.privacy.rho)
 
 
 # What a device computes and sends.

@@ -71,17 +71,18 @@ def count_population(
         counts = f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞)"
         raise RunError(f"{counts}. If you mean that, add --non-private; {to_do}")
     population = Population(folder)
-    of = (
-        out.name,
-        f"{smoothing} {order}-grams",
-        population.id,
-        "add or remove one user",
-        "operating system",
-    )
     terms = RunTerms(
-        *of, accountant="pld", budget=Budget(ANY_DELTA), rounds=1, unit=unit_of(population)
+        name=out.name,
+        recipe=f"{smoothing} {order}-grams",
+        population=population.id,
+        adjacency="add or remove one user",
+        randomness="operating system",
+        accountant="pld",
+        budget=Budget(delta=ANY_DELTA),
+        rounds=1,
+        unit=unit_of(population),
     )
-    account = Account(open_ledger(population), terms, NonPrivateDpEvent())
+    account = Account(ledger=open_ledger(population), terms=terms, release=NonPrivateDpEvent())
     account.open()
     account.charge(round=0, record="n-grams")
     model = _counted(population.texts, population.vocabulary, smoothing, order, progress)

@@ -1,5 +1,4 @@
-"""Convert δ to ε: exactly for a Gaussian mechanism, and for noise that is only close to the one a
-proof is about.
+"""Convert δ to ε: exactly for a Gaussian mechanism, and for noise that is only close to it.
 
 **Guarantee:** what is returned is an upper bound, and never falls as δ shrinks.
 """
@@ -10,13 +9,20 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import log_ndtr
 
-# between which ε is looked for
-LEAST_STEP, MOST_EPSILON = 1e-9, 700.0
+# ε is looked for between these two.
+LEAST_STEP = 1e-9
+MOST_EPSILON = 700.0
+# Steps of ε are a part in this number: step n is e^(n / 100,000).
+STEPS_OF_LOG = 1e5
 
 
 def with_distance(bound: Callable[[float], float], delta: float, distance: float) -> float:
-    """Return ε at δ for noise at this distance from normal noise, for which `bound` gives ε at any
-    δ.
+    """Return ε at δ for noise at this distance from normal noise.
+
+    Args:
+        bound: ε of the normal noise at any δ.
+        delta: the δ at which ε is wanted.
+        distance: the total variation distance between the two noises.
     """
     if not 0 <= distance < math.inf:
         raise ValueError(
@@ -24,57 +30,79 @@ def with_distance(bound: Callable[[float], float], delta: float, distance: float
         )
     if distance == 0:
         return bound(delta) if delta > 0 else math.inf
-    return smallest_epsilon(
-        bound, lambda epsilon: (delta - (1 + math.exp(epsilon)) * distance) * (1 - 1e-12)
-    )
+
+    def remaining_delta(epsilon: float) -> float:
+        return (delta - (1 + math.exp(epsilon)) * distance) * (1 - 1e-12)
+
+    return smallest_epsilon(bound, remaining_delta)
 
 
-def smallest_epsilon(bound: Callable[[float], float], left: Callable[[float], float]) -> float:
-    """Return the smallest ε, on a scale of steps of a part in 100,000, with bound(left(ε)) ≤ ε,
-    where `left` is what remains of a δ. What remains falls as ε grows, so the bound rises, and no ε
-    between one that is too small and the bound at it is enough. The steps are the same for every δ,
-    so that a smaller one never gives a smaller ε.
+def smallest_epsilon(
+    bound: Callable[[float], float], remaining_delta: Callable[[float], float]
+) -> float:
+    """Return the smallest ε, in steps of a part in 100,000, with bound(remaining_delta(ε)) ≤ ε.
+
+    What remains of δ falls as ε grows, so the bound rises, and no ε between one that is too small
+    and the bound at it is enough. The steps are the same for every δ, so that a smaller one never
+    gives a smaller ε.
     """
     step = 0.0
-    while step < MOST_EPSILON and left(step) > 0:
-        needed = bound(left(step))
+    while step < MOST_EPSILON and remaining_delta(step) > 0:
+        needed = bound(remaining_delta(step))
         if needed <= step:
             return step
         if needed > MOST_EPSILON:
             return math.inf
-        index = math.ceil(math.log(max(needed, LEAST_STEP)) * 1e5)
-        step = max(math.exp(index / 1e5), math.nextafter(step, math.inf))
-        # only by rounding
-        if step < needed:
-            step = math.exp((index + 1) / 1e5)
+        step = _next_step(step, needed)
     return math.inf
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the exact ε of a Gaussian mechanism of sensitivity over noise μ: that of μ-GDP (Balle
-    and Wang 2018, Theorem 8).
+def _next_step(step: float, needed: float) -> float:
+    """Return the first step above `step` that is at least `needed`."""
+    index = math.ceil(math.log(max(needed, LEAST_STEP)) * STEPS_OF_LOG)
+    next_step = max(math.exp(index / STEPS_OF_LOG), math.nextafter(step, math.inf))
+    # Only rounding can make it too small.
+    if next_step < needed:
+        return math.exp((index + 1) / STEPS_OF_LOG)
+    return next_step
 
-    It never falls as δ shrinks: the same ε are tried for every δ, and one that is enough for a δ is
-    enough for every larger one.
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return the exact ε of a Gaussian mechanism of sensitivity over noise μ.
+
+    It is that of μ-GDP (Balle and Wang 2018, Theorem 8). It never falls as δ shrinks: the same ε
+    are tried for every δ, and one that is enough for a δ is enough for every larger one.
 
     >>> round(gaussian_epsilon(math.sqrt(2 * 0.89), 1e-10), 2)
     9.01
     """
 
-    def lost(epsilon: float) -> float:
-        """Return log δ at ε, from above: the difference of two nearly equal numbers is increased by
-        its largest rounding error.
-        """
-        above, below = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-        rounding = 1e-15 * (4 + epsilon - below - above)
-        return above + np.log1p(-np.exp(min(below - above, 0.0) - rounding)) + rounding
-
-    if lost(0.0) <= math.log(delta):
+    log_delta = math.log(delta)
+    if _gaussian_log_delta(mu, 0.0) <= log_delta:
         return 0.0
-    low, high = 0.0, 1.0
-    while lost(high) > math.log(delta):
-        low, high = high, 2 * high
+    low = 0.0
+    high = 1.0
+    # At a μ so large that floats overflow this ends with NaN at ε = ∞, which is the answer then.
+    while _gaussian_log_delta(mu, high) > log_delta:
+        low = high
+        high = 2 * high
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if lost(middle) <= math.log(delta) else (middle, high)
+        if _gaussian_log_delta(mu, middle) <= log_delta:
+            high = middle
+        else:
+            low = middle
     return high
+
+
+def _gaussian_log_delta(mu: float, epsilon: float) -> float:
+    """Return log δ of a Gaussian mechanism at ε, from above.
+
+    It is the difference of two nearly equal numbers, and is increased by its largest rounding
+    error.
+    """
+    above = log_ndtr(mu / 2 - epsilon / mu)
+    below = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    rounding = 1e-15 * (4 + epsilon - below - above)
+    log_ratio = min(below - above, 0.0) - rounding
+    return above + np.log1p(-np.exp(log_ratio)) + rounding

@@ -20,17 +20,14 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from scipy.stats import binom
 
 from taciturn.names import AccountantName
-from taciturn.privacy.accounting.accountant import (
-    COARSE,
-    LEAST_PLD_NOISE,
-    CorrelatedDpEvent,
-    compose,
-    epsilon,
-    repeat,
-    rho,
-)
+from taciturn.privacy.accounting.accountant import COARSE, LEAST_PLD_NOISE, epsilon
 from taciturn.privacy.accounting.conversions import smallest_epsilon, with_distance
+from taciturn.privacy.accounting.events import CorrelatedDpEvent, compose, repeat
 from taciturn.privacy.accounting.loss_distributions import epsilon_by_loss_distributions
+from taciturn.privacy.accounting.zero_concentrated import rho
+
+# Exponents are limited to this, so that e to their power is a float.
+LARGEST_EXPONENT = 700.0
 
 
 def group_epsilon(
@@ -42,53 +39,81 @@ def group_epsilon(
     accountant: AccountantName = "pld",
     distance: float = 0.0,
 ) -> float:
-    """Return ε at δ for `users` users together, after `releases` of a run and those before it;
-    `distance` as in `accounting.epsilon`.
+    """Return ε at δ for several users together, after the releases of a run and those before it.
+
+    Args:
+        release: what one release costs.
+        releases: how many the run has made.
+        delta: the δ at which ε is wanted.
+        users: how many users the group has.
+        earlier: what the runs cost that this one started from.
+        accountant: how ε is computed.
+        distance: as for `accountant.epsilon`.
     """
     cost = compose(earlier, repeat(release, releases))
-    whole = rho(cost)
+    total_rho = rho(cost)
     if users < 1:
         raise ValueError(f"a group has at least one user; {users} are none")
-    if not whole < math.inf:
+    if not total_rho < math.inf:
         return math.inf
-    unsampled = GaussianDpEvent(1 / (users * math.sqrt(2 * whole)))
+    unsampled = GaussianDpEvent(1 / (users * math.sqrt(2 * total_rho)))
+    unsampled_accountant = "rdp" if earlier else accountant
     mixture = None if earlier else _mixture(release, releases, users)
 
-    def bound(at: float) -> float:
-        alone = epsilon(unsampled, at, "rdp" if earlier else accountant)
+    def bound(normal_delta: float) -> float:
+        by_sensitivity = epsilon(unsampled, normal_delta, unsampled_accountant)
         if mixture is not None and accountant == "pld":
-            return min(alone, epsilon_by_loss_distributions(mixture, at, COARSE))
-        one = smallest_epsilon(
-            lambda at: epsilon(cost, at, accountant, COARSE),
-            lambda one: at * chained_share(one, users),
-        )
-        return min(alone, users * one)
+            by_mixture = epsilon_by_loss_distributions(mixture, normal_delta, COARSE)
+            return min(by_sensitivity, by_mixture)
+        by_chain = _chained_epsilon(cost, normal_delta, users=users, accountant=accountant)
+        return min(by_sensitivity, by_chain)
 
     return with_distance(bound, delta, distance)
 
 
+def _chained_epsilon(
+    cost: DpEvent, delta: float, *, users: int, accountant: AccountantName
+) -> float:
+    """Return ε of a group from that of one user, k times in a row."""
+
+    def bound_of_one(delta_of_one: float) -> float:
+        return epsilon(cost, delta_of_one, accountant, grid=COARSE)
+
+    def share_of_one(epsilon_of_one: float) -> float:
+        return delta * chained_share(epsilon_of_one, users)
+
+    return users * smallest_epsilon(bound_of_one, share_of_one)
+
+
 def chained_share(epsilon: float, users: int) -> float:
-    """Return δ of one user over δ of a group, (e^ε − 1)/(e^kε − 1): along k neighbours δ grows by 1
-    + e^ε + … + e^((k−1)ε).
+    """Return δ of one user over δ of a group, (e^ε − 1)/(e^kε − 1).
+
+    Along k neighbours δ grows by 1 + e^ε + … + e^((k−1)ε).
     """
-    return 1 / math.fsum(math.exp(min(step * epsilon, 700.0)) for step in range(users))
+    return 1 / math.fsum(math.exp(min(step * epsilon, LARGEST_EXPONENT)) for step in range(users))
 
 
 def _mixture(release: DpEvent, releases: int, users: int) -> DpEvent | None:
-    """Return the mixture of Gaussians that a group makes of releases which sample every user
-    independently; None otherwise.
+    """Return the mixture of Gaussians that a group makes of independently sampled releases.
+
+    None if the releases do not sample every user independently, or their noise is too small.
     """
+    if isinstance(release, CorrelatedDpEvent):
+        return None
     match repeat(release, releases):
         case SelfComposedDpEvent(
             event=PoissonSampledDpEvent(
-                sampling_probability=q, event=GaussianDpEvent(noise_multiplier=multiplier)
+                sampling_probability=probability, event=GaussianDpEvent(noise_multiplier=multiplier)
             ),
             count=count,
-        ) if not isinstance(release, CorrelatedDpEvent) and multiplier / users >= LEAST_PLD_NOISE:
-            there = range(users + 1)
-            chances = tuple(float(chance) for chance in binom.pmf(there, users, q))
+        ):
+            if multiplier / users < LEAST_PLD_NOISE:
+                return None
+            numbers = range(users + 1)
+            shifts = tuple(float(number) for number in numbers)
+            chances = binom.pmf(numbers, users, probability)
             mixture = MixtureOfGaussiansDpEvent(
-                multiplier, tuple(float(number) for number in there), chances
+                multiplier, shifts, tuple(float(chance) for chance in chances)
             )
             return SelfComposedDpEvent(mixture, count)
         case _:

@@ -1,12 +1,12 @@
-"""Privacy loss distributions of sampled Gaussian mechanisms, composed so that they are accurate far
-out in the tail.
+"""Compute ε from privacy loss distributions of sampled Gaussian mechanisms.
 
-The distribution of one release is on a grid, from above, as dp-accounting makes it (Doroshenko et
-al. 2022). The library composes many by Fourier transforms, with rounding errors of 10⁻¹⁶ times the
-releases in every entry; summed over a tail they are as large as a δ of 10⁻¹², and of either sign.
-So the distribution is tilted first: every loss L is weighted by e^(λL), with the λ that puts the
-middle of the composed distribution where its tail weighs δ (Esscher 1932), and the weight is
-removed at the end. The errors are then small beside δ itself.
+They are composed so that they are accurate far out in the tail. The distribution of one release is
+on a grid, from above, as dp-accounting makes it (Doroshenko et al. 2022). The library composes many
+by Fourier transforms, with rounding errors of 10⁻¹⁶ times the releases in every entry; summed over
+a tail they are as large as a δ of 10⁻¹², and of either sign. So the distribution is tilted first:
+every loss L is weighted by e^(λL), with the λ that puts the middle of the composed distribution
+where its tail weighs δ (Esscher 1932), and the weight is removed at the end. The errors are then
+small beside δ itself.
 
 **Guarantee:** every ε returned is an upper bound for its event at δ, and never falls as δ shrinks:
 one tilt serves all δ between two powers of two, and what is kept free for rounding grows from each
@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.fft
@@ -31,35 +31,44 @@ from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dot
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.optimize import minimize_scalar
 
-# of the sum of rounding errors that are allowed for
+# This many standard deviations of the sum of rounding errors are allowed for.
 DEVIATIONS = 10.0
-# of the tilted mass, left out of the window at either end
+# This share of the tilted mass is left out of the window at either end.
 OUTSIDE = 1e-18
-# how far below Chernoff's bound δ(ε) is computed, in units of 1/λ
+# δ(ε) is computed down to this far below Chernoff's bound, in units of 1/λ.
 REACH = 40.0
 LEAST_TILT = 1e-6
-# of a window: beyond the first the grid is made coarser, beyond the second ε is ∞
-WIDE, MOST_POINTS = 1 << 19, 1 << 22
-# of δ: below 10⁻¹⁸ ε is ∞ too
+# A distribution that has more points than this gets a coarser grid.
+WIDE = 1 << 19
+# A window that has more points than this is not computed, and ε is ∞.
+MOST_POINTS = 1 << 22
+# δ is halved this many times at most: below 10⁻¹⁸ ε is ∞ too.
 MOST_HALVINGS = 60
+# The largest exponents whose powers of e, and products of those, are floats.
+LARGEST_EXPONENT = 700.0
+LARGEST_HALF_EXPONENT = 350.0
 
 
-# runs ask for one ε again and again
+# Runs ask for one ε again and again.
 @functools.lru_cache(maxsize=4096)
 def epsilon_by_loss_distributions(event: DpEvent, delta: float, grid: float) -> float:
-    """Return ε at δ of a Gaussian mechanism, sampled, mixed or neither, repeated or not; ∞ where it
-    cannot be computed.
+    """Return ε at δ of a Gaussian mechanism; ∞ where it cannot be computed.
+
+    The mechanism may be sampled, mixed or neither, and repeated or not.
     """
-    release, count = (
-        (event.event, event.count) if isinstance(event, SelfComposedDpEvent) else (event, 1)
-    )
+    release = event
+    count = 1
+    if isinstance(event, SelfComposedDpEvent):
+        release = event.event
+        count = event.count
     grid = _fitting_grid(release, count, grid)
-    for halvings in range(max(math.floor(-math.log2(delta)), 0), MOST_HALVINGS):
-        # Where nothing is known at this δ, what is known at a smaller one holds too.
-        at = min(delta, 2.0**-halvings) * (
-            1 - math.fsum(_more_rounding(h) for h in range(halvings + 1))
-        )
-        bound = max(tail.epsilon(at) for tail in _tails(release, count, grid, halvings))
+    first_halvings = max(math.floor(-math.log2(delta)), 0)
+    # Where nothing is known at this δ, what is known at a smaller one holds too.
+    for halvings in range(first_halvings, MOST_HALVINGS):
+        for_rounding = math.fsum(_more_rounding(number) for number in range(halvings + 1))
+        delta_left = min(delta, 2.0**-halvings) * (1 - for_rounding)
+        tails = _tails(release, count, grid, halvings)
+        bound = max(tail.epsilon(delta_left) for tail in tails)
         if bound < math.inf:
             return max(bound, 0.0)
     return math.inf
@@ -72,129 +81,171 @@ def _more_rounding(halvings: int) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _fitting_grid(release: DpEvent, count: int, grid: float) -> float:
-    """Coarsen the grid where the composed distribution would be too wide for it; the same for every
-    δ.
-    """
+    """Coarsen the grid until the composed distribution fits on it; the same for every δ."""
     while True:
-        widths = []
-        for lowest, probabilities, _ in _one_release(release, grid):
-            losses = (lowest + np.arange(len(probabilities))) * grid
-            spread = math.sqrt(
-                count * max(float(probabilities @ losses**2 - (probabilities @ losses) ** 2), 0.0)
-            )
-            widths.append(len(losses) + 20 * spread / grid)
+        directions = _losses_of_one(release, grid)
+        widths = [_composed_width(losses, count, grid) for losses in directions]
         if max(widths) <= WIDE:
             return grid
         grid *= 2
 
 
-@dataclass(frozen=True)
+class _Losses(NamedTuple):
+    """The privacy losses of one release on a grid, in one direction."""
+
+    # In steps of the grid.
+    lowest: int
+    probabilities: np.ndarray
+    mass_at_infinity: float
+
+
+def _composed_width(losses: _Losses, count: int, grid: float) -> float:
+    """Return about how many points of the grid the composed distribution takes."""
+    probabilities = losses.probabilities
+    values = (losses.lowest + np.arange(len(probabilities))) * grid
+    variance = float(probabilities @ values**2 - (probabilities @ values) ** 2)
+    spread = math.sqrt(count * max(variance, 0.0))
+    return len(values) + 20 * spread / grid
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Tail:
-    """The upper end of a composed distribution: δ(ε) = lost + e^log_scale · (mass − e^(ε − middle)
-    · discounted), over losses > ε.
+    """The upper end of a composed distribution.
+
+    δ(ε) = lost + e^log_scale · (mass − e^(ε − middle) · discounted), over losses > ε.
     """
 
     losses: np.ndarray
-    # Σ of the weights of this loss and all above it
+    # Σ of the weights of this loss and all above it.
     mass: np.ndarray
-    # the same, each times e^(middle − loss)
+    # The same sums, each weight times e^(middle − loss).
     discounted: np.ndarray
     log_scale: float
     middle: float
-    # mass at infinity, and outside the window
+    # The mass at infinity, and that outside the window.
     lost: float
 
     def epsilon(self, delta: float) -> float:
+        """Return the smallest ε with δ(ε) ≤ `delta`, rounded up to what is known."""
         if delta <= self.lost:
             return math.inf
-        wanted = math.exp(min(math.log(delta - self.lost) - self.log_scale, 700.0))
-        # at each loss; the last is 0
+        log_wanted = math.log(delta - self.lost) - self.log_scale
+        wanted = math.exp(min(log_wanted, LARGEST_EXPONENT))
+        # What lies above each loss; the last is 0.
         above = self.mass - _exp(self.losses - self.middle) * self.discounted
         first = int(np.argmax(above <= wanted))
         # Below the first loss δ is not known, and at it there is enough.
         if first == 0 or self.mass[first] <= wanted:
             return float(self.losses[first])
+        # Between two losses δ(ε) is a straight line in e^ε, which is solved for ε.
         within = self.middle + math.log((self.mass[first] - wanted) / self.discounted[first])
         return float(np.clip(within, self.losses[first - 1], self.losses[first]))
 
 
 def _exp(values: np.ndarray) -> np.ndarray:
     """Return eˣ, limited to what a float holds; that subtracts less from δ, never more."""
-    return np.exp(np.minimum(values, 350.0))
+    return np.exp(np.minimum(values, LARGEST_HALF_EXPONENT))
 
 
-NOTHING_KNOWN = _Tail(np.array([math.inf]), np.zeros(1), np.zeros(1), 0.0, 0.0, 1.0)
+NOTHING_KNOWN = _Tail(
+    losses=np.array([math.inf]),
+    mass=np.zeros(1),
+    discounted=np.zeros(1),
+    log_scale=0.0,
+    middle=0.0,
+    lost=1.0,
+)
 
 
 @functools.lru_cache(maxsize=64)
 def _tails(release: DpEvent, count: int, grid: float, halvings: int) -> list[_Tail]:
-    """Return the tails for both directions in which neighbours may differ: with the user against
-    without, and the reverse.
+    """Return the tails for both directions in which neighbours may differ.
+
+    One is with the user against without, the other the reverse.
     """
-    return [
-        _tail(*one, count=count, grid=grid, halvings=halvings)
-        for one in _one_release(release, grid)
-    ]
+    directions = _losses_of_one(release, grid)
+    return [_tail(losses, count=count, grid=grid, halvings=halvings) for losses in directions]
 
 
 @functools.lru_cache(maxsize=64)
-def _one_release(release: DpEvent, grid: float) -> list[tuple[int, np.ndarray, float]]:
-    """Return (the smallest loss in steps of the grid, probabilities, mass at infinity), in both
-    directions.
-    """
+def _losses_of_one(release: DpEvent, grid: float) -> list[_Losses]:
+    """Return the losses of one release, in both directions."""
     match release:
         case GaussianDpEvent():
-            made = from_gaussian_mechanism(
+            gaussian = from_gaussian_mechanism(
                 release.noise_multiplier, value_discretization_interval=grid
             )
+            return [_dense_losses(gaussian._pmf_remove), _dense_losses(gaussian._pmf_add)]
         case PoissonSampledDpEvent(
             sampling_probability=rate, event=GaussianDpEvent(noise_multiplier=multiplier)
         ):
-            return _one_release(
-                MixtureOfGaussiansDpEvent(multiplier, (0.0, 1.0), (1 - rate, rate)), grid
-            )
+            mixture = MixtureOfGaussiansDpEvent(multiplier, (0.0, 1.0), (1 - rate, rate))
+            return _losses_of_one(mixture, grid)
         case MixtureOfGaussiansDpEvent():
-            return [_dense(_mixture_losses(release, is_there, grid)) for is_there in (True, False)]
+            with_user = _mixture_losses(release, is_there=True, grid=grid)
+            without_user = _mixture_losses(release, is_there=False, grid=grid)
+            return [_dense_losses(with_user), _dense_losses(without_user)]
         case _:
             raise TypeError(f"no loss distribution for {release}")
-    return [_dense(pmf) for pmf in (made._pmf_remove, made._pmf_add)]
+
+
+def _dense_losses(pmf: Any) -> _Losses:
+    """Read a distribution of the library, which publishes only what follows from it."""
+    dense = pmf.to_dense_pmf()
+    return _Losses(
+        lowest=int(dense._lower_loss),
+        probabilities=np.asarray(dense._probs, np.float64),
+        mass_at_infinity=float(dense._infinity_mass),
+    )
 
 
 def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: float) -> PLDPmf:
-    """Return the losses of a mixture of Gaussians against one at 0, or the reverse, as the library
-    does, but for all ε at once.
+    """Return the losses of a mixture of Gaussians against one at 0, or the reverse.
+
+    They are what the library computes, but for all ε at once.
     """
-    noise, shifts = mixture.standard_deviation, np.array(mixture.sensitivities)
+    noise = mixture.standard_deviation
+    shifts = np.array(mixture.sensitivities)
     sign = 1.0 if is_there else -1.0
-    # All but e⁻⁵⁰ of what is seen lies between.
-    ends = np.array([-10.0 * noise, 10.0 * noise + (shifts.max() if is_there else 0.0)])
+    # All but e⁻⁵⁰ of what is seen lies between these ends.
+    largest_shift = shifts.max() if is_there else 0.0
+    ends = np.array([-10.0 * noise, 10.0 * noise + largest_shift])
     bounds = np.sort(sign * _log_ratio(mixture, ends))
+    lowest = math.floor(bounds[0] / grid)
     # At least one step above 0: where no user is ever drawn, both bounds are 0.
-    lowest, highest = math.floor(bounds[0] / grid), max(math.ceil(bounds[1] / grid), 1)
-    wanted = np.arange(lowest, highest + 1) * grid
-    low = _output_of(mixture, sign * wanted, ends + np.array([-noise, noise]))
-    # Where the loss is more than ε: to the right of it if the loss rises with the output.
-    mixed = np.array(mixture.sampling_probs) @ scipy.special.ndtr(
-        sign * (shifts[:, None] - low) / noise
-    )
-    alone = scipy.special.ndtr(sign * -low / noise)
-    first, second = (mixed, alone) if is_there else (alone, mixed)
-    deltas = np.minimum.accumulate(np.clip(first - np.exp(wanted) * second, 0.0, 1.0))
+    highest = max(math.ceil(bounds[1] / grid), 1)
+    epsilons = np.arange(lowest, highest + 1) * grid
+    further_ends = ends + np.array([-noise, noise])
+    outputs = _output_of(mixture, sign * epsilons, further_ends)
+    # The loss is more than ε to the right of its output if the loss rises with the output, else to
+    # the left of it.
+    beyond_shifted = scipy.special.ndtr(sign * (shifts[:, None] - outputs) / noise)
+    beyond_mixture = np.array(mixture.sampling_probs) @ beyond_shifted
+    beyond_alone = scipy.special.ndtr(sign * -outputs / noise)
+    if is_there:
+        first = beyond_mixture
+        second = beyond_alone
+    else:
+        first = beyond_alone
+        second = beyond_mixture
+    deltas = np.clip(first - np.exp(epsilons) * second, 0.0, 1.0)
+    deltas = np.minimum.accumulate(deltas)
     # The probability of a loss beyond the last ε stays, as at infinity.
     deltas[-1] = first[-1]
     return create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas)
 
 
 def _log_ratio(mixture: MixtureOfGaussiansDpEvent, outputs: np.ndarray) -> np.ndarray:
-    """Return the log-ratio of an output's densities under the mixture and without the user. It
-    rises with the output.
+    """Return the log-ratio of an output's densities under the mixture and without the user.
+
+    It rises with the output.
     """
-    shifts, variance = np.array(mixture.sensitivities), mixture.standard_deviation**2
-    # of those who always take part
+    shifts = np.array(mixture.sensitivities)
+    variance = mixture.standard_deviation**2
+    # The logarithm of 0 is that of an absence which never happens, where users always take part.
     with np.errstate(divide="ignore"):
-        exponents = (
-            np.log(mixture.sampling_probs) + (shifts * outputs[:, None] - shifts**2 / 2) / variance
-        )
+        log_chances = np.log(mixture.sampling_probs)
+        exponents = log_chances + (shifts * outputs[:, None] - shifts**2 / 2) / variance
     return np.asarray(scipy.special.logsumexp(exponents, axis=1))
 
 
@@ -202,130 +253,168 @@ def _output_of(
     mixture: MixtureOfGaussiansDpEvent, ratios: np.ndarray, ends: np.ndarray
 ) -> np.ndarray:
     """Return the output of each log-ratio, within these ends."""
-    if (
-        len(mixture.sensitivities) == 2 and mixture.sensitivities[0] == 0
-        # one who takes part or not: solved by hand
-    ):
-        shift, probability = mixture.sensitivities[1], mixture.sampling_probs[1]
-        likelier = np.maximum(
-            (np.expm1(np.minimum(ratios, 700.0)) + probability) / probability, 1e-300
-        )
-        return np.clip(mixture.standard_deviation**2 / shift * np.log(likelier) + shift / 2, *ends)
-    low, high = np.full(len(ratios), ends[0]), np.full(len(ratios), ends[1])
+    is_one_user = len(mixture.sensitivities) == 2 and mixture.sensitivities[0] == 0
+    if is_one_user:
+        outputs = _output_of_one_user(mixture, ratios)
+        return np.clip(outputs, ends[0], ends[1])
+    low = np.full(len(ratios), ends[0])
+    high = np.full(len(ratios), ends[1])
     for _ in range(60):
         middle = (low + high) / 2
         is_above = _log_ratio(mixture, middle) > ratios
-        low, high = np.where(is_above, low, middle), np.where(is_above, middle, high)
+        low = np.where(is_above, low, middle)
+        high = np.where(is_above, middle, high)
     return low
 
 
-def _dense(pmf: Any) -> tuple[int, np.ndarray, float]:
-    """Read a distribution of the library, which publishes only what follows from it."""
-    dense = pmf.to_dense_pmf()
-    return int(dense._lower_loss), np.asarray(dense._probs, np.float64), float(dense._infinity_mass)
+def _output_of_one_user(mixture: MixtureOfGaussiansDpEvent, ratios: np.ndarray) -> np.ndarray:
+    """Return the output of each log-ratio of one user who takes part or not, solved by hand."""
+    shift = mixture.sensitivities[1]
+    probability = mixture.sampling_probs[1]
+    variance = mixture.standard_deviation**2
+    excess = np.expm1(np.minimum(ratios, LARGEST_EXPONENT))
+    likelier = np.maximum((excess + probability) / probability, 1e-300)
+    return variance / shift * np.log(likelier) + shift / 2
 
 
-def _tail(
-    lowest: int,
-    probabilities: np.ndarray,
-    at_infinity: float,
-    *,
-    count: int,
-    grid: float,
-    halvings: int,
-) -> _Tail:
-    there = np.flatnonzero(probabilities > 0)
-    one = _Release(lowest + there, np.log(probabilities[there]), count, grid)
-    lost = -math.expm1(count * math.log1p(-at_infinity))
+def _tail(losses: _Losses, *, count: int, grid: float, halvings: int) -> _Tail:
+    """Return the tail of a composed distribution where it weighs 2^(−halvings)."""
+    possible = np.flatnonzero(losses.probabilities > 0)
+    release = _TiltedRelease(
+        steps=losses.lowest + possible,
+        log_probabilities=np.log(losses.probabilities[possible]),
+        count=count,
+        grid=grid,
+    )
+    lost = -math.expm1(count * math.log1p(-losses.mass_at_infinity))
     delta = 2.0**-halvings
-    tilt, _ = _least(lambda tilt: (one.log_moment(tilt) - math.log(delta)) / tilt)
+
+    def chernoff_bound(tilt: float) -> float:
+        return (release.log_moment(tilt) - math.log(delta)) / tilt
+
+    tilt, _ = _minimize(chernoff_bound)
     error = math.inf
     while tilt > LEAST_TILT:
-        tail, rounding = one.tilted(tilt, lost)
-        at = max(tail.epsilon(delta), 0.0)
-        if at > tail.losses[0]:
-            if rounding(at) <= _more_rounding(halvings) / 2 * delta:
+        tail, rounding = release.compose(tilt, lost)
+        epsilon = max(tail.epsilon(delta), 0.0)
+        if epsilon > tail.losses[0]:
+            if rounding(epsilon) <= _more_rounding(halvings) / 2 * delta:
                 return tail
-            if rounding(at) > error:
+            if rounding(epsilon) > error:
                 break
-            error = rounding(at)
+            error = rounding(epsilon)
         # Chernoff's bound was far too large: δ is reached below the window, or where rounding is
-        # not small
+        # not small.
         tilt /= 2
     return NOTHING_KNOWN
 
 
-@dataclass(frozen=True)
-class _Release:
-    # losses, in steps of the grid
+@dataclass(frozen=True, kw_only=True)
+class _TiltedRelease:
+    """The losses of one release, to be weighted by e^(λL) and composed `count` times."""
+
+    # The losses that are possible, in steps of the grid.
     steps: np.ndarray
-    # of their probabilities
-    logs: np.ndarray
+    # The logarithms of their probabilities.
+    log_probabilities: np.ndarray
     count: int
     grid: float
 
     def log_moment(self, tilt: float) -> float:
         """Return log E e^(tilt · L) of all releases together."""
-        exponents = self.logs + tilt * self.grid * self.steps
+        exponents = self.log_probabilities + tilt * self.grid * self.steps
         largest = exponents.max()
-        return self.count * float(largest + math.log(np.exp(exponents - largest).sum()))
+        log_sum = largest + math.log(np.exp(exponents - largest).sum())
+        return self.count * float(log_sum)
 
-    def tilted(self, tilt: float, lost: float) -> tuple[_Tail, Callable[[float], float]]:
-        """Return the composed distribution around the middle of the tilted one, and the rounding
-        error of δ(ε).
+    def compose(self, tilt: float, lost: float) -> tuple[_Tail, Callable[[float], float]]:
+        """Return the composed distribution around the middle of the tilted one.
+
+        With it comes a function of ε: the rounding error of δ(ε).
         """
-        whole, grid = self.log_moment(tilt), self.grid
-        # Chernoff's bounds on where the tilted sum lies, but for OUTSIDE of it.
-        _, further = _least(
-            lambda more: (self.log_moment(tilt + more) - whole - math.log(OUTSIDE)) / more
-        )
-        _, nearer = _least(
-            lambda less: (self.log_moment(tilt - less) - whole - math.log(OUTSIDE)) / less
-        )
-        top, bottom = math.ceil(further / grid) + 1, math.floor(-nearer / grid) - 1
-        points = 1 << max(top - bottom, int(self.steps[-1] - self.steps[0]), 1).bit_length()
+        grid = self.grid
+        log_moment = self.log_moment(tilt)
+        bottom, top = self._window(tilt)
+        width = max(top - bottom, int(self.steps[-1] - self.steps[0]), 1)
+        points = 1 << width.bit_length()
         if points > MOST_POINTS:
-            return NOTHING_KNOWN, lambda epsilon: math.inf
-        probabilities = np.exp(self.logs + tilt * grid * self.steps - whole / self.count)
+            return NOTHING_KNOWN, _infinite_rounding
+
+        exponents = self.log_probabilities + tilt * grid * self.steps
+        probabilities = np.exp(exponents - log_moment / self.count)
         middle = self.count * grid * float(probabilities @ self.steps)
-        folded = np.zeros(points, np.longdouble)
-        np.add.at(folded, self.steps % points, probabilities)
-        spectrum = np.asarray(scipy.fft.rfft(folded)) ** self.count
-        sums = np.maximum(np.asarray(scipy.fft.irfft(spectrum, points)), 0.0).astype(np.float64)
-        places = np.arange(max(bottom, math.ceil((middle - REACH / tilt) / grid)), top + 1)
+        spectrum = self._composed_spectrum(probabilities, points)
+        rounded_sums = np.asarray(scipy.fft.irfft(spectrum, points))
+        sums = np.maximum(rounded_sums, 0.0).astype(np.float64)
+
+        first_place = max(bottom, math.ceil((middle - REACH / tilt) / grid))
+        places = np.arange(first_place, top + 1)
+        # The weights of the tilt are removed, up to a factor that is kept in log_scale.
         weights = sums[places % points] * np.exp(-tilt * (places * grid - middle))
-        mass = np.cumsum(weights[::-1])[::-1]
-        discounted = np.cumsum((weights * _exp(middle - places * grid))[::-1])[::-1]
-        log_scale = whole - tilt * middle
-        beyond = OUTSIDE * math.exp(min(whole - tilt * top * grid, 0.0))
-        # Of an entry of `sums`, as a standard deviation: the transform's rounding and that of its
-        # phase, `count` times over.
-        size = float(np.sqrt(np.mean(np.abs(spectrum) ** 2) / points))
-        size *= 4 + math.log2(points) * float(np.linalg.norm(probabilities))
-        error = float(np.finfo(np.longdouble).eps) * self.count * size
+        discounted_weights = weights * _exp(middle - places * grid)
+        beyond = OUTSIDE * math.exp(min(log_moment - tilt * top * grid, 0.0))
+        tail = _Tail(
+            losses=np.append(places, places[-1] + 1) * grid,
+            mass=np.append(_sums_from_above(weights), 0.0),
+            discounted=np.append(_sums_from_above(discounted_weights), 0.0),
+            log_scale=log_moment - tilt * middle,
+            middle=middle,
+            lost=lost + beyond,
+        )
+        error = self._entry_error(spectrum, probabilities, points)
 
         def rounding(epsilon: float) -> float:
-            return (
-                DEVIATIONS
-                * error
-                * math.exp(min(whole - tilt * epsilon, 700.0))
-                / math.sqrt(-math.expm1(-2 * tilt * grid))
-            )
+            scale = math.exp(min(log_moment - tilt * epsilon, LARGEST_EXPONENT))
+            return DEVIATIONS * error * scale / math.sqrt(-math.expm1(-2 * tilt * grid))
 
-        losses = np.append(places, places[-1] + 1) * grid
-        return _Tail(
-            losses,
-            np.append(mass, 0.0),
-            np.append(discounted, 0.0),
-            log_scale,
-            middle,
-            lost + beyond,
-        ), rounding
+        return tail, rounding
+
+    def _window(self, tilt: float) -> tuple[int, int]:
+        """Return between which steps the tilted sum lies, but for OUTSIDE, by Chernoff's bounds."""
+        log_moment = self.log_moment(tilt)
+
+        def bound_above(more: float) -> float:
+            return (self.log_moment(tilt + more) - log_moment - math.log(OUTSIDE)) / more
+
+        def bound_below(less: float) -> float:
+            return (self.log_moment(tilt - less) - log_moment - math.log(OUTSIDE)) / less
+
+        _, furthest_above = _minimize(bound_above)
+        _, furthest_below = _minimize(bound_below)
+        top = math.ceil(furthest_above / self.grid) + 1
+        bottom = math.floor(-furthest_below / self.grid) - 1
+        return bottom, top
+
+    def _composed_spectrum(self, probabilities: np.ndarray, points: int) -> np.ndarray:
+        """Return the Fourier transform of the composed distribution, folded into the window."""
+        folded = np.zeros(points, np.longdouble)
+        np.add.at(folded, self.steps % points, probabilities)
+        spectrum = np.asarray(scipy.fft.rfft(folded))
+        return spectrum**self.count
+
+    def _entry_error(self, spectrum: np.ndarray, probabilities: np.ndarray, points: int) -> float:
+        """Return the standard deviation of the rounding error of an entry of the composed sums.
+
+        It is that of the transform, and that of its phase, `count` times over.
+        """
+        size = float(np.sqrt(np.mean(np.abs(spectrum) ** 2) / points))
+        size *= 4 + math.log2(points) * float(np.linalg.norm(probabilities))
+        return float(np.finfo(np.longdouble).eps) * self.count * size
 
 
-def _least(value: Callable[[float], float]) -> tuple[float, float]:
+def _infinite_rounding(epsilon: float) -> float:
+    """Return the rounding error of a distribution that is not computed."""
+    return math.inf
+
+
+def _sums_from_above(weights: np.ndarray) -> np.ndarray:
+    """Return at each place the sum of its weight and all above it."""
+    return np.cumsum(weights[::-1])[::-1]
+
+
+def _minimize(value: Callable[[float], float]) -> tuple[float, float]:
     """Find where a function of a positive number is smallest, and its value there."""
-    found = minimize_scalar(
+    smallest = minimize_scalar(
         lambda power: value(math.exp(power)), bounds=(-14.0, 14.0), method="bounded"
     )
-    return math.exp(float(found.x)), float(found.fun)
+    return math.exp(float(smallest.x)), float(smallest.fun)

@@ -1,5 +1,6 @@
-"""ε, δ, ρ and μ as people read them: rounded up, never to the nearest. A promise may be stated too
-weak, not too strong.
+"""Write ε, δ, ρ and μ as people read them: rounded up, never to the nearest.
+
+A promise may be stated too weak, not too strong.
 
 **Guarantee:** the number that is printed is at least the one that was computed. Limits are compared
 before anything is rounded.
@@ -8,54 +9,70 @@ before anything is rounded.
 import math
 from decimal import ROUND_CEILING, Decimal
 
-# ε above which nothing is promised, and little
-MEANINGLESS, WEAK = 1000.0, 10.0
+# An ε above this promises nothing.
+MEANINGLESS = 1000.0
+# An ε above this promises little.
+WEAK = 10.0
+# From this ε on two decimals are written; below it, two significant digits.
+LEAST_WITH_DECIMALS = 0.1
 
 
 def epsilon_text(epsilon: float) -> str:
-    """
+    """Write an ε.
+
     >>> epsilon_text(0.0149), epsilon_text(2.001), epsilon_text(1001.0)
     ('0.015', '2.01', '> 1000')
     """
     if MEANINGLESS < epsilon < math.inf:
         return "> 1000"
-    return (
-        f"{_raised(epsilon, -2):.2f}"
-        if 0.1 <= epsilon < math.inf or epsilon == 0
-        else _significant(epsilon, 2)
-    )
+    has_decimals = epsilon == 0 or LEAST_WITH_DECIMALS <= epsilon < math.inf
+    if has_decimals:
+        return f"{_round_up(epsilon, -2):.2f}"
+    return _significant_text(epsilon, digits=2)
 
 
 def delta_text(delta: float) -> str:
-    """
+    """Write a δ.
+
     >>> delta_text(1e-5), delta_text(1.234e-5)
     ('1e-05', '1.3e-05')
     """
-    return _significant(delta, 2)
+    return _significant_text(delta, digits=2)
 
 
 def pair_text(epsilon: float, delta: float) -> str:
+    """Write an ε with its δ."""
     return f"ε = {epsilon_text(epsilon)} at δ = {delta_text(delta)}"
 
 
 def rho_text(rho: float) -> str:
-    return _significant(rho, 3)
+    """Write a ρ."""
+    return _significant_text(rho, digits=3)
 
 
 def mu_text(rho: float) -> str:
     """Write μ of Gaussian differential privacy, from ρ = μ²/2."""
-    return _significant(math.nextafter(math.sqrt(2 * rho), math.inf) if rho else 0.0, 3)
+    if not rho:
+        return _significant_text(0.0, digits=3)
+    # The square root was rounded to the nearest, so the next float is surely not below it.
+    mu = math.nextafter(math.sqrt(2 * rho), math.inf)
+    return _significant_text(mu, digits=3)
 
 
-def _significant(value: float, digits: int) -> str:
+def _significant_text(value: float, digits: int) -> str:
+    """Write a number in this many significant digits, rounded up."""
+    if value == 0:
+        return "0"
     if not 0 < value < math.inf:
-        return "∞" if value else "0"
+        return "∞"
     exponent = Decimal(repr(value)).adjusted() - digits + 1
-    return f"{float(_raised(value, exponent)):.{digits}g}"
+    return f"{float(_round_up(value, exponent)):.{digits}g}"
 
 
-def _raised(value: float, exponent: int) -> Decimal:
-    """Round up to a multiple of a power of ten. A number that was written in as many digits stays
-    as written.
+def _round_up(value: float, exponent: int) -> Decimal:
+    """Round up to a multiple of a power of ten.
+
+    A number that was written in as many digits stays as written.
     """
-    return Decimal(repr(value)).quantize(Decimal(1).scaleb(exponent), rounding=ROUND_CEILING)
+    unit = Decimal(1).scaleb(exponent)
+    return Decimal(repr(value)).quantize(unit, rounding=ROUND_CEILING)

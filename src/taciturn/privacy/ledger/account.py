@@ -14,14 +14,8 @@ from dp_accounting import DpEvent
 
 from taciturn.errors import TaciturnError
 from taciturn.names import AccountantName
-from taciturn.privacy.accounting.accountant import (
-    Budget,
-    allowed_releases,
-    compose,
-    event_to_json,
-    most_releases,
-    repeat,
-)
+from taciturn.privacy.accounting.accountant import Budget, allowed_releases
+from taciturn.privacy.accounting.events import compose, event_to_json, most_releases, repeat
 from taciturn.privacy.accounting.rounding_up import delta_text
 from taciturn.privacy.ledger.hash_chain import LedgerError, Row
 from taciturn.privacy.ledger.ledger import INTEGERS, Guarantee, Ledger
@@ -32,7 +26,7 @@ class BudgetExhausted(TaciturnError):
     """The next release would cost more than the run's budget allows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunTerms:
     """What a run declares before its first round; later rows of the run must agree with it."""
 
@@ -65,7 +59,7 @@ class RunTerms:
     )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Account:
     """One run's account in its population's ledger: what the curator charges."""
 

@@ -30,7 +30,7 @@ class AnchorUnreachable(AnchorError):
     """The anchor cannot be asked; nothing may be released."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Anchor:
     """A file or a command. A command gets PREVIOUS and NEW as its last arguments: if it remembers
     one of them (or nothing yet) it must remember NEW from then on and exit with 0, else with
@@ -42,7 +42,7 @@ class Anchor:
 
     @classmethod
     def of(cls, row: Row) -> "Anchor":
-        return cls(Path(row["file"]) if "file" in row else None, row.get("command"))
+        return cls(file=Path(row["file"]) if "file" in row else None, command=row.get("command"))
 
     @property
     def row(self) -> Row:

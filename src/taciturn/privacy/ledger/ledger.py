@@ -19,18 +19,18 @@ from pathlib import Path
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn.names import AccountantName
-from taciturn.privacy.accounting.accountant import (
+from taciturn.privacy.accounting.accountant import epsilon
+from taciturn.privacy.accounting.conversions import with_distance
+from taciturn.privacy.accounting.events import (
     claim_of,
     compose,
-    epsilon,
     event_from_json,
     is_sampled,
     repeat,
-    rho,
 )
-from taciturn.privacy.accounting.conversions import with_distance
 from taciturn.privacy.accounting.group_privacy import group_epsilon
 from taciturn.privacy.accounting.rounding_up import pair_text
+from taciturn.privacy.accounting.zero_concentrated import rho
 from taciturn.privacy.ledger.anchor import Anchor, AnchorUnreachable
 from taciturn.privacy.ledger.hash_chain import ChainedFile, LedgerError, Row
 from taciturn.privacy.ledger.population_budget import PopulationBudget, epsilon_of_all
@@ -40,7 +40,7 @@ FILE_NAME = "ledger.jsonl"
 INTEGERS = "integers"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """What holds for everything a run released up to the ledger's row `head`."""
 
@@ -234,7 +234,7 @@ class Ledger(ChainedFile):
     @property
     def budget(self) -> PopulationBudget | None:
         row = next((row for row in reversed(self.rows) if row["kind"] == "budget"), None)
-        return PopulationBudget(row["epsilon"], row["delta"]) if row else None
+        return PopulationBudget(epsilon=row["epsilon"], delta=row["delta"]) if row else None
 
     def set_budget(self, budget: PopulationBudget) -> None:
         """Fix the budget, or lower it; raise if the existing runs could pass it."""

@@ -14,7 +14,7 @@ import attr
 import dp_accounting
 from dp_accounting import DpEvent
 
-from taciturn.privacy.accounting.accountant import compose
+from taciturn.privacy.accounting.events import compose
 from taciturn.privacy.ledger.ledger import Ledger
 
 REPLACE_ONE = "replace one user by another"

@@ -33,14 +33,14 @@ import numpy as np
 from dp_accounting import DpEvent
 from dp_accounting.rdp import compute_epsilon
 
-from taciturn.privacy.accounting.accountant import renyi_costs_of_one
+from taciturn.privacy.accounting.accountant import renyi_curve_of_one
 
 ORDERS = (1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256)
-# share of δ
+# This share of δ is set apart for the samplers' distances from their ideal.
 FOR_DISTANCES = 1e-3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PopulationBudget:
     """What all runs on the same people may cost together."""
 
@@ -48,13 +48,16 @@ class PopulationBudget:
     delta: float
 
     def allows(self, costs: Sequence[DpEvent], distance: float) -> bool:
-        """Tell whether runs of these costs, whose samplers are `distance` from their ideal, stay
-        within it however they are chosen.
+        """Tell whether runs of these costs stay within it, however they are chosen.
+
+        Args:
+            costs: what each run may cost.
+            distance: how far the samplers of all runs together are from their ideal.
         """
         if (1 + math.exp(self.epsilon)) * distance > FOR_DISTANCES * self.delta:
             return False
-        share = (1 - FOR_DISTANCES) * self.delta / len(ORDERS)
-        return epsilon_of_all(costs, share, ORDERS) <= self.epsilon
+        delta_of_an_order = (1 - FOR_DISTANCES) * self.delta / len(ORDERS)
+        return epsilon_of_all(costs, delta_of_an_order, ORDERS) <= self.epsilon
 
 
 def epsilon_of_all(
@@ -63,9 +66,10 @@ def epsilon_of_all(
     """Return ε at δ of all costs together, each under its own adjacency, under zero-out."""
     if not costs:
         return 0.0
-    curves = [renyi_costs_of_one(cost, orders) for cost in costs]
-    total = np.sum([curve for _, curve in curves], axis=0)
-    # which the library takes for no cost at all
+    curves = [renyi_curve_of_one(cost, orders) for cost in costs]
+    total = np.sum([curve.costs for curve in curves], axis=0)
+    # The library takes NaN for no cost at all.
     if np.isnan(total).any():
         return math.inf
-    return float(compute_epsilon(list(curves[0][0]), list(total), delta)[0])
+    smallest, _ = compute_epsilon(list(curves[0].orders), list(total), delta)
+    return float(smallest)

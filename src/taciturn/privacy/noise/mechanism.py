@@ -26,7 +26,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn import trees
 from taciturn.core import Estimate, Mechanism, Params, Participation, PyTree, Release, Report
-from taciturn.privacy.accounting.accountant import CorrelatedDpEvent
+from taciturn.privacy.accounting.events import CorrelatedDpEvent
 from taciturn.privacy.bounding import clipping
 from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip, Norms, centred_bit
 from taciturn.privacy.bounding.clipping import Bound, flat_clip
