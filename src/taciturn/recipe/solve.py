@@ -10,7 +10,8 @@ import jax
 from dp_accounting import DpEvent
 
 from taciturn.core import Mechanism
-from taciturn.privacy.accounting.accountant import compose, noise_for_budget, repeat
+from taciturn.privacy.accounting.accountant import noise_for_budget
+from taciturn.privacy.accounting.events import compose, repeat
 from taciturn.privacy.bounding.clipping import MOST_REPORTS
 from taciturn.privacy.bounding.estimators import fixed_denominator
 from taciturn.privacy.noise.mechanism import mechanism
