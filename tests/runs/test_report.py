@@ -142,7 +142,7 @@ def test_the_ledger_s_total_and_the_budget_are_those_of_the_population(made, pop
     delta = min(book.run_rows(run)[0]["delta"] for run in book.runs())
     epsilon, _ = book.total(delta)
     assert f"ε = {epsilon_text(epsilon)}" in text_of(made / "plain")
-    open_ledger(population).set_budget(PopulationBudget(30.0, 4e-4))
+    open_ledger(population).set_budget(PopulationBudget(epsilon=30.0, delta=4e-4))
     alone = loop.train_run(
         tiny_recipe(population, run={"rounds": 1, "seed": None}), tmp_path / "alone", quietly
     )
