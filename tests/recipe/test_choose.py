@@ -109,7 +109,7 @@ def test_plans_are_compared_by_noise_that_is_nearly_right(users, cohort, rounds,
             PoissonSampledDpEvent(cohort / users, GaussianDpEvent(noise_multiplier)), rounds
         )
 
-    exact = noise_for_budget(spent, Budget(asked.delta, promised), "pld")
+    exact = noise_for_budget(spent, Budget(delta=asked.delta, epsilon=promised), "pld")
     assert (
         0.8 * exact < _approximate_noise(_gaussian_mu(asked), cohort / users, rounds) < 1.1 * exact
     )

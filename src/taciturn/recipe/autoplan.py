@@ -144,7 +144,7 @@ def with_exact_noise(task: Task, plan: Plan) -> Plan:
         sampled = PoissonSampledDpEvent(plan.cohort / task.users, gaussian)
         return repeat(sampled, plan.rounds)
 
-    noise_multiplier = noise_for_budget(cost, Budget(task.delta, task.epsilon), "pld")
+    noise_multiplier = noise_for_budget(cost, Budget(delta=task.delta, epsilon=task.epsilon), "pld")
     return _plan_with_noise(task, plan.rounds, plan.cohort, noise_multiplier)
 
 

@@ -88,7 +88,9 @@ class Run:
         self._check_enough_people(self._count_people(connected))
         self._check_warm_start_adjacency()
         self._check_clip_norms(first)
-        self.account = Account(ledger, self._declare_terms(first, seeded), release)
+        self.account = Account(
+            ledger=ledger, terms=self._declare_terms(first, seeded), release=release
+        )
         self.log = self._open_cohort_log()
         self.fleet = self._build_fleet(connected)
         self.curator = self._build_curator()

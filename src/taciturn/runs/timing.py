@@ -57,6 +57,6 @@ def throwaway_curator(recipe: Recipe, fleet: FleetWithStats, words: int) -> Iter
     )
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "ledger.jsonl")
-        account = Account(ledger, terms, release)
+        account = Account(ledger=ledger, terms=terms, release=release)
         account.open()
         yield Curator(algorithm=algorithm, fleet=fleet, account=account, root=bytes(32))
