@@ -169,9 +169,9 @@ def canary_ranks(finished: Any) -> list[tuple[int, int, int, int, bool]]:
     results = finished.audit(REFERENCES).canaries
     return [
         (
-            one.canary.users,
-            one.canary.copies,
-            int(results.seen[one.canary]),
+            one.users,
+            one.copies,
+            int(one.seen),
             int(one.rank),
             one.place is not None,
         )
@@ -183,9 +183,9 @@ def audit_users(finished: Any) -> dict[str, float | bool]:
     """Return what they say of the claim, in multiples of the μ that is claimed, and how small noise
     would have to be to be noticed.
     """
-    from taciturn.audit.results import membership_results
+    from taciturn.audit.results import audit_membership
 
-    found = membership_results(finished.folder, finished.recipe).audit
+    found = audit_membership(finished.folder, finished.recipe).audit
     return {
         "users": found.included + found.left_out,
         "mu": found.mu,

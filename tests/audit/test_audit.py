@@ -26,7 +26,7 @@ from harness import (
 )
 from taciturn.audit import audit_users
 from taciturn.audit.audit_users import AuditScores
-from taciturn.audit.results import membership_results
+from taciturn.audit.results import audit_membership, score_audit_users
 from taciturn.cli.audit import audit
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, DataError, Vocabulary
 from taciturn.privacy.bounding.clipping import MOST_REPORTS
@@ -140,7 +140,7 @@ def with_noise_too_small(monkeypatch, times):
 
 def found_in(recipe, folder):
     train_run(recipe, folder, quietly)
-    return membership_results(folder, recipe_of(folder))
+    return audit_membership(folder, recipe_of(folder))
 
 
 @pytest.mark.parametrize("kind", mostly_slow(MECHANISMS, "one turn"))
@@ -148,9 +148,11 @@ def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_acc
     """Reports are as long as is claimed, noise is as wide, correlated as the recipe says: neither
     less nor more.
     """
-    found = membership_results(honest(kind), recipe_of(honest(kind)))
+    recipe = recipe_of(honest(kind))
+    found = audit_membership(honest(kind), recipe)
     assert not found.audit.refuted
-    error = 4 / math.sqrt(np.sum(found.mu[found.included] ** 2))
+    users = score_audit_users(recipe, AuditScores(honest(kind)))
+    error = 4 / math.sqrt(np.sum(users.mu[users.included] ** 2))
     assert found.audit.signal == pytest.approx(1.0, abs=error)
     assert 0.9 < found.audit.spread < 1.2  # people make it wider
     assert found.audit.caught[1] < 2  # and it could have seen something
@@ -205,7 +207,7 @@ def test_users_have_all_turns_that_the_claim_allows_and_no_more(wide):
 
 
 def test_the_whole_cost_of_a_run_is_tested_and_not_that_of_one_row(honest):
-    found = membership_results(honest("blt"), recipe_of(honest("blt")))
+    found = audit_membership(honest("blt"), recipe_of(honest("blt")))
     assert found.turns == 4
     assert 0.9 * found.whole < found.audit.mu <= found.whole
 
@@ -347,7 +349,7 @@ def test_an_interrupted_run_resumes_with_the_same_audit_users_and_readings(
 def test_a_run_that_ended_early_is_audited_by_those_whose_turn_had_come(wide, tmp_path):
     with pytest.raises(Cut):
         train_run(watched(wide), tmp_path / "run", cut_at(9))
-    found = membership_results(tmp_path / "run", recipe_of(tmp_path / "run"))
+    found = audit_membership(tmp_path / "run", recipe_of(tmp_path / "run"))
     assert found.audit.included + found.audit.left_out == 400  # it was saved after eight rounds
     assert not found.audit.refuted
 

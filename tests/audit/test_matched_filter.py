@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness import tiny_recipe
-from taciturn.audit.matched_filter import filters
+from taciturn.audit.matched_filter import best_filters
 from taciturn.audit.results import rows_of_noise
 from taciturn.recipe import build
 from taciturn.recipe.solve import with_noise
@@ -51,7 +51,7 @@ def test_rows_are_those_of_the_strategy_whose_cost_is_charged(population, noise)
         np.sum(prefixes**2, axis=1), strategy.prefix_variance(len(rows)), rtol=1e-5
     )
     turns = as_columns(12, [list(range(first, 12, 3)) for first in range(3)])
-    _, mu = filters(rows[:12], turns, 2.0, NOBODY)
+    _, mu = best_filters(rows[:12], turns, 2.0, NOBODY)
     whole = math.sqrt(strategy.sensitivity_squared(12, 2, 4)) / 2
     assert np.max(mu) <= whole * (1 + 1e-6)  # nobody gets more out of all rows than is claimed
     assert np.max(mu) > 0.7 * whole
@@ -73,13 +73,13 @@ def drawn(rows, turns, users, multiplier=2.0, seed=0):
 def test_scores_lie_as_far_apart_as_is_said(population, noise):
     rows = rows_of_noise(recipe_of(population, noise))[:12]
     turns = as_columns(12, [[1, 4, 7, 10]])
-    by, mu = filters(rows, turns, 2.0, NOBODY)
+    by, mu = best_filters(rows, turns, 2.0, NOBODY)
     values, included = drawn(rows, turns, 4000)
     scores = by[:, 0] @ values
     assert scores[~included].std() == pytest.approx(1.0, abs=0.05)
     assert scores[included].mean() == pytest.approx(mu[0], abs=0.1)
     assert mu[0] > max(
-        filters(rows, as_columns(12, [[row]]), 2.0, NOBODY)[1][0] for row in (1, 4, 7, 10)
+        best_filters(rows, as_columns(12, [[row]]), 2.0, NOBODY)[1][0] for row in (1, 4, 7, 10)
     )
 
 
@@ -87,7 +87,7 @@ def test_noise_that_is_correlated_otherwise_than_is_said_shows(population):
     """The twin: the scores of rows with independent noise, read as if it were a tree's."""
     rows = rows_of_noise(recipe_of(population, "tree"))[:12]
     turns = as_columns(12, [[1, 4, 7, 10]])
-    by, _ = filters(rows, turns, 2.0, NOBODY)
+    by, _ = best_filters(rows, turns, 2.0, NOBODY)
     values, included = drawn(np.eye(12), turns, 4000)
     assert not 0.8 < (by[:, 0] @ values)[~included].std() < 1.25
 
@@ -96,11 +96,11 @@ def test_rows_that_were_lost_are_left_out(population):
     rows = rows_of_noise(recipe_of(population, "blt"))[:12]
     turns, kept = as_columns(12, [[1, 4, 7, 10]]), np.delete(np.arange(12), 5)
     values, included = drawn(rows, turns, 4000)
-    by, mu = filters(rows[kept], turns[kept], 2.0, NOBODY[kept])
+    by, mu = best_filters(rows[kept], turns[kept], 2.0, NOBODY[kept])
     scores = by[:, 0] @ values[kept]
     assert scores[~included].std() == pytest.approx(1.0, abs=0.05)
     assert scores[included].mean() == pytest.approx(mu[0], abs=0.1)
-    wrong, _ = filters(
+    wrong, _ = best_filters(
         rows[:11], turns[kept], 2.0, NOBODY[kept]
     )  # the twin: as if none had been lost
     assert (wrong[:, 0] @ values[kept])[~included].std() > 1.05
@@ -116,7 +116,7 @@ def test_people_who_pull_the_same_way_all_the_time_are_seen_past(population):
     bystanders += 3 * generator.normal(size=1000)
     spreads, apart = [], []
     for beside in (NOBODY, bystanders):
-        by, mu = filters(rows, turns, 2.0, beside)
+        by, mu = best_filters(rows, turns, 2.0, beside)
         scores = by[:, 0] @ values
         spreads.append(scores[~included].std())
         apart.append((scores[included].mean() - scores[~included].mean()) / spreads[-1])

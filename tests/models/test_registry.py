@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness import Cut, cut_at, tiny_recipe
-from taciturn.audit.results import membership_results
+from taciturn.audit.results import audit_membership
 from taciturn.core import BEGIN, LanguageModel
 from taciturn.export.word_model import load_word_model
 from taciturn.models import registry
@@ -73,9 +73,9 @@ def test_it_is_trained_resumed_measured_exported_and_audited(own_kind, populatio
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "run", cut_at(3))
     resume_run(tmp_path / "run", lambda done, rounds, row: None)
-    found = membership_results(tmp_path / "run", recipe_of(tmp_path / "run"))
+    found = audit_membership(tmp_path / "run", recipe_of(tmp_path / "run"))
     assert found
-    assert found.mu.size
+    assert found.audit.included + found.audit.left_out
     assert FinishedRun(tmp_path / "run").evaluate().scores["loss"].value > 0
     few = {"words": 16_000, "entries": 500}
     assert FinishedRun(tmp_path / "run").export(tmp_path / "arpa", "arpa", **few).check

@@ -3,6 +3,7 @@ everywhere.
 """
 
 import json
+import math
 import re
 import shutil
 from html import unescape
@@ -17,6 +18,13 @@ from typer.testing import CliRunner
 import taciturn
 from harness import Cut, cut_at, made_up_users, quietly, tiny_recipe
 from taciturn.audit import audit_users
+from taciturn.audit.one_run import Audit
+from taciturn.audit.results import (
+    AuditResults,
+    CanaryFinding,
+    CanaryResults,
+    MembershipResults,
+)
 from taciturn.cli import app
 from taciturn.cli import train as cli_train
 from taciturn.data.population import Population, write_population
@@ -24,6 +32,7 @@ from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import WINDOW, evaluate, evaluate_each, evaluate_steps
 from taciturn.evaluation.intervals import Interval
 from taciturn.export.word_model import load_word_model
+from taciturn.files import from_json, to_json
 from taciturn.people import open_ledger
 from taciturn.privacy.accounting.rounding_up import epsilon_text
 from taciturn.privacy.ledger.population_budget import PopulationBudget
@@ -294,20 +303,46 @@ def test_what_an_audit_found_is_on_the_page_and_that_nobody_looked(made, tmp_pat
     run = FinishedRun(folder)
     run.report(beside=())
     assert "can be audited and was not yet" in text_of(folder)
-    audit = {"claimed_epsilon": 2.0, "epsilon": 1.5, "epsilon_at_least": 0.25, "refuted": False}
-    canary = {
-        "users": 4,
-        "copies": 15,
-        "rank": 1640,
-        "references": 2_000_000,
-        "exposure": 10.25,
-        "seen": 60.0,
-        "beam_search": None,
-    }
+    canary = CanaryFinding(
+        users=4,
+        copies=15,
+        rank=1640,
+        references=2_000_000,
+        exposure=10.25,
+        seen=60.0,
+        place=None,
+    )
     for refuted in (False, True):
-        (folder / "audit.json").write_text(
-            json.dumps({"audit": audit | {"refuted": refuted}, "canaries": [canary]})
+        audit = Audit(
+            included=3,
+            left_out=5,
+            mu=1.0,
+            times=0.5,
+            times_at_least=1.5 if refuted else 0.25,
+            signal=1.0,
+            spread=1.0,
+            caught=(2.0, math.inf),
         )
+        membership = MembershipResults(
+            audit=audit,
+            delta=1e-6,
+            turns=1,
+            claimed_epsilon=2.0,
+            epsilon=1.5,
+            epsilon_at_least=0.25,
+            whole=None,
+        )
+        results = AuditResults(
+            run=str(folder),
+            epsilon=2.0,
+            delta=1e-6,
+            accuracy_top1=Interval(0.25, math.nan),
+            membership=membership,
+            canaries=CanaryResults([canary]),
+        )
+        written = to_json(results.to_json())
+        (folder / "audit.json").write_text(written)
+        assert to_json(AuditResults.from_json(from_json(written)).to_json()) == written
         run.report(beside=())
         assert ("BROKEN" in text_of(folder)) == refuted
         assert "2.00 1.50 0.25" in text_of(folder)

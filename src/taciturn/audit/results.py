@@ -1,79 +1,212 @@
-"""What a finished run reveals: how well audit users can be told apart, beside the claim, and what
-its model knows of planted secrets.
+"""Say what a finished run reveals, seen from outside.
+
+Audit users show how well people could be told apart, beside the claim; planted secrets show what
+the model remembers.
 """
 
 import math
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from taciturn.audit import audit_users, canaries
 from taciturn.audit.audit_users import AuditScores
-from taciturn.audit.canaries import Canary, load_canaries
-from taciturn.audit.matched_filter import filters, noise_rows
-from taciturn.audit.one_run import Audit, audit_scores
-from taciturn.audit.secret_sharer import Finding, measure
+from taciturn.audit.canaries import load_canaries
+from taciturn.audit.matched_filter import best_filters, noise_rows
+from taciturn.audit.one_run import LIKELY, Audit, audit_scores
+from taciturn.audit.secret_sharer import measure
 from taciturn.core import WordModel
 from taciturn.data.vocabulary import DataError, Vocabulary
-from taciturn.evaluation.accuracy import Scores
+from taciturn.evaluation.intervals import Interval
 from taciturn.privacy.accounting.conversions import gaussian_epsilon
-from taciturn.privacy.ledger.ledger import Guarantee
 from taciturn.privacy.noise.sensitivity import segments
 from taciturn.progress import Progress
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 
 
-class CanaryResults(NamedTuple):
-    """What the model memorised of each planted canary."""
+@dataclass(frozen=True, kw_only=True)
+class CanaryFinding:
+    """What the model memorised of one planted canary."""
 
-    findings: list[Finding]
-    # how often the training saw each, in expectation; local epochs not counted
-    seen: dict[Canary, float]
+    # n_u and n_e of Ramaswamy et al. 2020.
+    users: int
+    copies: int
+    # Among the references, by random sampling; 1 where none is as likely as the canary.
+    rank: int
+    references: int
+    # In bits.
+    exposure: float
+    # How often the training saw it, in expectation; local epochs are not counted.
+    seen: float
+    # Among the continuations that beam search found, from 1; None if absent.
+    place: int | None
 
-    def kinds(self) -> list[tuple[int, int, list[Finding]]]:
-        """Group by (n_u, n_e), as in Ramaswamy et al. 2020, Table 4; the best remembered first."""
-        ranked = sorted(
-            self.findings, key=lambda one: (one.canary.users, one.canary.copies, one.rank)
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "users": self.users,
+            "copies": self.copies,
+            "rank": self.rank,
+            "references": self.references,
+            "exposure": self.exposure,
+            "seen": self.seen,
+            "beam_search": self.place,
+        }
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "CanaryFinding":
+        place = content["beam_search"]
+        return cls(
+            users=content["users"],
+            copies=content["copies"],
+            rank=content["rank"],
+            references=content["references"],
+            exposure=content["exposure"],
+            seen=content["seen"],
+            # What was null is read as NaN.
+            place=place if isinstance(place, int) else None,
         )
-        return [
-            (*kind, list(some))
-            for kind, some in groupby(ranked, lambda one: (one.canary.users, one.canary.copies))
-        ]
 
 
-class MembershipResults(NamedTuple):
+class CanaryKind(NamedTuple):
+    """Canaries with the same numbers of users and of copies, the best remembered first."""
+
+    users: int
+    copies: int
+    findings: list[CanaryFinding]
+
+
+@dataclass(frozen=True)
+class CanaryResults:
+    """What the model memorised of all planted canaries."""
+
+    findings: list[CanaryFinding]
+
+    def kinds(self) -> list[CanaryKind]:
+        """Group by (n_u, n_e), as in Ramaswamy et al. 2020, Table 4."""
+        ranked = sorted(self.findings, key=lambda finding: (*_kind_of(finding), finding.rank))
+        kinds = []
+        for (users, copies), findings in groupby(ranked, _kind_of):
+            kinds.append(CanaryKind(users, copies, list(findings)))
+        return kinds
+
+
+def _kind_of(finding: CanaryFinding) -> tuple[int, int]:
+    return finding.users, finding.copies
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipResults:
     """How well audit users who took part can be told from those who did not, beside the claim."""
 
     audit: Audit
     delta: float
-    # of one user, at most
+    # Of one user, at most.
     turns: int
-    # the μ of the run's claim about every person, where it is one of μ-GDP
+    # ε of the user with the most turns: as claimed, as found, and at least.
+    claimed_epsilon: float
+    epsilon: float
+    epsilon_at_least: float
+    # The μ of the run's claim about every person, where it is one of μ-GDP.
     whole: float | None
-    # claimed, of each user
-    mu: np.ndarray
-    included: np.ndarray
 
-    def epsilon(self, times: float = 1.0) -> float:
-        """Return ε of the user with the most turns, were the noise `times` times smaller than
-        claimed.
-        """
-        return gaussian_epsilon(times * self.audit.mu, self.delta) if times > 0 else 0.0
+    def to_json(self) -> dict[str, Any]:
+        likely = [str(probability) for probability in LIKELY]
+        return {
+            "delta": self.delta,
+            "turns": self.turns,
+            "claimed_epsilon": self.claimed_epsilon,
+            "epsilon": self.epsilon,
+            "epsilon_at_least": self.epsilon_at_least,
+            "mu_of_the_whole_claim": self.whole,
+            "refuted": self.audit.refuted,
+            "included": self.audit.included,
+            "left_out": self.audit.left_out,
+            "mu": self.audit.mu,
+            "times": self.audit.times,
+            "times_at_least": self.audit.times_at_least,
+            "signal": self.audit.signal,
+            "spread": self.audit.spread,
+            "caught": dict(zip(likely, self.audit.caught, strict=True)),
+        }
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "MembershipResults":
+        audit = Audit(
+            included=content["included"],
+            left_out=content["left_out"],
+            mu=content["mu"],
+            times=content["times"],
+            times_at_least=content["times_at_least"],
+            signal=content["signal"],
+            spread=content["spread"],
+            caught=tuple(content["caught"].values()),
+        )
+        whole = content["mu_of_the_whole_claim"]
+        return cls(
+            audit=audit,
+            delta=content["delta"],
+            turns=content["turns"],
+            claimed_epsilon=content["claimed_epsilon"],
+            epsilon=content["epsilon"],
+            epsilon_at_least=content["epsilon_at_least"],
+            # What was null is read as NaN.
+            whole=None if math.isnan(whole) else whole,
+        )
 
 
-def rows_of_noise(recipe: Recipe) -> np.ndarray:
-    """Work out the rows by definition (audit/matched_filter.py), not by the code that draws the
-    noise.
-    """
-    return noise_rows(
-        recipe.noise, segments(recipe.most_releases, recipe.restart_rounds), recipe.privacy.strategy
-    )
+@dataclass(frozen=True, kw_only=True)
+class AuditResults:
+    """All that can be said about a run from outside; this alone knows the JSON of audit.json."""
+
+    # The run's folder, as it was named.
+    run: str
+    # Claimed for every person.
+    epsilon: float
+    delta: float
+    # On held-out users: a model that learned nothing remembers nothing. The file has no margin.
+    accuracy_top1: Interval
+    membership: MembershipResults | None
+    canaries: CanaryResults | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of audit.json, for `files.to_json`."""
+        content: dict[str, Any] = {
+            "run": self.run,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "accuracy_top1": self.accuracy_top1.value,
+        }
+        if self.membership:
+            content["audit"] = self.membership.to_json()
+        if self.canaries:
+            content["canaries"] = [finding.to_json() for finding in self.canaries.findings]
+        return content
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "AuditResults":
+        """Return what audit.json holds, as `files.from_json` reads it."""
+        membership = None
+        if "audit" in content:
+            membership = MembershipResults.from_json(content["audit"])
+        canary_results = None
+        if "canaries" in content:
+            findings = [CanaryFinding.from_json(finding) for finding in content["canaries"]]
+            canary_results = CanaryResults(findings)
+        return cls(
+            run=content["run"],
+            epsilon=content["epsilon"],
+            delta=content["delta"],
+            accuracy_top1=Interval(content["accuracy_top1"], math.nan),
+            membership=membership,
+            canaries=canary_results,
+        )
 
 
-def canary_results(
+def find_canaries(
     folder: Path,
     model: WordModel,
     vocabulary: Vocabulary,
@@ -82,52 +215,100 @@ def canary_results(
     progress: Progress,
 ) -> CanaryResults | None:
     """Look for a run's canaries, if it has any, in its model after this many releases."""
-    if not (path := folder / canaries.FILE_NAME).exists():
+    path = folder / canaries.FILE_NAME
+    if not path.exists():
         return None
-    seen = load_canaries(path, vocabulary)
-    findings = measure(model, vocabulary, list(seen), references, progress=progress)
-    return CanaryResults(findings, {canary: often * releases for canary, often in seen.items()})
+    seen_a_round = load_canaries(path, vocabulary)
+    findings = []
+    for finding in measure(model, vocabulary, list(seen_a_round), references, progress=progress):
+        finding = CanaryFinding(
+            users=finding.canary.users,
+            copies=finding.canary.copies,
+            rank=finding.rank,
+            references=finding.references,
+            exposure=finding.exposure,
+            seen=seen_a_round[finding.canary] * releases,
+            place=finding.place,
+        )
+        findings.append(finding)
+    return CanaryResults(findings)
 
 
-def membership_results(folder: Path, recipe: Recipe) -> MembershipResults | None:
-    """Score a run's audit users, if it has any, by the best attack on all that it released."""
+class UserScores(NamedTuple):
+    """Scores of the audit users whose turns came, in standard deviations of the claimed noise."""
+
+    scores: np.ndarray
+    # How far being in moves each of them, as claimed.
+    mu: np.ndarray
+    # Who was in.
+    included: np.ndarray
+
+
+def score_audit_users(recipe: Recipe, recorded: AuditScores) -> UserScores:
+    """Score audit users by the best attack on all that a run released."""
+    multiplier = recipe.privacy.noise_multiplier
+    # It was worked out before the run began.
+    assert multiplier
+    turns = [np.isin(recorded.rounds, pattern) for pattern in recorded.patterns]
+    filters = best_filters(
+        noise=rows_of_noise(recipe)[recorded.rows],
+        turns=np.stack(turns, axis=1).astype(float),
+        multiplier=multiplier,
+        bystanders=recorded.bystanders,
+    )
+    pattern = np.arange(len(recorded.included)) % len(recorded.patterns)
+    weights = filters.weights[:, pattern]
+    scores = np.einsum("ri,ri->i", weights, recorded.products)
+    mu = filters.mu[pattern]
+    # A run that ended early never reached the turns of the others.
+    came = mu > 0
+    return UserScores(scores[came], mu[came], recorded.included[came])
+
+
+def rows_of_noise(recipe: Recipe) -> np.ndarray:
+    """Work out the rows by definition, not by the code that draws the noise.
+
+    The definition is that of audit/matched_filter.py.
+    """
+    lengths = segments(recipe.most_releases, recipe.restart_rounds)
+    return noise_rows(recipe.noise, lengths, recipe.privacy.strategy)
+
+
+def audit_membership(folder: Path, recipe: Recipe) -> MembershipResults | None:
+    """Test the claim of a run by its audit users, if it has any."""
     if not (folder / audit_users.FILE_NAME).exists():
         return None
-    seen, multiplier = AuditScores(folder), recipe.privacy.noise_multiplier
-    # worked out before the run began
-    assert multiplier
-    turns = np.stack([np.isin(seen.rounds, pattern) for pattern in seen.patterns], axis=1).astype(
-        float
-    )
-    by_pattern, apart = filters(
-        rows_of_noise(recipe)[seen.rows], turns, multiplier, seen.bystanders
-    )
-    pattern = np.arange(len(seen.included)) % len(seen.patterns)
-    scores = np.einsum("ri,ri->i", by_pattern[:, pattern], seen.products)
-    # a run that ended early never reached the turns of the others
-    came = apart[pattern] > 0
-    mu, included = apart[pattern][came], seen.included[came]
+    recorded = AuditScores(folder)
+    users = score_audit_users(recipe, recorded)
     try:
-        found = audit_scores(scores[came], mu, included)
+        audit = audit_scores(users.scores, users.mu, users.included)
     except ValueError as error:
         raise DataError(f"{folder} cannot be audited: {error}") from None
-    participation, whole = build.participation(recipe), None
-    if participation.limits and not participation.sampled_by_curator:
-        squared = build.noise(recipe, multiplier).strategy.sensitivity_squared(
-            len(seen.rows), *participation.limits
-        )
-        whole = math.sqrt(squared) / multiplier
-    return MembershipResults(found, recipe.delta, max(map(len, seen.patterns)), whole, mu, included)
+    return MembershipResults(
+        audit=audit,
+        delta=recipe.delta,
+        turns=max(len(pattern) for pattern in recorded.patterns),
+        claimed_epsilon=_epsilon(audit.mu, recipe.delta),
+        epsilon=_epsilon(audit.times * audit.mu, recipe.delta),
+        epsilon_at_least=_epsilon(audit.times_at_least * audit.mu, recipe.delta),
+        whole=_claimed_mu(recipe, len(recorded.rows)),
+    )
 
 
-class AuditResults(NamedTuple):
-    """All that can be said about a run from outside."""
+def _epsilon(mu: float, delta: float) -> float:
+    return gaussian_epsilon(mu, delta) if mu > 0 else 0.0
 
-    guarantee: Guarantee
-    # on held-out users: a model that learned nothing remembers nothing
-    scores: Scores
-    canaries: CanaryResults | None
-    membership: MembershipResults | None
+
+def _claimed_mu(recipe: Recipe, rows: int) -> float | None:
+    """Return the μ that is claimed for a person over so many rows, where the claim is of μ-GDP."""
+    multiplier = recipe.privacy.noise_multiplier
+    participation = build.participation(recipe)
+    if not multiplier or not participation.limits or participation.sampled_by_curator:
+        return None
+    min_separation, max_participations = participation.limits
+    strategy = build.noise(recipe, multiplier).strategy
+    squared = strategy.sensitivity_squared(rows, min_separation, max_participations)
+    return math.sqrt(squared) / multiplier
 
 
 def rank_text(rank: int) -> str:
@@ -136,6 +317,10 @@ def rank_text(rank: int) -> str:
     >>> [rank_text(rank) for rank in (1, 762, 1_640, 41_200, 1_551_000)]
     ['1', '762', '1.6k', '41k', '1.55M']
     """
+    if rank < 1000:
+        return str(rank)
     if rank < 1_000_000:
-        return str(rank) if rank < 1000 else f"{rank / 1000:.{1 if rank < 10_000 else 0}f}k"
-    return f"{rank / 1e6:.{2 if math.floor(rank / 1e4) % 100 else 1}f}M"
+        digits = 1 if rank < 10_000 else 0
+        return f"{rank / 1000:.{digits}f}k"
+    digits = 2 if math.floor(rank / 1e4) % 100 else 1
+    return f"{rank / 1e6:.{digits}f}M"

@@ -15,7 +15,7 @@ from taciturn.files import to_json
 from taciturn.privacy.accounting.rounding_up import delta_text, pair_text
 
 if TYPE_CHECKING:
-    from taciturn.audit.results import AuditResults, CanaryResults, MembershipResults
+    from taciturn.audit.results import CanaryResults, MembershipResults
 
 audit_app = group(
     "audit",
@@ -55,11 +55,11 @@ def audit(
         found = tt.FinishedRun(run).audit(
             references, lambda done, all: show("looking for canaries", done, all)
         )
-    content = _json(run, found)
+    content = found.to_json()
     write_atomically(run / "audit.json", to_json(content, indent=1).encode())
     claimed, top1 = (
-        pair_text(found.guarantee.epsilon, found.guarantee.delta),
-        found.scores["accuracy_top1"],
+        pair_text(found.epsilon, found.delta),
+        found.accuracy_top1,
     )
     console.print(
         f"{run}: claimed for every person {claimed}. AccuracyTop1 {top1:.2%}: a model that learned"
@@ -81,17 +81,13 @@ def _print_membership(membership: "MembershipResults") -> None:
     )
     least = "found, at least (99.9 % confidence)"
     figures = (
-        ("claimed", 1.0, math.ceil),
-        ("found", audit.times, round),
-        (least, audit.times_at_least, math.floor),
-    )
-    found = (
-        (name, times * audit.mu, membership.epsilon(times), rounded)
-        for name, times, rounded in figures
+        ("claimed", 1.0, membership.claimed_epsilon, math.ceil),
+        ("found", audit.times, membership.epsilon, round),
+        (least, audit.times_at_least, membership.epsilon_at_least, math.floor),
     )
     rows = (
-        (name, _two_digits(mu, rounded), _two_digits(epsilon, rounded))
-        for name, mu, epsilon, rounded in found
+        (name, _two_digits(times * audit.mu, rounded), _two_digits(epsilon, rounded))
+        for name, times, epsilon, rounded in figures
     )
     print_table(("of these turns", "μ", "ε"), rows, title, left=("of these turns",))
     if audit.refuted:
@@ -148,7 +144,7 @@ def _print_canaries(canaries: "CanaryResults") -> None:
     for users, copies, findings in canaries.kinds():
         ranks = ", ".join(rank_text(one.rank) for one in findings)
         by_beam = f"{sum(one.place is not None for one in findings)} / {len(findings)}"
-        seen = sum(canaries.seen[one.canary] for one in findings) / len(findings)
+        seen = sum(one.seen for one in findings) / len(findings)
         rows.append((str(users), str(copies), f"{seen:,.0f}", ranks, by_beam))
     columns = (
         "users",
@@ -162,49 +158,3 @@ def _print_canaries(canaries: "CanaryResults") -> None:
         "Synthetic users come more often than people do, and are not covered by the claim. Times"
         " seen is an expected value."
     )
-
-
-def _json(run: Path, found: "AuditResults") -> dict[str, Any]:
-    from taciturn.audit.one_run import LIKELY
-
-    claimed, top1 = found.guarantee, found.scores["accuracy_top1"].value
-    content: dict[str, Any] = {
-        "run": str(run),
-        "epsilon": claimed.epsilon,
-        "delta": claimed.delta,
-        "accuracy_top1": top1,
-    }
-    if found.membership:
-        one, audit = found.membership, found.membership.audit
-        times = {
-            "claimed_epsilon": 1.0,
-            "epsilon": audit.times,
-            "epsilon_at_least": audit.times_at_least,
-        }
-        content["audit"] = {
-            "delta": one.delta,
-            "turns": one.turns,
-            **{name: one.epsilon(value) for name, value in times.items()},
-        }
-        content["audit"] |= {
-            "mu_of_the_whole_claim": one.whole,
-            "refuted": audit.refuted,
-            **audit._asdict(),
-        }
-        content["audit"]["caught"] = dict(zip(map(str, LIKELY), audit.caught, strict=True))
-    if found.canaries:
-        content["canaries"] = [
-            {
-                "users": one.canary.users,
-                "copies": one.canary.copies,
-                "rank": one.rank,
-                "references": one.references,
-            }
-            | {
-                "exposure": one.exposure,
-                "seen": found.canaries.seen[one.canary],
-                "beam_search": one.place,
-            }
-            for one in found.canaries.findings
-        ]
-    return content

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taciturn.audit import audit_users, canaries
-from taciturn.audit.results import AuditResults, canary_results, membership_results
+from taciturn.audit.results import AuditResults, audit_membership, find_canaries
 from taciturn.audit.secret_sharer import REFERENCES
 from taciturn.core import LanguageModel, Params
 from taciturn.data.layout import Cut
@@ -322,13 +322,22 @@ class FinishedRun:
                 f"{self.folder} has neither audit users nor canaries: train with --audit 1000"
                 f" {to_do}"
             )
-        own, releases = self.evaluate(), self.guarantee.releases
-        typed = self.model
-        found = canary_results(
-            self.folder, typed.model, typed.vocabulary, releases, references, progress
+        evaluation = self.evaluate()
+        canary_results = find_canaries(
+            folder=self.folder,
+            model=self.model.model,
+            vocabulary=self.model.vocabulary,
+            releases=self.guarantee.releases,
+            references=references,
+            progress=progress,
         )
         return AuditResults(
-            own.guarantee, own.scores, found, membership_results(self.folder, self.recipe)
+            run=str(self.folder),
+            epsilon=evaluation.guarantee.epsilon,
+            delta=evaluation.guarantee.delta,
+            accuracy_top1=evaluation.accuracy_top1,
+            membership=audit_membership(self.folder, self.recipe),
+            canaries=canary_results,
         )
 
 

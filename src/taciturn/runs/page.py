@@ -17,7 +17,12 @@ import numpy as np
 
 import taciturn as tt
 from taciturn.audit import audit_users, canaries
-from taciturn.audit.results import rank_text
+from taciturn.audit.results import (
+    AuditResults,
+    CanaryResults,
+    MembershipResults,
+    rank_text,
+)
 from taciturn.core import UNKNOWN
 from taciturn.data.population import LEAST_HELD_OUT
 from taciturn.data.texts import Texts
@@ -372,36 +377,39 @@ def _audited(folder: Path) -> Iterator[Html]:
                 tag("p", "This run can be audited and was not yet: taciturn audit run RUN."),
             )
         return
-    found = from_json((folder / "audit.json").read_text())
+    found = AuditResults.from_json(from_json((folder / "audit.json").read_text()))
     parts = []
-    if "audit" in found:
-        one = found["audit"]
-        broken = "BROKEN: users are told apart better than is claimed. Trust no model of this run."
-        words = (
-            broken
-            if one["refuted"]
-            else (
-                "Nothing contradicts the claim. That proves nothing about what an audit cannot see."
-            )
-        )
-        figures = [
-            f"{one[name]:.2f}" for name in ("claimed_epsilon", "epsilon", "epsilon_at_least")
-        ]
-        columns = "audit users", "claimed ε", "found", "at least (99.9 %)"
-        parts += [
-            tag("p", words, class_="broken" if one["refuted"] else ""),
-            table(columns, [("of the turns tested", *figures)]),
-        ]
-    if "canaries" in found:
-        kinds = []
-        for one in found["canaries"]:
-            who, rank = (
-                f"{one['users']} users, {one['copies']} copies",
-                f"{rank_text(one['rank'])} of {rank_text(one['references'])}",
-            )
-            by_beam = "found" if isinstance(one["beam_search"], int) else "–"
-            kinds.append((who, f"{one['seen']:,.0f}", rank, f"{one['exposure']:.1f}", by_beam))
-        parts.append(
-            table(("planted secret", "times seen", "rank", "exposure", "by beam search"), kinds)
-        )
+    if found.membership:
+        parts += _show_membership(found.membership)
+    if found.canaries:
+        parts.append(_table_of_canaries(found.canaries))
     yield section(OUTSIDE, *parts)
+
+
+def _show_membership(membership: MembershipResults) -> list[Html]:
+    words = "Nothing contradicts the claim. That proves nothing about what an audit cannot see."
+    if membership.audit.refuted:
+        words = "BROKEN: users are told apart better than is claimed. Trust no model of this run."
+    kind = "broken" if membership.audit.refuted else ""
+    row = (
+        "of the turns tested",
+        f"{membership.claimed_epsilon:.2f}",
+        f"{membership.epsilon:.2f}",
+        f"{membership.epsilon_at_least:.2f}",
+    )
+    columns = ("audit users", "claimed ε", "found", "at least (99.9 %)")
+    return [tag("p", words, class_=kind), table(columns, [row])]
+
+
+def _table_of_canaries(canary_results: CanaryResults) -> Html:
+    rows = []
+    for finding in canary_results.findings:
+        row = (
+            f"{finding.users} users, {finding.copies} copies",
+            f"{finding.seen:,.0f}",
+            f"{rank_text(finding.rank)} of {rank_text(finding.references)}",
+            f"{finding.exposure:.1f}",
+            "–" if finding.place is None else "found",
+        )
+        rows.append(row)
+    return table(("planted secret", "times seen", "rank", "exposure", "by beam search"), rows)
