@@ -33,7 +33,7 @@ def seconds(model: LanguageModel, words: int) -> tuple[float, float]:
     text = np.random.default_rng(0).integers(4, words, int(BYTES / BYTES_A_WORD))
     user = Layout.for_pieces(Unrolls(LENGTH), ROWS, len(text) / LENGTH).user_data(text)
     message = Message(model.init(jax.random.key(0)), None)
-    update = jax.jit(fedavg_update(sgd_step(model), LocalTraining(1.0, keyed=True)))
+    update = jax.jit(fedavg_update(sgd_step(model), LocalTraining(learning_rate=1.0, keyed=True)))
     began = time.perf_counter()
     compiled = update.lower(message, user, jax.random.key(1)).compile()
     compiling = time.perf_counter() - began

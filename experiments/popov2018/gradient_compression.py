@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn import trees
-from taciturn.algorithms.uploads import largest
+from taciturn.algorithms.uploads import mark_largest
 from taciturn.core import Params, PyTree
 
 BYTES_OF_AN_ENTRY = 8  # its place in the leaf, 32 bits, and its value, 32 bits
@@ -84,7 +84,7 @@ def compress(
     """
     velocity = jax.tree.map(lambda u, g: momentum * u + g, memory.velocity, gradient)  # U ← m·U + G
     unsent = trees.add(memory.unsent, velocity)  # V ← V + U
-    places = jax.tree.map(largest, unsent, entries)  # Mask ← |V| > thr
+    places = jax.tree.map(mark_largest, unsent, entries)  # Mask ← |V| > thr
     values = jax.tree.map(
         lambda is_sent, v: jnp.where(is_sent, v, 0.0), places, unsent
     )  # G̃ ← V ⊙ Mask

@@ -54,7 +54,11 @@ def by_hand(epochs=1, rate=0.1, penalty=0.0, radius=None):
     ],
 )
 def test_fedavg_is_the_papers_user_update(settings):
-    local = LocalTraining(0.1, settings.get("epochs", 1), settings.get("penalty", 0.0))
+    local = LocalTraining(
+        learning_rate=0.1,
+        epochs=settings.get("epochs", 1),
+        update_penalty=settings.get("penalty", 0.0),
+    )
     project = flat_clip(1.0).project if "radius" in settings else None
     update = fedavg_update(gradient_step(loss), local, project)(
         Message(START, jnp.float32(settings.get("radius", 0))), USER, KEY
@@ -71,7 +75,7 @@ def test_greedy_clipping_is_not_clipping_once_at_the_end():
 
 
 def test_fedsgd_sends_one_gradient_of_one_batch_chosen_at_random():
-    update = fedsgd_update(loss, LocalTraining(0.1))
+    update = fedsgd_update(loss, LocalTraining(learning_rate=0.1))
     possible = [-0.1 * (np.array([1.0, -2.0]) - batch) for batch in np.asarray(BATCHES)[:, 0]]
     sent = [
         np.asarray(update(Message(START, None), USER, jax.random.key(n))["w"]) for n in range(40)
@@ -85,7 +89,7 @@ def test_fedsgd_sends_one_gradient_of_one_batch_chosen_at_random():
 
 def test_fedsgd_never_draws_a_batch_of_padding():
     padded = UserData(jnp.array([[[3, 1]], [[0, 0]], [[0, 0]]]), jnp.float32(1), jnp.int32(3))
-    update = fedsgd_update(loss, LocalTraining(0.1))
+    update = fedsgd_update(loss, LocalTraining(learning_rate=0.1))
     expected = -0.1 * (np.array([1.0, -2.0]) - np.array([3.0, 1.0]))
     for n in range(20):
         np.testing.assert_allclose(
@@ -95,7 +99,7 @@ def test_fedsgd_never_draws_a_batch_of_padding():
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam"])
 def test_every_server_optimiser_moves_with_the_estimate(name):
-    update = fedavg_update(gradient_step(loss), LocalTraining(0.1))
+    update = fedavg_update(gradient_step(loss), LocalTraining(learning_rate=0.1))
     algorithm = fedavg(update, no_clip(), PoissonSampling(0.5), server_optimizer(name, 0.5, 0.9))
     state = algorithm.init(START)
     estimate = {"w": jnp.array([0.5, -0.25])}
@@ -113,7 +117,7 @@ def test_every_server_optimiser_moves_with_the_estimate(name):
 
 def test_plain_sgd_at_rate_1_adds_the_estimate_as_the_paper_does():
     algorithm = dp_fedavg(
-        fedavg_update(gradient_step(loss), LocalTraining(0.1)),
+        fedavg_update(gradient_step(loss), LocalTraining(learning_rate=0.1)),
         flat_clip(1.0),
         fixed_denominator(5.0),
         gaussian(1.0),
@@ -131,7 +135,11 @@ def test_a_batch_of_padding_is_not_a_step_and_one_of_text_is(settings):
     """How much padding comes after a user's text depends on others; the twin shows that the check
     would notice a step.
     """
-    local = LocalTraining(0.1, settings.get("epochs", 1), settings.get("penalty", 0.0))
+    local = LocalTraining(
+        learning_rate=0.1,
+        epochs=settings.get("epochs", 1),
+        update_penalty=settings.get("penalty", 0.0),
+    )
     project = flat_clip(1.0).project if "radius" in settings else None
     message = Message(START, jnp.float32(settings.get("radius", 0)))
     train = fedavg_update(gradient_step(masked_loss), local, project)

@@ -119,7 +119,7 @@ def test_the_model_that_was_sent_has_nothing_to_learn_from_itself():
 
 def test_what_was_sent_stays_the_teacher_through_all_local_steps():
     user = UserData(jnp.stack([ROWS, ROWS[::-1]]), jnp.float32(1), jnp.int32(2))
-    local, message = LocalTraining(0.5, epochs=3), Message(PARAMS, None)
+    local, message = LocalTraining(learning_rate=0.5, epochs=3), Message(PARAMS, None)
     soft = jax.jit(unforgetting_update(MODEL, local, 0.25))(message, user, KEY)
     usual = jax.jit(fedavg_update(plain, local))(message, user, KEY)
     assert norm(soft) < 0.6 * norm(usual)

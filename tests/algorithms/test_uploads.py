@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness import exact, quietly, tiny_recipe
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update
-from taciturn.algorithms.uploads import compress_updates, rounded, upload_bytes
+from taciturn.algorithms.uploads import compress_updates, round_at_random, upload_bytes
 from taciturn.core import Message, UserData
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.sgd import sgd_step
@@ -94,7 +94,7 @@ def test_the_largest_values_are_kept_and_rounding_is_right_on_average():
     kept, _ = sent({"a": jnp.array([[0.1, -3.0], [2.0, 0.2]])}, Upload(0.5))
     np.testing.assert_array_equal(kept["a"], jnp.array([[0.0, -3.0], [2.0, 0.0]]))
     values = jnp.array([1.0, 0.33, -0.2])
-    many = jax.vmap(lambda key: rounded(values, 8, key))(jax.random.split(KEY, 4000))
+    many = jax.vmap(lambda key: round_at_random(values, 8, key))(jax.random.split(KEY, 4000))
     np.testing.assert_allclose(many.mean(axis=0), values, atol=5e-4)
     assert float(jnp.max(jnp.abs(many - values))) < 1 / 127 + 1e-6
 
@@ -120,7 +120,7 @@ def test_made_smaller_after_the_clip_it_would_not():
         "a": jnp.full(1000, 0.5 / np.sqrt(1000)) * jnp.where(jnp.arange(1000) < 1, 30.0, 0.05)
     }
     clipped = jax.tree.map(lambda layer: layer * (0.5 / jnp.linalg.norm(layer)), clipped)
-    many = jax.vmap(lambda key: rounded(clipped["a"], 8, key))(jax.random.split(KEY, 20))
+    many = jax.vmap(lambda key: round_at_random(clipped["a"], 8, key))(jax.random.split(KEY, 20))
     assert max(np.linalg.norm(many, axis=1)) > 0.5001
 
 
@@ -155,7 +155,7 @@ def reported(update, upload):
 @pytest.mark.parametrize("bits", [8, 16])
 def test_no_value_is_rounded_to_a_level_that_its_bits_do_not_have(bits):
     most = 2 ** (bits - 1) - 1
-    drawn = jax.vmap(lambda key: rounded(jnp.array([1.0, -1.0]), bits, key))(
+    drawn = jax.vmap(lambda key: round_at_random(jnp.array([1.0, -1.0]), bits, key))(
         jax.random.split(jax.random.key(0), 20_000)
     )
     assert int(np.max(np.round(np.abs(drawn) * most))) <= most
@@ -166,7 +166,7 @@ def test_padding_is_not_a_step_in_a_small_upload_of_a_deep_model_with_short_step
     may.
     """
     model = deep_lstm(12, 4, 4, 2, tied=True, dropout_rate=0.3, variational=True)
-    local = LocalTraining(0.5, epochs=2, keyed=True, gradient_norm=0.5)
+    local = LocalTraining(learning_rate=0.5, epochs=2, keyed=True, gradient_norm=0.5)
     update = compress_updates(fedavg_update(sgd_step(model), local), 0.3, 8)
     message = Message(model.init(jax.random.key(1)), jnp.float32(0.5))
     batches = (

@@ -348,7 +348,7 @@ def test_the_command_shows_every_epoch_and_leaves_the_figures(corpus, tmp_path):
         assert epoch["seconds"] > 0 < epoch["tokens_per_second"]
     settings, schedule = (
         ModelSection(width=8, units=12),
-        Schedule(2, 4, 5, learning_rate=0.01, seed=3),
+        Schedule(epochs=2, batch_size=4, unroll=5, learning_rate=0.01, seed=3),
     )
     pretrain_model(corpus, settings, schedule, tmp_path / "same", quietly)
     assert same(params_of(tmp_path / "out"), params_of(tmp_path / "same"))

@@ -6,7 +6,7 @@ import optax
 
 from taciturn import trees
 from taciturn.algorithms.local_training import UserUpdate
-from taciturn.core import Algorithm, Estimate, Mechanism, Participation, ServerState
+from taciturn.core import Algorithm, Estimate, Mechanism, Params, Participation, ServerState
 from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip
 from taciturn.privacy.bounding.clipping import MOST_REPORTS, Bound, flat_clip
 from taciturn.privacy.bounding.estimators import Estimator, fixed_denominator, mean
@@ -14,7 +14,8 @@ from taciturn.privacy.noise.mechanism import adaptive_mechanism, mechanism
 from taciturn.privacy.noise.white import Noise, gaussian, no_noise
 from taciturn.privacy.participation import PoissonSampling
 
-Server = optax.GradientTransformation  # its step along the estimate
+# The server's step along the estimate.
+Server = optax.GradientTransformation
 
 
 def dp_fedavg(
@@ -26,12 +27,12 @@ def dp_fedavg(
     server: Server,
     most_reports: int = MOST_REPORTS,
 ) -> Algorithm:
-    """Train each user, for E epochs or, as DP-FedSGD, by one gradient (local_training.py); average
-    the clipped updates with noise.
+    """Average the clipped updates of users with noise.
+
+    Each user is trained for E epochs or, as DP-FedSGD, by one gradient (local_training.py).
     """
-    return federated_algorithm(
-        user_update, mechanism(bound, estimator, noise, most_reports), participation, server
-    )
+    private = mechanism(bound, estimator, noise, most_reports)
+    return federated_algorithm(user_update, private, participation, server)
 
 
 def dp_ftrl(
@@ -43,10 +44,12 @@ def dp_ftrl(
     server: Server,
     most_reports: int,
 ) -> Algorithm:
-    """DP-FTRL (Xu et al. 2023, Algorithm 1): Δ̃ᵗ = (1/m) PrivateSum(T_θ, Σ Δ_i), where m is the
-    report goal, however many reports came. It differs from DP-FedAvg in two words: noise that is
-    correlated over rounds, and participation that claims no sampling. The noise comes in residual
-    form, so every server optimiser works unchanged.
+    """Average the clipped updates of users with correlated noise (Xu et al. 2023, Algorithm 1).
+
+    Δ̃ᵗ = (1/m) PrivateSum(T_θ, Σ Δ_i), where m is the report goal, however many reports came. It
+    differs from DP-FedAvg in two words: noise that is correlated over rounds, and participation
+    that claims no sampling. The noise comes in residual form, so every server optimiser works
+    unchanged.
     """
     if isinstance(bound, AdaptiveClip):
         private = adaptive_mechanism(bound, report_goal, noise, most_reports)
@@ -58,12 +61,12 @@ def dp_ftrl(
 def fedavg(
     user_update: UserUpdate, bound: Bound, participation: Participation, server: Server
 ) -> Algorithm:
-    """Take the true average: no noise, no privacy, and charged so (ε = ∞). A bound alone shows what
-    clipping does (Figure 2).
+    """Take the true average: no noise, no privacy, and charged so (ε = ∞).
+
+    A bound alone shows what clipping does (Figure 2).
     """
-    return federated_algorithm(
-        user_update, mechanism(bound, mean(), no_noise()), participation, server
-    )
+    averaged = mechanism(bound, mean(), no_noise())
+    return federated_algorithm(user_update, averaged, participation, server)
 
 
 def private_averaging(
@@ -93,13 +96,18 @@ def private_averaging(
         def user_update(message, user, key):  # learns how long users' texts are
             return {"length": (user.batches != 0).sum() - message.params["length"]}
 
-        algorithm = tt.private_averaging(user_update, clip_norm=100, noise_multiplier=1.0, users=50, cohort=20)
+        algorithm = tt.private_averaging(
+            user_update, clip_norm=100, noise_multiplier=1.0, users=50, cohort=20
+        )
     """
     averaged = mechanism(
         flat_clip(clip_norm), fixed_denominator(cohort), gaussian(noise_multiplier)
     )
     return federated_algorithm(
-        user_update, averaged, PoissonSampling(cohort / users), server or optax.sgd(1.0)
+        user_update,
+        averaged,
+        participation=PoissonSampling(cohort / users),
+        server=server or optax.sgd(1.0),
     )
 
 
@@ -108,16 +116,20 @@ def federated_algorithm(
 ) -> Algorithm:
     """Build what all of them share: a server that steps along the estimate."""
 
+    def init(params: Params) -> ServerState:
+        return ServerState(params, server.init(params))
+
     def server_update(state: ServerState, estimate: Estimate) -> ServerState:
         # optax descends a gradient; the estimate points where users went. θᵗ⁺¹ ← θᵗ + Δᵗ⁺¹ for
         # plain SGD at rate 1.
-        step, optimizer = server.update(trees.scale(estimate, -1.0), state.optimizer, state.params)
+        descent = trees.scale(estimate, -1.0)
+        step, optimizer = server.update(descent, state.optimizer, state.params)
         return ServerState(trees.add(state.params, step), optimizer)
 
     return Algorithm(
-        lambda params: ServerState(params, server.init(params)),
-        user_update,
-        server_update,
-        private,
-        participation,
+        init=init,
+        user_update=user_update,
+        server_update=server_update,
+        mechanism=private,
+        participation=participation,
     )

@@ -19,6 +19,7 @@ from taciturn.algorithms.local_training import (
     UserUpdate,
     fedavg_update,
     gradient_step,
+    only_if_text,
 )
 from taciturn.core import (
     PADDING,
@@ -39,26 +40,26 @@ from taciturn.privacy.bounding.estimators import mean
 from taciturn.privacy.noise.mechanism import mechanism
 from taciturn.privacy.noise.white import no_noise
 
-Text = Callable[
-    [Params], jax.Array
-]  # of the model that is sent: rows of words, int [rows, length + 1]
+# Of the model that is sent: rows of words, integers [rows, length + 1].
+Text = Callable[[Params], jax.Array]
 
 
 def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
-    """Rehearse at random: add rows of general text to each batch of the user's, until a share λ of
-    all rows is the user's. `general` is public text, [rows, length + 1], which goes to every
-    device; each draws its own rows of it.
+    """Rehearse at random: add rows of general text to each batch of the user's.
+
+    As many are added as make a share λ of all rows the user's. `general` is public text,
+    [rows, length + 1], which goes to every device; each draws its own rows of it.
     """
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
-        assert key is not None  # LocalTraining.keyed says that there is one
-        draw, dropout_key = jax.random.split(key)
-        beside = round(batch.shape[0] * (1 - user_share) / user_share)
-        rows = general[jax.random.randint(draw, (beside,), 0, len(general))]
-        after = take_step(params, jnp.concatenate([batch, rows]), dropout_key, rate)
+        # `LocalTraining.keyed` says that there is one.
+        assert key is not None
+        rows_key, dropout_key = jax.random.split(key)
+        count = round(batch.shape[0] * (1 - user_share) / user_share)
+        rows = general[jax.random.randint(rows_key, (count,), 0, len(general))]
+        trained = take_step(params, jnp.concatenate([batch, rows]), dropout_key, rate)
         # A batch of padding is not a step, and general text alone would make it one.
-        is_text = jnp.any(batch != PADDING)
-        return jax.tree.map(lambda new, old: jnp.where(is_text, new, old), after, params)
+        return only_if_text(batch, trained, params)
 
     return step
 
@@ -66,13 +67,16 @@ def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
 def unforgetting_update(
     model: LanguageModel, local: LocalTraining, user_share: float, project: Project | None = None
 ) -> UserUpdate:
-    """Learn without forgetting: the general model θ_g, as it was sent, gives the probability of
-    what else could have been written.
+    """Learn without forgetting.
+
+    The general model θ_g, as it was sent, gives the probability of what else could have been
+    written.
     """
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:
         loss = partial(soft_label_loss, model, message.params, user_share)
-        return fedavg_update(gradient_step(loss), local, project)(message, user, key)
+        train = fedavg_update(gradient_step(loss), local, project)
+        return train(message, user, key)
 
     return user_update
 
@@ -80,16 +84,16 @@ def unforgetting_update(
 def soft_label_loss(
     model: LanguageModel,
     general: Params,
-    own: float,
+    user_share: float,
     params: Params,
     tokens: jax.Array,
     key: Key | None,
 ) -> jax.Array:
-    """Return the loss (1) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formula
-    (2).
-    """
-    expected = jax.lax.stop_gradient(jax.nn.softmax(losses.logits(model, general, tokens[:, :-1])))
-    labels = own * jax.nn.one_hot(tokens[:, 1:], expected.shape[-1]) + (1 - own) * expected
+    """Return the loss (1) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formula (2)."""
+    general_scores = losses.logits(model, general, tokens[:, :-1])
+    expected = jax.lax.stop_gradient(jax.nn.softmax(general_scores))
+    written = jax.nn.one_hot(tokens[:, 1:], expected.shape[-1])
+    labels = user_share * written + (1 - user_share) * expected
     return cross_entropy_with(labels, model, params, tokens, key)
 
 
@@ -100,13 +104,15 @@ def cross_entropy_with(
     tokens: jax.Array,
     key: Key | None = None,
 ) -> jax.Array:
-    """Return −Σ_w y*_w log p(w | θ), formula (1), for labels y* [..., vocabulary]; a mean over
-    words.
+    """Return −Σ_w y*_w log p(w | θ), formula (1), as a mean over words.
+
+    The labels y* are [..., vocabulary].
     """
     scores = jax.nn.log_softmax(losses.logits(model, params, tokens[:, :-1], key))
-    present = tokens[:, 1:] != PADDING
-    each = -jnp.sum(labels * scores, axis=-1)
-    return jnp.sum(jnp.where(present, each, 0.0)) / jnp.maximum(jnp.sum(present), 1)
+    is_word = tokens[:, 1:] != PADDING
+    losses_of_words = -jnp.sum(labels * scores, axis=-1)
+    total = jnp.sum(jnp.where(is_word, losses_of_words, 0.0))
+    return total / jnp.maximum(jnp.sum(is_word), 1)
 
 
 def transfer_learning(
@@ -118,42 +124,49 @@ def transfer_learning(
     epochs: int,
     batch_size: int,
 ) -> Algorithm:
-    """Learning from the average prediction (Popov et al. 2018, §2.3; Shin et al. 2016): devices say
-    what they would have written next in a text that everybody has, and the server learns that. The
-    text is public, or sampled from the model that is sent, so that a device can sample it again.
-    Predictions are summed like updates: a fleet still only adds. A round is one cycle: y*_i = 1/N
-    Σ_k p(w_i | θ_u^k), formula (4); then E epochs of SGD on the cross-entropy (1) between y* and
-    what the model says.
+    """Learn from the average prediction (Popov et al. 2018, §2.3; Shin et al. 2016).
+
+    Devices say what they would have written next in a text that everybody has, and the server
+    learns that. The text is public, or sampled from the model that is sent, so that a device can
+    sample it again. Predictions are summed like updates: a fleet still only adds. A round is one
+    cycle: y*_i = 1/N Σ_k p(w_i | θ_u^k), formula (4); then E epochs of SGD on the cross-entropy (1)
+    between y* and what the model says.
 
     Departs from Popov et al.: in each cycle devices train the model they were just sent, so nobody
     keeps a model of theirs between two.
     """
 
-    def predictions(message: Message, user: UserData, key: Key) -> Update:
+    def init(params: Params) -> ServerState:
+        return ServerState(params, optimizer=())
+
+    def predict(message: Message, user: UserData, key: Key) -> Update:
         trained = trees.add(message.params, user_update(message, user, key))
-        return {
-            "predictions": jax.nn.softmax(
-                losses.logits(model, trained, text(message.params)[:, :-1])
-            )
-        }
+        scores = losses.logits(model, trained, text(message.params)[:, :-1])
+        return {"predictions": jax.nn.softmax(scores)}
 
     def server_update(state: ServerState, estimate: Estimate) -> ServerState:
-        rows, expected = text(state.params), estimate["predictions"]
+        rows = text(state.params)
+        predictions = estimate["predictions"]
         batches = len(rows) // batch_size
 
         def step(params: Params, index: jax.Array) -> tuple[Params, None]:
             start = (index % batches) * batch_size
             batch = jax.lax.dynamic_slice_in_dim(rows, start, batch_size)
-            labels = jax.lax.dynamic_slice_in_dim(expected, start, batch_size)
-            gradient = jax.grad(lambda params: cross_entropy_with(labels, model, params, batch))(
-                params
-            )
+            labels = jax.lax.dynamic_slice_in_dim(predictions, start, batch_size)
+
+            def loss(params: Params) -> jax.Array:
+                return cross_entropy_with(labels, model, params, batch)
+
+            gradient = jax.grad(loss)(params)
             return jax.tree.map(lambda p, g: p - rate * g, params, gradient), None
 
         params, _ = jax.lax.scan(step, state.params, jnp.arange(epochs * batches))
         return ServerState(params, state.optimizer)
 
-    private = mechanism(no_clip(), mean(), no_noise())
     return Algorithm(
-        lambda params: ServerState(params, ()), predictions, server_update, private, participation
+        init=init,
+        user_update=predict,
+        server_update=server_update,
+        mechanism=mechanism(no_clip(), mean(), no_noise()),
+        participation=participation,
     )

@@ -6,8 +6,8 @@ trusted with privacy: the mechanism clips whatever comes out.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,40 +16,49 @@ from taciturn import trees
 from taciturn.core import PADDING, Key, Message, Params, PyTree, Update, UserData
 from taciturn.models.sgd import Step
 
-Loss = Callable[
-    [Params, jax.Array, Key | None], jax.Array
-]  # params, batch of token rows, dropout key → mean loss
+# Of parameters, a batch of token rows and a dropout key: the mean loss.
+Loss = Callable[[Params, jax.Array, Key | None], jax.Array]
+# Of the public part of a message and an update: the nearest update that the clip allows.
 Project = Callable[[PyTree, Update], Update]
 UserUpdate = Callable[[Message, UserData, Key], Update]
 
 
-class LocalTraining(NamedTuple):
-    learning_rate: float  # η
-    epochs: int = 1  # E
-    update_penalty: float = 0.0  # of ½‖θ − θ⁰‖² (Appendix D; the paper found no effect)
-    keyed: bool = False  # whether a step draws at random: dropout, rehearsal
-    gradient_norm: float | None = None  # of one step, at most
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """How a device trains on its user's text."""
+
+    # η.
+    learning_rate: float
+    # E.
+    epochs: int = 1
+    # Of ½‖θ − θ⁰‖² (Appendix D; the paper found no effect).
+    update_penalty: float = 0.0
+    # Whether a step draws at random: dropout, rehearsal.
+    keyed: bool = False
+    # The largest norm of a step's gradient.
+    gradient_norm: float | None = None
 
 
 def gradient_step(loss: Loss) -> Step:
     """Return a step by automatic differentiation, for any loss."""
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
-        return jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss)(params, batch, key))
+        gradient = jax.grad(loss)(params, batch, key)
+        return jax.tree.map(lambda p, g: p - rate * g, params, gradient)
 
     return step
 
 
 def with_short_steps(take_step: Step, gradient_norm: float) -> Step:
-    """Limit each step to that of a gradient of this norm (Zaremba et al. 2014 clip at 5, of a sum
-    over the words of a row).
+    """Limit each step to that of a gradient of this norm.
+
+    Zaremba et al. 2014 clip at 5, of a sum over the words of a row.
     """
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
         change = trees.subtract(take_step(params, batch, key, rate), params)
-        factor = jnp.minimum(
-            1.0, rate * gradient_norm / jnp.maximum(trees.norm_upper_bound(change), 1e-30)
-        )
+        length = jnp.maximum(trees.norm_upper_bound(change), 1e-30)
+        factor = jnp.minimum(1.0, rate * gradient_norm / length)
         return trees.add(params, trees.scale(change, factor))
 
     return step
@@ -65,49 +74,63 @@ def fedavg_update(
     """
     if local.gradient_norm is not None:
         take_step = with_short_steps(take_step, local.gradient_norm)
+    pull = local.learning_rate * local.update_penalty
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:
-        start, pull = message.params, local.learning_rate * local.update_penalty  # θ⁰
+        # θ⁰.
+        start = message.params
 
-        def step(epoch: jax.Array | int, index: jax.Array, params: Params) -> Params:
+        def train_batch(epoch: jax.Array | int, index: jax.Array, params: Params) -> Params:
             batch = user.batches[index]
-            # By position, not in sequence: how many batches of padding lie between two epochs
-            # depends on other users.
-            dropout_key = (
-                jax.random.fold_in(jax.random.fold_in(key, epoch), index) if local.keyed else None
-            )
-            before, params = (
-                params,
-                take_step(params, batch, dropout_key, local.learning_rate),
-            )  # θ ← θ − η∇ℓ(θ; b)
+            dropout_key = _batch_key(key, epoch, index) if local.keyed else None
+            # θ ← θ − η∇ℓ(θ; b).
+            trained = take_step(params, batch, dropout_key, local.learning_rate)
             if pull:
-                params = jax.tree.map(
-                    lambda after, p, s: after - pull * (p - s), params, before, start
-                )
+                trained = _pull_towards(start, trained, params, pull)
             if project is not None:
-                params = trees.add(
-                    start, project(message.public, trees.subtract(params, start))
-                )  # θ⁰ + ClipFn(θ − θ⁰)
+                # θ ← θ⁰ + ClipFn(θ − θ⁰).
+                update = project(message.public, trees.subtract(trained, start))
+                trained = trees.add(start, update)
             if pull or project is not None:
                 # A batch of padding is not a step. A zero gradient ensures that by itself for every
-                # update that is reported (privacy/bounding/clipping.py leaves out those so large that it
-                # might not); these two do not, and how much padding a user has depends on who is
-                # trained beside them.
-                is_text = jnp.any(batch != PADDING)
-                params = jax.tree.map(lambda after, p: jnp.where(is_text, after, p), params, before)
-            return params
+                # update that is reported (privacy/bounding/clipping.py leaves out those so large
+                # that it might not); these two do not, and how much padding a user has depends on
+                # who is trained beside them.
+                trained = only_if_text(batch, trained, params)
+            return trained
 
         def train_epoch(epoch: jax.Array | int, params: Params) -> Params:
-            return jax.lax.fori_loop(0, user.steps, partial(step, epoch), params)
+            return jax.lax.fori_loop(0, user.steps, partial(train_batch, epoch), params)
 
-        params = (
-            train_epoch(0, start)
-            if local.epochs == 1
-            else jax.lax.fori_loop(0, local.epochs, train_epoch, start)
-        )
-        return trees.subtract(params, start)  # Δ_k = θ − θ⁰
+        if local.epochs == 1:
+            trained = train_epoch(0, start)
+        else:
+            trained = jax.lax.fori_loop(0, local.epochs, train_epoch, start)
+        # Δ_k = θ − θ⁰.
+        return trees.subtract(trained, start)
 
     return user_update
+
+
+def _batch_key(key: Key, epoch: jax.Array | int, index: jax.Array) -> Key:
+    """Return the key of a batch, by its position.
+
+    Not in sequence: how many batches of padding lie between two epochs depends on other users.
+    """
+    return jax.random.fold_in(jax.random.fold_in(key, epoch), index)
+
+
+def _pull_towards(start: Params, trained: Params, params: Params, pull: float) -> Params:
+    """Add the step of the penalty on the update so far."""
+    return jax.tree.map(
+        lambda after, before, origin: after - pull * (before - origin), trained, params, start
+    )
+
+
+def only_if_text(batch: jax.Array, trained: Params, params: Params) -> Params:
+    """Return what a step made of the parameters, or these where the batch is padding."""
+    is_text = jnp.any(batch != PADDING)
+    return jax.tree.map(lambda after, before: jnp.where(is_text, after, before), trained, params)
 
 
 def fedsgd_update(loss: Loss, local: LocalTraining) -> UserUpdate:
@@ -116,8 +139,9 @@ def fedsgd_update(loss: Loss, local: LocalTraining) -> UserUpdate:
     def user_update(message: Message, user: UserData, key: Key) -> Update:
         batch_key, dropout_key = jax.random.split(key)
         # Batches of padding only come last; draw among those with text.
-        filled = jnp.sum(jnp.any(user.batches != 0, axis=(1, 2)))
-        batch = user.batches[jax.random.randint(batch_key, (), 0, jnp.maximum(filled, 1))]
+        batches_with_text = jnp.sum(jnp.any(user.batches != 0, axis=(1, 2)))
+        index = jax.random.randint(batch_key, (), 0, jnp.maximum(batches_with_text, 1))
+        batch = user.batches[index]
         gradient = jax.grad(loss)(message.params, batch, dropout_key if local.keyed else None)
         return trees.scale(gradient, -local.learning_rate)
 

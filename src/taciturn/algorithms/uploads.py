@@ -14,74 +14,100 @@ import jax.numpy as jnp
 from taciturn.algorithms.local_training import UserUpdate
 from taciturn.core import Key, Message, PyTree, Update, UserData
 
-WEIGHT_BYTES, NUMBER_BYTES = 2, 4  # w_k; the place of a value in its layer, or the size of a level
-BITS_AT_A_TIME = 2
+# Of w_k.
+WEIGHT_BYTES = 2
+# Of the place of a value in its layer, or of the size of a level.
+NUMBER_BYTES = 4
+# By which the search for the largest values gets nearer in each of its passes.
+BITS_A_PASS = 2
 
 
 def compress_updates(user_update: UserUpdate, share: float, bits: int) -> UserUpdate:
-    """Compress what a device computes to what it may send: the largest values of each layer, a
-    `share` of them, of so many bits each.
+    """Compress what a device computes to what it may send.
+
+    Args:
+        user_update: what the device computes.
+        share: of the values in each layer, the largest; the others become zero.
+        bits: of each value.
     """
 
-    def smaller(message: Message, user: UserData, key: Key) -> Update:
+    def compressed_update(message: Message, user: UserData, key: Key) -> Update:
         update_key, rounding_key = jax.random.split(key)
         layers, structure = jax.tree.flatten(user_update(message, user, update_key))
         if share < 1:
-            layers = [
-                jnp.where(largest(layer, math.ceil(share * layer.size)), layer, 0.0)
-                for layer in layers
-            ]
+            layers = [_keep_largest(layer, share) for layer in layers]
         if bits < 32:
             keys = jax.random.split(rounding_key, len(layers))
-            layers = [rounded(layer, bits, key) for layer, key in zip(layers, keys, strict=True)]
+            layers = [
+                round_at_random(layer, bits, layer_key)
+                for layer, layer_key in zip(layers, keys, strict=True)
+            ]
         return jax.tree.unflatten(structure, layers)
 
-    return smaller if share < 1 or bits < 32 else user_update
+    is_smaller = share < 1 or bits < 32
+    return compressed_update if is_smaller else user_update
 
 
-def rounded(layer: jax.Array, bits: int, key: Key) -> jax.Array:
-    """Round each value at random to one of the two levels beside it, without bias; the largest
-    value has the last level.
+def _keep_largest(layer: jax.Array, share: float) -> jax.Array:
+    count = math.ceil(share * layer.size)
+    return jnp.where(mark_largest(layer, count), layer, 0.0)
+
+
+def round_at_random(layer: jax.Array, bits: int, key: Key) -> jax.Array:
+    """Round each value at random to one of the two levels beside it, without bias.
+
+    The largest value has the last level.
     """
-    most = 2 ** (bits - 1) - 1
-    level = jnp.max(jnp.abs(layer)) / most
-    scaled = layer / jnp.maximum(level, jnp.finfo(jnp.float32).tiny)
+    last_level = 2 ** (bits - 1) - 1
+    unit = jnp.max(jnp.abs(layer)) / last_level
+    scaled = layer / jnp.maximum(unit, jnp.finfo(jnp.float32).tiny)
+    levels = jnp.floor(scaled + jax.random.uniform(key, layer.shape))
     # Float error may leave the largest value a little above the last level, from where it could be
     # rounded to one that does not exist.
-    return jnp.clip(jnp.floor(scaled + jax.random.uniform(key, layer.shape)), -most, most) * level
+    return jnp.clip(levels, -last_level, last_level) * unit
 
 
 def upload_bytes(update: PyTree, share: float = 1.0, bits: int = 32) -> int:
-    """Return the size of a report about an update of this shape. Integers, in reports with privacy,
-    take 32 bits as floats do.
+    """Return the size of a report about an update of this shape.
+
+    Integers, in reports with privacy, take 32 bits as floats do.
     """
     total = WEIGHT_BYTES
     for layer in jax.tree.leaves(update):
         values = math.ceil(share * layer.size)
         total += math.ceil(values * bits / 8)
-        total += NUMBER_BYTES * values if share < 1 else 0
-        total += NUMBER_BYTES if bits < 32 else 0
+        if share < 1:
+            total += NUMBER_BYTES * values
+        if bits < 32:
+            total += NUMBER_BYTES
     return total
 
 
-def largest(values: jax.Array, count: int | jax.Array) -> jax.Array:
-    """Mark exactly `count` entries, those of the greatest magnitude; among equal ones, those that
-    come first. Departs from Lin et al.: they (§5) estimate the threshold from a sample and look
-    again where it lets too many through. Here it is found exactly, two bits at a time, by counting
-    how many entries reach it: 16 passes, where sorting millions of entries takes far longer.
+def mark_largest(values: jax.Array, count: int | jax.Array) -> jax.Array:
+    """Mark exactly `count` entries, those of the greatest magnitude.
+
+    Among equal ones, those that come first.
+
+    Departs from Lin et al.: they (§5) estimate the threshold from a sample and look again where it
+    lets too many through. Here it is found exactly, two bits at a time, by counting how many
+    entries reach it: 16 passes, where sorting millions of entries takes far longer.
     """
     # Floats without a sign are ordered like their bits.
-    magnitude = jax.lax.bitcast_convert_type(jnp.abs(values.astype(jnp.float32)), jnp.uint32)
+    magnitudes = jnp.abs(values.astype(jnp.float32))
+    magnitudes = jax.lax.bitcast_convert_type(magnitudes, jnp.uint32)
 
-    def finer(stage: jax.Array, threshold: jax.Array) -> jax.Array:
-        unit = jnp.uint32(1) << (32 - BITS_AT_A_TIME * (stage + 1)).astype(jnp.uint32)
-        enough = [
-            jnp.sum(magnitude >= threshold + step * unit) >= count
-            for step in range(1, 2**BITS_AT_A_TIME)
-        ]
-        return threshold + unit * sum(one.astype(jnp.uint32) for one in enough)
+    def raise_threshold(stage: jax.Array, threshold: jax.Array) -> jax.Array:
+        """Raise the next bits of the threshold as far as `count` entries still reach it."""
+        unit = jnp.uint32(1) << (32 - BITS_A_PASS * (stage + 1)).astype(jnp.uint32)
+        raises = []
+        for step in range(1, 2**BITS_A_PASS):
+            reached = jnp.sum(magnitudes >= threshold + step * unit)
+            raises.append((reached >= count).astype(jnp.uint32))
+        return threshold + unit * sum(raises)
 
     # The greatest number that `count` entries reach: the magnitude of the last of them.
-    threshold = jax.lax.fori_loop(0, 32 // BITS_AT_A_TIME, finer, jnp.uint32(0))
-    above, equal = magnitude > threshold, magnitude == threshold
-    return above | (equal & (jnp.cumsum(equal).reshape(equal.shape) <= count - jnp.sum(above)))
+    threshold = jax.lax.fori_loop(0, 32 // BITS_A_PASS, raise_threshold, jnp.uint32(0))
+    is_above = magnitudes > threshold
+    is_equal = magnitudes == threshold
+    rank_among_equal = jnp.cumsum(is_equal).reshape(is_equal.shape)
+    return is_above | (is_equal & (rank_among_equal <= count - jnp.sum(is_above)))

@@ -86,14 +86,14 @@ def pretrain(
 
     settings = model_settings(set or [])
     schedule = Schedule(
-        epochs or 0,
-        batch_size or 0,
-        unroll,
-        learning_rate or 0.0,
-        precision,
-        held_out,
-        patience,
-        seed,
+        epochs=epochs or 0,
+        batch_size=batch_size or 0,
+        unroll=unroll,
+        learning_rate=learning_rate or 0.0,
+        precision=precision,
+        held_out=held_out,
+        patience=patience,
+        seed=seed,
     )
     finished = watched(corpus, settings, schedule, out, resume, start)
     # All epochs; the one whose model was written is in bold.

@@ -168,7 +168,10 @@ def train_personal_model(
     if learning.general is not None:
         step = rehearsing(step, build.general_rows(learning.general, cut), learning.user_share)
     update = fedavg_update(
-        step, LocalTraining(learning.learning_rate, keyed=dropout or learning.general is not None)
+        step,
+        LocalTraining(
+            learning_rate=learning.learning_rate, keyed=dropout or learning.general is not None
+        ),
     )
     text = np.concatenate([np.asarray(message, np.int32) for message in messages])
     owner = Layout.for_pieces(cut, BATCH_SIZE, len(cut.pieces(text))).user_data(text)
