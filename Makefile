@@ -24,7 +24,7 @@ docs: setup  ## the guide, as pages that need no network: site/index.html
 mutations: setup  ## tests of the tests: break the mechanism on purpose, and see which test notices
 	$(BIN)/python tests/mutations/run.py
 
-peers:  ## environments of other frameworks, for `taciturn bench --against torch,pfl,fedjax`
+peers:  ## environments of other frameworks, for `python benchmarks/in_turns.py torch,pfl,fedjax`
 	$(PYTHON) -m venv local/peers/torch
 	local/peers/torch/bin/pip install -qq --disable-pip-version-check torch==2.13.0 numpy==2.4.6
 	local/peers/torch/bin/pip install -qq --disable-pip-version-check pfl==0.6.0

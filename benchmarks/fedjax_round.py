@@ -1,5 +1,5 @@
-"""The paper round on fedjax: its `for_each_client` and its wrapper of a Haiku model. For `taciturn
-bench --against fedjax`.
+"""The paper round on fedjax: its `for_each_client` and its wrapper of a Haiku model.
+For `python benchmarks/in_turns.py fedjax`.
 
 python benchmarks/fedjax_round.py USERS ROUNDS prints users/s of the best round. Recurrence is
 unrolled statically, as in fedjax's own LSTM, which is its fastest way on a CPU.

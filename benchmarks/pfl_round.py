@@ -1,5 +1,5 @@
 """The paper round on pfl-research: simulated backend, federated averaging, central Gaussian noise.
-For `taciturn bench --against pfl`.
+For `python benchmarks/in_turns.py pfl`.
 
 python benchmarks/pfl_round.py USERS ROUNDS prints users/s of the best round. It starts itself again
 under torchrun with a process for each core, which is pfl's own way to use them all.

@@ -1,5 +1,5 @@
 """The paper round in plain PyTorch, as one would write it first: one user after another. For
-`taciturn bench --against torch`.
+`python benchmarks/in_turns.py torch`.
 
 It needs PyTorch and nothing else: python benchmarks/torch_round.py USERS ROUNDS prints users/s of
 the best round. On a CPU every core trains its share of the users in a process of its own, which is

@@ -3,7 +3,7 @@
 import json
 
 import ceilings
-import in_turns as against
+import in_turns
 import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from taciturn import randomness
 from taciturn.bench import round_speed
 from taciturn.cli import app
-from taciturn.cli.bench import PEERS
 from taciturn.errors import TaciturnError
 from taciturn.models.cells import lstm
 
@@ -34,7 +33,6 @@ def test_the_command_prints_a_table_and_json_with_the_paper_round_first(small):
     assert next(iter(speeds)) == "users_per_s"
     assert speeds["users_per_s"] == speeds["paper_round"]["users_per_s"] > 0
     assert speeds["paper_round"]["tokens_per_s"] == pytest.approx(160 * speeds["users_per_s"])
-    assert speeds["in_turns"] == {}
 
 
 def test_a_user_of_the_paper_round_costs_thirteen_gigaflop():
@@ -56,7 +54,7 @@ def clone(tmp_path, monkeypatch):
     to.
     """
     (tmp_path / "README.md").write_text(PAGE)
-    monkeypatch.setattr(against, "HERE", tmp_path)
+    monkeypatch.setattr(in_turns, "HERE", tmp_path)
 
     def answer(environment: str, script: str) -> None:
         python = tmp_path / "peers" / environment / "bin" / "python"
@@ -69,26 +67,27 @@ def clone(tmp_path, monkeypatch):
     return answer
 
 
-def in_turns(tmp_path, *peers):
+def run_beside(tmp_path, *names):
     ours = iter([8.0, 9.0, 10.0])
-    return against.in_turns(lambda: next(ours), peers, tmp_path / "peers", 8, 1, lambda step: None)
+    commands = {name: in_turns.peer_command(name, tmp_path / "peers", 8, 1) for name in names}
+    return in_turns.run_in_turns(lambda: next(ours), commands, progress=lambda step: None)
 
 
 def test_others_are_run_in_turns_with_ours(clone, tmp_path):
-    speeds = in_turns(tmp_path, "pfl", "fedjax")
+    speeds = run_beside(tmp_path, "pfl", "fedjax")
     assert speeds == {"taciturn": [8.0, 9.0, 10.0], "pfl": [4.0] * 3, "fedjax": [2.0] * 3}
-    assert against.Ratio.of(speeds["taciturn"], speeds["pfl"]) == (2.0, 2.25, 2.5)
+    assert in_turns.Ratio.of(speeds["taciturn"], speeds["pfl"]) == (2.0, 2.25, 2.5)
 
 
 def test_the_comparison_takes_the_place_of_the_one_before(clone, tmp_path):
-    against.write_table(in_turns(tmp_path, "pfl", "fedjax"), "Two cores, today", "cpu")
+    in_turns.write_table(run_beside(tmp_path, "pfl", "fedjax"), "Two cores, today", "cpu")
     page = (tmp_path / "README.md").read_text()
     assert page.startswith("Before.")
     assert page.endswith("<!-- end -->\n\nAfter.\n")
     assert "| pfl-research under torchrun | 4, 4, 4 | 2.25 × (2.00 to 2.50) |" in page
     assert "what was measured before" not in page
     with pytest.raises(TaciturnError, match="no place for this table"):
-        against.write_table({"taciturn": [1.0]}, "", "another machine")
+        in_turns.write_table({"taciturn": [1.0]}, "", "another machine")
     assert (tmp_path / "README.md").read_text() == page
 
 
@@ -106,27 +105,21 @@ def test_the_comparison_takes_the_place_of_the_one_before(clone, tmp_path):
 def test_a_program_that_does_not_run_is_reported_in_a_sentence(clone, tmp_path, script, sentence):
     clone("torch", script)
     with pytest.raises(TaciturnError, match=sentence):
-        in_turns(tmp_path, "torch")
+        run_beside(tmp_path, "torch")
 
 
 def test_a_missing_environment_is_reported_before_anything_is_measured(clone, tmp_path):
     (tmp_path / "peers" / "fedjax" / "bin" / "python").unlink()
     with pytest.raises(TaciturnError, match="make peers"):
-        against.in_turns(
-            lambda: pytest.fail("measured"),
-            ["torch", "fedjax"],
-            tmp_path / "peers",
-            8,
-            1,
-            lambda step: None,
-        )
+        in_turns.peer_command("fedjax", tmp_path / "peers", users=8, rounds=1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [(["--against", "flower"], "not 'flower'"), (["--write"], "name a framework")],
-)
-def test_wrong_requests_are_refused_before_anything_is_measured(arguments, sentence):
-    assert set(PEERS) == set(against.PEERS)
-    with pytest.raises(TaciturnError, match=sentence):
-        CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+def test_a_framework_that_is_unknown_is_refused():
+    assert in_turns.parse_peers("torch, fedjax") == ["torch", "fedjax"]
+    with pytest.raises(TaciturnError, match="not 'flower': name some of them"):
+        in_turns.parse_peers("torch,flower")
+
+
+def test_our_own_round_is_measured_in_users_a_second(small):
+    with in_turns.our_round(users=4, rounds=1, precision="float32") as measure:
+        assert measure() > 0

@@ -1,5 +1,6 @@
-"""Check whether this machine can train, and what is missing for which command: for `taciturn
-doctor`.
+"""Check whether this machine can train, and what is missing for which command.
+
+This is what `taciturn doctor` prints.
 """
 
 import os
@@ -8,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,167 +19,191 @@ from packaging.requirements import Requirement
 from taciturn.errors import TaciturnError
 from taciturn.progress import Progress, ignore_progress
 
-# GiB of memory and of disk: a run of the usual size takes about as much
-LEAST = 2.0
-# what an extra of the package is for
-FOR = {
+# GiB of memory and of disk: a run of the usual size takes about as much.
+LEAST_GIB = 2.0
+# What an extra of the package is for.
+EXTRAS = {
     "onnx": "taciturn export --to onnx",
     "fleet": "taciturn fleet, over a network",
     "fleet-redis": "taciturn fleet serve --store",
     "ray": "taciturn train --engine ray",
 }
 
+State = Literal["ok", "missing", "broken"]
+
 
 class Finding(NamedTuple):
-    """One thing that was examined. What is broken prevents training; what is missing, some other
-    command.
+    """One thing that was examined.
+
+    What is broken prevents training; what is missing prevents some other command.
     """
 
     name: str
-    state: Literal["ok", "missing", "broken"]
+    state: State
     said: str
     to_do: str = ""
 
 
 def examine(progress: Progress = ignore_progress) -> list[Finding]:
     """Examine everything, one part after another: the last of them takes seconds."""
-    found, parts = (
-        [],
-        {
-            "packages": _packages,
-            "room": _room,
-            "programs": _programs,
-            "devices": _devices,
-            "additivity": _additivity,
-        },
-    )
+    parts: dict[str, Callable[[], Iterator[Finding]]] = {
+        "packages": _examine_packages,
+        "room": _examine_room,
+        "programs": _examine_programs,
+        "devices": _examine_devices,
+        "additivity": _examine_additivity,
+    }
+    findings = []
     for number, (name, part) in enumerate(parts.items()):
         progress(number, len(parts))
         try:
-            found += part()
+            findings += part()
         except (TaciturnError, ImportError, RuntimeError, OSError) as error:
-            found.append(
+            findings.append(
                 Finding(
-                    name,
-                    "broken",
-                    str(error),
-                    "see docs/scale.md; JAX_PLATFORMS=cpu trains on CPUs",
+                    name=name,
+                    state="broken",
+                    said=str(error),
+                    to_do="see docs/scale.md; JAX_PLATFORMS=cpu trains on CPUs",
                 )
             )
-    return found
+    return findings
 
 
-def _finding(
-    name: str, good: bool, said: str, to_do: str, worst: Literal["missing", "broken"] = "missing"
+def _judge(
+    *, name: str, is_good: bool, said: str, to_do: str, otherwise: State = "missing"
 ) -> Finding:
-    return Finding(name, "ok" if good else worst, said, "" if good else to_do)
+    """Return what was found, with what to do about it only where it is not good."""
+    if is_good:
+        return Finding(name=name, state="ok", said=said)
+    return Finding(name=name, state=otherwise, said=said, to_do=to_do)
 
 
-def _packages() -> Iterator[Finding]:
-    """Check what must be there, with the versions that pyproject.toml asks for; then every extra as
-    a whole.
-    """
-    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield _finding(
-        "Python",
-        sys.version_info >= (3, 11),
-        python,
-        "install Python 3.11 or newer, and taciturn into it",
-        "broken",
+def _examine_packages() -> Iterator[Finding]:
+    """Check Python and the packages that pyproject.toml asks for; then every extra as a whole."""
+    yield _judge(
+        name="Python",
+        is_good=sys.version_info >= (3, 11),
+        said=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        to_do="install Python 3.11 or newer, and taciturn into it",
+        otherwise="broken",
     )
-    yield Finding("taciturn", "ok", metadata.version("taciturn"))
-    wanted = [Requirement(line) for line in metadata.requires("taciturn") or ()]
-    needed = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-    lacking = list(filter(None, map(_lacking, needed)))
-    yield _finding(
-        "packages",
-        not lacking,
-        "; ".join(lacking) or f"{len(needed)} packages",
-        "pip install -e .",
-        "broken",
+    yield Finding(name="taciturn", state="ok", said=metadata.version("taciturn"))
+    requirements = [Requirement(line) for line in metadata.requires("taciturn") or ()]
+    needed = [requirement for requirement in requirements if _is_needed(requirement)]
+    shortcomings = _describe_shortcomings(needed)
+    yield _judge(
+        name="packages",
+        is_good=not shortcomings,
+        said="; ".join(shortcomings) or f"{len(needed)} packages",
+        to_do="pip install -e .",
+        otherwise="broken",
     )
-    for extra, use in FOR.items():
+    for extra, use in EXTRAS.items():
         parts = [
-            one
-            for one in wanted
-            if one not in needed and one.marker and one.marker.evaluate({"extra": extra})
+            requirement
+            for requirement in requirements
+            if requirement not in needed and _is_part_of(requirement, extra)
         ]
-        lacking = [_lacking(one) for one in parts if one.name != "taciturn" and _lacking(one)]
-        yield _finding(
-            extra,
-            not lacking,
-            "; ".join([f"for {use}", *lacking]),
-            f"pip install 'taciturn[{extra}]'",
+        shortcomings = _describe_shortcomings(parts)
+        yield _judge(
+            name=extra,
+            is_good=not shortcomings,
+            said="; ".join([f"for {use}", *shortcomings]),
+            to_do=f"pip install 'taciturn[{extra}]'",
         )
 
 
-def _lacking(wanted: Requirement) -> str:
+def _is_needed(requirement: Requirement) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+
+
+def _is_part_of(requirement: Requirement, extra: str) -> bool:
+    """Whether an extra asks for this package; one extra may ask for another of taciturn's own."""
+    if requirement.name == "taciturn" or requirement.marker is None:
+        return False
+    return requirement.marker.evaluate({"extra": extra})
+
+
+def _describe_shortcomings(requirements: Iterable[Requirement]) -> list[str]:
+    """Return a few words for each package that is not installed, or in another version."""
+    shortcomings = (_describe_shortcoming(requirement) for requirement in requirements)
+    return [shortcoming for shortcoming in shortcomings if shortcoming]
+
+
+def _describe_shortcoming(requirement: Requirement) -> str:
     try:
-        found = metadata.version(wanted.name)
+        version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
-        return f"{wanted.name} is not installed"
-    return (
-        ""
-        if wanted.specifier.contains(found, prereleases=True)
-        else f"{wanted.name} is {found}, and {wanted.specifier} is needed"
+        return f"{requirement.name} is not installed"
+    if requirement.specifier.contains(version, prereleases=True):
+        return ""
+    return f"{requirement.name} is {version}, and {requirement.specifier} is needed"
+
+
+def _examine_room() -> Iterator[Finding]:
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    memory = page_bytes * os.sysconf("SC_PHYS_PAGES") / 2**30
+    free_memory = page_bytes * os.sysconf("SC_AVPHYS_PAGES") / 2**30
+    yield _judge(
+        name="memory",
+        is_good=memory >= LEAST_GIB,
+        said=f"{free_memory:.1f} of {memory:.1f} GiB free",
+        to_do="take a smaller model, or another machine",
+    )
+    free_space = shutil.disk_usage(".").free / 2**30
+    is_writable = os.access(".", os.W_OK)
+    yield _judge(
+        name="disk",
+        is_good=free_space >= LEAST_GIB and is_writable,
+        said=f"{free_space:.1f} GiB free here"
+        + ("" if is_writable else ", where you may not write"),
+        to_do="free some space, or work in another folder",
     )
 
 
-def _room() -> Iterator[Finding]:
-    page, all, free = (
-        os.sysconf(name) for name in ("SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES")
+def _examine_programs() -> Iterator[Finding]:
+    yield _judge(
+        name="Node",
+        is_good=shutil.which("node") is not None,
+        said="for taciturn export --to js, which it checks",
+        to_do="install Node.js",
     )
-    said = f"{page * free / 2**30:.1f} of {page * all / 2**30:.1f} GiB free"
-    yield _finding(
-        "memory", page * all / 2**30 >= LEAST, said, "take a smaller model, or another machine"
-    )
-    space, writable = shutil.disk_usage(".").free / 2**30, os.access(".", os.W_OK)
-    said = f"{space:.1f} GiB free here" + ("" if writable else ", where you may not write")
-    yield _finding(
-        "disk", space >= LEAST and writable, said, "free some space, or work in another folder"
+    yield _judge(
+        name="browser",
+        is_good=_has_browser(),
+        said="for taciturn report and taciturn keyboard open",
+        to_do="open the address that they print in any browser",
     )
 
 
-def _programs() -> Iterator[Finding]:
-    yield _finding(
-        "Node",
-        bool(shutil.which("node")),
-        "for taciturn export --to js, which it checks",
-        "install Node.js",
-    )
-    to_do = "open the address that they print in any browser"
-    yield _finding("browser", _browser(), "for taciturn report and taciturn keyboard open", to_do)
-
-
-def _browser() -> bool:
+def _has_browser() -> bool:
     try:
         return webbrowser.get() is not None
     except webbrowser.Error:
         return False
 
 
-def _devices() -> Iterator[Finding]:
+def _examine_devices() -> Iterator[Finding]:
     import jax
 
-    found = jax.local_devices()
-    memory = (found[0].memory_stats() or {}).get("bytes_limit")
-    said = (
-        f"{len(found)} × {found[0].device_kind}"
-        + (f", {memory / 2**30:.0f} GiB each" if memory else "")
-        + f"; JAX {jax.__version__}"
-    )
-    unused = found[0].platform == "cpu" and Path("/dev/nvidia0").exists()
-    yield _finding(
-        "devices",
-        not unused,
-        said,
-        "there is an NVIDIA GPU that JAX does not use: pip install 'taciturn[gpu]'",
+    devices = jax.local_devices()
+    first = devices[0]
+    memory = (first.memory_stats() or {}).get("bytes_limit")
+    each = f", {memory / 2**30:.0f} GiB each" if memory else ""
+    has_unused_gpu = first.platform == "cpu" and Path("/dev/nvidia0").exists()
+    yield _judge(
+        name="devices",
+        is_good=not has_unused_gpu,
+        said=f"{len(devices)} × {first.device_kind}{each}; JAX {jax.__version__}",
+        to_do="there is an NVIDIA GPU that JAX does not use: pip install 'taciturn[gpu]'",
     )
 
 
-def _additivity() -> Iterator[Finding]:
-    """Run a round of a small model, which tests first, as every run does, whether a user's report
-    has the same bits beside any others.
+def _examine_additivity() -> Iterator[Finding]:
+    """Run a round of a small model.
+
+    It tests first, as every run does, whether a user's report has the same bits beside any others.
     """
     import jax
 
@@ -189,11 +214,13 @@ def _additivity() -> Iterator[Finding]:
 
     with tempfile.TemporaryDirectory() as folder:
         users = random_users(Path(folder) / "users", 2)
-        recipe = paper_recipe(users, 2, "cifg", "float32").with_settings("model", width=8, units=12)
+        usual = paper_recipe(users, 2, "cifg", "float32")
+        recipe = usual.with_settings("model", width=8, units=12)
         params = build.language_model(recipe.model, WORDS).init(jax.random.key(0))
-        round_seconds(recipe, assemble.fleet(recipe, users, users.folder), params, WORDS, 1)
+        fleet = assemble.fleet(recipe, users, users.folder)
+        round_seconds(recipe, fleet, params, WORDS, times=1)
     yield Finding(
-        "additivity",
-        "ok",
-        "a user's report has the same bits whoever is trained beside them, as privacy needs",
+        name="additivity",
+        state="ok",
+        said="a user's report has the same bits whoever is trained beside them, as privacy needs",
     )

@@ -4,14 +4,14 @@ The paper round (McMahan et al. 2018): LSTM of 1.35M parameters, users of 1,600 
 steps of 8 × 10 tokens, clip once, sum, noise, charge. Users are random words, so that nothing
 depends on anyone's text. Every figure is the best of a few rounds after one that compiles.
 benchmarks/ceilings.py measures what the machine could do at most, and noise, accounting and
-evaluation apart.
+evaluation apart; benchmarks/in_turns.py runs other frameworks beside the paper round.
 """
 
 import resource
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -20,74 +20,78 @@ from taciturn.core import Message, Params, Report, UserData
 from taciturn.data.population import Population, write_population
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
 from taciturn.fleets import assemble
+from taciturn.names import Precision
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.runs.timing import best_time, round_seconds
 
-WORDS, TOKENS = 10_000, 1600
+WORDS = 10_000
+TOKENS = 1600
 HELD_OUT = 8
-# users/s of the paper round in each turn, by name
-Turns = dict[str, list[float]]
-# of a round: users, tokens and GiB; `privacy_share` is what clipping, integers, noise, record and
-# charge cost
-Round = dict[str, float]
+
+PaperModel = Literal["lstm", "cifg"]
+
+
+class RoundSpeed(NamedTuple):
+    """What a whole round takes, from selection to release."""
+
+    users_per_s: float
+    tokens_per_s: float
+    round_s: float
+    # What clipping, integers, noise, record and charge cost, as a share of the round.
+    privacy_share: float
+    peak_gib: float
+
+
+def usual_settings() -> tuple[int, Precision]:
+    """Return the users a round and the precision that suit this machine's devices."""
+    return (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
 
 
 def measure(
-    users: int,
-    rounds: int,
-    precision: str,
-    progress: Callable[[str], None],
-    compare: Callable[[Callable[[], float]], Turns] | None = None,
+    users: int, rounds: int, precision: Precision, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure both rounds. `compare` gets a function that measures our paper round in users/s, to
-    take turns with others'.
-    """
+    """Measure both papers' rounds; `progress` gets the name of each part as it begins."""
     with tempfile.TemporaryDirectory() as folder:
         progress(f"{users} users of {TOKENS} random words")
         population = random_users(Path(folder) / "users", users)
         progress("paper round: LSTM 1.35M")
-        recipe = paper_recipe(population, users, "lstm", precision)
-        paper, params = round_speed(population, recipe, rounds)
-        fleet = assemble.fleet(recipe, population, population.folder)
-        turns = (
-            compare(lambda: users / round_seconds(recipe, fleet, params, WORDS, rounds))
-            if compare
-            else {}
+        paper_round, _ = round_speed(
+            population, paper_recipe(population, users, "lstm", precision), rounds
         )
         progress("Gboard's round: CIFG 2.4M")
-        gboard, _ = round_speed(
+        gboard_round, _ = round_speed(
             population, paper_recipe(population, users, "cifg", precision), rounds
         )
-        about = {
-            "users": users,
-            "precision": precision,
-            "device": jax.devices()[0].device_kind,
-            "in_turns": turns,
-        }
-        return {
-            "users_per_s": paper["users_per_s"],
-            "paper_round": paper,
-            "gboard_round": gboard,
-            **about,
-        }
+    return {
+        "users_per_s": paper_round.users_per_s,
+        "paper_round": paper_round._asdict(),
+        "gboard_round": gboard_round._asdict(),
+        "users": users,
+        "precision": precision,
+        "device": jax.devices()[0].device_kind,
+    }
 
 
 def random_users(folder: Path, users: int) -> Population:
-    vocabulary = Vocabulary(SPECIAL + tuple(f"w{index}" for index in range(WORDS - len(SPECIAL))))
+    """Write a population of random words, of this many users and a few held-out ones."""
+    words = (f"w{index}" for index in range(WORDS - len(SPECIAL)))
+    vocabulary = Vocabulary((*SPECIAL, *words))
     generator = np.random.default_rng(0)
-    train = {
-        f"user {k}": generator.integers(len(SPECIAL), WORDS, TOKENS).tolist() for k in range(users)
-    }
-    held_out = {
-        f"held out {k}": generator.integers(len(SPECIAL), WORDS, TOKENS).tolist()
-        for k in range(HELD_OUT)
-    }
+
+    def write_text() -> list[int]:
+        return generator.integers(len(SPECIAL), WORDS, TOKENS).tolist()
+
+    train = {f"user {index}": write_text() for index in range(users)}
+    held_out = {f"held out {index}": write_text() for index in range(HELD_OUT)}
     return write_population(folder, train, held_out, vocabulary, {"simulated": "random words"})
 
 
-def paper_recipe(population: Population, users: int, model: str, precision: str) -> Recipe:
-    content = {
+def paper_recipe(
+    population: Population, users: int, model: PaperModel, precision: Precision
+) -> Recipe:
+    """Return a recipe in whose rounds every user of the population takes part."""
+    content: dict[str, Any] = {
         "data": {"population": str(population.folder), "tokens_per_user": TOKENS},
         "model": {"kind": model},
         "local": {"learning_rate": 0.1, "batch_size": 8, "unroll": 10, "precision": precision},
@@ -99,22 +103,40 @@ def paper_recipe(population: Population, users: int, model: str, precision: str)
     return Recipe(**content)
 
 
-def round_speed(population: Population, recipe: Recipe, times: int) -> tuple[Round, Params]:
-    """Time a whole round, from selection to release, and the same work without any privacy."""
-    algorithm, users, key = build.algorithm(recipe, WORDS), len(population), jax.random.key(0)
+def round_speed(population: Population, recipe: Recipe, times: int) -> tuple[RoundSpeed, Params]:
+    """Time a whole round, and the same work without any privacy.
+
+    Returns:
+        The best of so many times, and the parameters that were trained on.
+    """
+    users = len(population)
+    key = jax.random.key(0)
+    algorithm = build.algorithm(recipe, WORDS)
     params = build.language_model(recipe.model, WORDS).init(key)
     fleet = assemble.fleet(recipe, population, population.folder)
     whole = round_seconds(recipe, fleet, params, WORDS, times)
-    message = Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
+    first_state = algorithm.mechanism.init(params)
+    message = Message(params, algorithm.mechanism.public(first_state))
 
-    def unbounded(message: Message, user: UserData, key: jax.Array) -> Report:
+    def report_unbounded(message: Message, user: UserData, key: jax.Array) -> Report:
         return Report(algorithm.user_update(message, user, key), user.weight)
 
-    plain = best_time(lambda: fleet.sum_reports(unbounded, message, np.arange(users), key), times)
-    stats = jax.devices()[0].memory_stats() or {}
-    peak = (
-        stats.get("peak_bytes_in_use", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        / 2**30
+    everyone = np.arange(users)
+    without_privacy = best_time(
+        lambda: fleet.sum_reports(report_unbounded, message, everyone, key), times
     )
-    rates = {"users_per_s": users / whole, "tokens_per_s": users * TOKENS / whole, "round_s": whole}
-    return rates | {"privacy_share": 1 - plain / whole, "peak_gib": peak}, params
+    speed = RoundSpeed(
+        users_per_s=users / whole,
+        tokens_per_s=users * TOKENS / whole,
+        round_s=whole,
+        privacy_share=1 - without_privacy / whole,
+        peak_gib=_peak_gib(),
+    )
+    return speed, params
+
+
+def _peak_gib() -> float:
+    """Return the most memory used so far: of the device where it counts, else of the process."""
+    statistics = jax.devices()[0].memory_stats() or {}
+    kib_of_process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return statistics.get("peak_bytes_in_use", 1024 * kib_of_process) / 2**30
