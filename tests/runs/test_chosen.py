@@ -24,7 +24,7 @@ from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import SHIPPED, load_model, save_model
 from taciturn.runs import for_people
-from taciturn.runs.for_people import write_recipe_for
+from taciturn.runs.for_people import Timing, plan_recipe
 from taciturn.runs.pretrain import CHECKPOINT, pretrain_model
 
 SMALL = ModelSection(kind="cifg", width=8, units=12)
@@ -65,7 +65,8 @@ def timed(monkeypatch):
     """A machine of one speed: two seconds to compile, 20 users a second, a second to measure the
     sample.
     """
-    monkeypatch.setattr(for_people, "_timed", lambda *_: (2.0, 20.0, 0.0, 1.0))
+    timing = Timing(compile_s=2.0, users_per_s=20.0, overhead_s=0.0, evaluate_s=1.0)
+    monkeypatch.setattr(for_people, "measure_speed", lambda *_: timing)
     monkeypatch.setattr(for_people, "with_exact_noise", lambda task, plan: plan)  # takes a second
 
 
@@ -77,40 +78,42 @@ def test_nothing_is_read_of_those_who_will_be_protected_but_how_many_they_are(pe
     for path in people.glob("text-1/train-*"):
         path.unlink()
     before = files(people)
-    assert write_recipe_for(people, 4.0, start, minutes=10).task.users == 230
+    assert plan_recipe(people, 4.0, start, minutes=10).task.users == 230
     assert files(people) == before  # no ledger, no charge
     with pytest.raises(DataError, match="train-00000"):
         _ = Population(people).texts[0]
 
 
 def test_the_number_of_people_is_rounded_or_stated(people, start, timed):
-    assert [for_people.publicly(users) for users in (37, 1_299, 12_345, 1_098_765)] == [
+    assert [
+        for_people.round_for_publication(users) for users in (37, 1_299, 12_345, 1_098_765)
+    ] == [
         30,
         1_200,
         12_300,
         1_090_000,
     ]
-    assert write_recipe_for(people, 4.0, start, 10, users=500).recipe.participation.users == 500
+    assert plan_recipe(people, 4.0, start, 10, users=500).recipe.participation.users == 500
 
 
 def test_held_out_users_as_long_as_the_others_are_timed(people):
-    sample = for_people._sample(for_people.HeldOutUsers(people), 40, 1000).texts
+    sample = for_people.draw_sample(for_people.HeldOutUsers(people), 40, 1000).texts
     lengths = [len(text) for text in for_people.HeldOutUsers(people).texts]
     assert sorted(map(len, sample)) == sorted(length for length in lengths if length >= 40)
-    assert len(for_people._sample(for_people.HeldOutUsers(people), 40, 3).texts) == 3
-    assert len(for_people._sample(for_people.HeldOutUsers(people), 4_000, 1000).texts) == len(
+    assert len(for_people.draw_sample(for_people.HeldOutUsers(people), 40, 3).texts) == 3
+    assert len(for_people.draw_sample(for_people.HeldOutUsers(people), 4_000, 1000).texts) == len(
         lengths
     )  # if none is, all
 
 
 def test_time_for_compiling_and_measuring_is_set_aside(people, start, timed):
-    worked_out = write_recipe_for(people, 4.0, start, minutes=10)
+    worked_out = plan_recipe(people, 4.0, start, minutes=10)
     assert 400 < worked_out.task.seconds < 540
     assert worked_out.plan.rounds * worked_out.plan.cohort <= 20 * worked_out.task.seconds
     with pytest.raises(
         RecipeError, match=r"alone take .* minutes on this machine: allow more --minutes"
     ):
-        write_recipe_for(people, 4.0, start, minutes=0.01)
+        plan_recipe(people, 4.0, start, minutes=0.01)
 
 
 def test_a_start_with_other_words_is_refused(people, timed):
@@ -118,12 +121,12 @@ def test_a_start_with_other_words_is_refused(people, timed):
         RecipeError,
         match=r"taciturn:english knows other words than .*people. Build the people with its words",
     ):
-        write_recipe_for(people, 4.0, SHIPPED, minutes=10)
+        plan_recipe(people, 4.0, SHIPPED, minutes=10)
 
 
 def test_a_start_that_learned_from_people_is_refused(people, finished_runs, timed):
     with pytest.raises(RecipeError, match="learned from people"):
-        write_recipe_for(people, 4.0, str(finished_runs / "private"), minutes=10)
+        plan_recipe(people, 4.0, str(finished_runs / "private"), minutes=10)
 
 
 def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_path, monkeypatch):

@@ -184,7 +184,7 @@ def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
     does not have.
     """
     from taciturn.recipe.build import population
-    from taciturn.runs.for_people import publicly
+    from taciturn.runs.for_people import round_for_publication
 
     people = population(recipe)
     if not recipe.is_private and not non_private and not people.manifest["about"].get("simulated"):
@@ -203,7 +203,7 @@ def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
         )
     stated, cohort = recipe.participation.users, recipe.participation.cohort
     if recipe.participation.kind == "poisson" and len(people) < stated / 2:
-        there = publicly(len(people))
+        there = round_for_publication(len(people))
         expected = (
             f"a round will have about {cohort * there / stated:,.0f} of them, not {cohort:,.0f}"
         )
@@ -226,7 +226,7 @@ def _chosen(
     from taciturn.recipe.autoplan import commented_toml
     from taciturn.release.model_file import SHIPPED
     from taciturn.runs.folder import check_new_run
-    from taciturn.runs.for_people import write_recipe_for
+    from taciturn.runs.for_people import plan_recipe
 
     check_new_run(folder)
     _check_people(people)
@@ -241,7 +241,7 @@ def _chosen(
         else str(_started(people, public, folder.with_name(f"{folder.name}-start")))
     )
     with stages() as show:
-        chosen = write_recipe_for(
+        chosen = plan_recipe(
             people, epsilon, start, minutes, users, partial(show, "choosing a recipe", 0, None)
         )
     task, plan = chosen.task, chosen.plan

@@ -1,4 +1,4 @@
-"""A recipe worked out for people, an ε and this machine; recipe/autoplan.py has the rules.
+"""Work out a recipe for people, an ε and this machine; recipe/autoplan.py has the rules.
 
 Nothing about the people who will be protected is read but roughly how many they are, unless the
 caller states it. How much they write, and so how fast a round is, is measured on held-out users,
@@ -7,7 +7,8 @@ who have no guarantee.
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,46 +38,87 @@ from taciturn.recipe.text import RecipeError, parse_recipe
 from taciturn.release.model_file import ModelCard, load_model
 from taciturn.runs.timing import best_time, round_seconds
 
-# held-out users in a timed round
-CPU_SAMPLE, ACCELERATOR_SAMPLE = 48, 1000
-# on all held-out users between the first and the last, if they take at most a tenth of the time
+# Held-out users in a timed round.
+CPU_SAMPLE = 48
+ACCELERATOR_SAMPLE = 1000
+# Of all held-out users, between the first and the last; fewer, where these would take more than a
+# tenth of the time.
 MORE_MEASUREMENTS = 4
-# share of the time kept in reserve
+# Share of the time kept in reserve.
 UNFORESEEN = 0.1
+# Called with each step that begins.
+Announce = Callable[[str], None]
 
 
-class AutoPlan(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class AutoPlan:
+    """A recipe for people, and how it was worked out."""
+
     task: Task
     plan: Plan
     settings: list[PlannedSetting]
     recipe: Recipe
 
 
-def publicly(users: int) -> int:
-    """Round down to a number that may be published: coarser for fewer users, by at most a percent
-    for many, or cohorts would be larger than planned.
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How fast this machine trains and measures."""
 
-    >>> publicly(37), publicly(9_364), publicly(1_098_765)
-    (30, 9300, 1090000)
+    # To compile a round.
+    compile_s: float
+    users_per_s: float
+    # Of a round, besides training: noise, record, charge.
+    overhead_s: float
+    # To measure a model on the sample that was timed.
+    evaluate_s: float
+
+
+class Sample(NamedTuple):
+    """Held-out users who stand for those who will be trained on."""
+
+    texts: Texts
+
+
+def round_for_publication(users: int) -> int:
+    """Round down to a number that may be published.
+
+    It is coarser for fewer users, and at most a percent lower for many, or cohorts would be larger
+    than planned.
+
+    >>> [round_for_publication(users) for users in (37, 9_364, 1_098_765)]
+    [30, 9300, 1090000]
     """
-    kept = 1 if users < 100 else 2 if users < 10_000 else 3
-    digits = 10 ** max(0, len(str(users)) - kept)
-    return users // digits * digits
+    if users < 100:
+        kept_digits = 1
+    elif users < 10_000:
+        kept_digits = 2
+    else:
+        kept_digits = 3
+    step = 10 ** max(0, len(str(users)) - kept_digits)
+    return users // step * step
 
 
-def write_recipe_for(
+def plan_recipe(
     folder: Path,
     epsilon: float,
     start: str,
     minutes: float,
     users: int | None = None,
-    doing: Callable[[str], None] = ignore_progress,
+    announce: Announce = ignore_progress,
 ) -> AutoPlan:
-    """Choose for the people in `folder`, and the model of public text that `start` names. Call
-    `doing` with each step that begins.
+    """Work out a recipe for the people in a folder.
+
+    Args:
+        folder: the population.
+        epsilon: of the guarantee.
+        start: the model of public text to start from.
+        minutes: that the whole command may take.
+        users: how many people there are, as publicly stated; otherwise counted, and rounded down.
+        announce: called with each step that begins.
     """
     began = time.perf_counter()
-    population, held_out = Population(folder), HeldOutUsers(folder)
+    population = Population(folder)
+    held_out = HeldOutUsers(folder)
     params, card = load_model(Path(start))
     _check_start(start, card, folder, population.vocabulary.words)
     held_out.check_enough()
@@ -85,61 +127,62 @@ def write_recipe_for(
             f"the people of {folder} have their text on devices: write a recipe, and train with"
             " taciturn fleet serve"
         )
-    users = users or publicly(len(population))
-    on_cpu = jax.default_backend() == "cpu"
+    users = users or round_for_publication(len(population))
     task = Task(
         users=users,
         epsilon=epsilon,
         delta=float(f"{users**-1.1:.2g}"),
         parameters=trees.size(params),
         seconds=60 * minutes,
+        # Until it is measured.
         users_per_second=1.0,
     )
-    placeholder = Plan(rounds=25, cohort=10, server_rate=1.0, noise_multiplier=1.0, gain=0.0)
-    drafted = planned_settings(
-        task,
-        placeholder,
+    on_cpu = jax.default_backend() == "cpu"
+    plan_settings = partial(
+        planned_settings,
         population=str(folder),
         start=start,
         architecture=card.architecture,
         on_cpu=on_cpu,
-        measurements=0,
     )
-    draft = parse_recipe(recipe_content(drafted))
-    sample = _sample(
-        held_out,
-        population.manifest["about"].get("least_tokens", 0),
-        CPU_SAMPLE if on_cpu else ACCELERATOR_SAMPLE,
+    placeholder = Plan(rounds=25, cohort=10, server_rate=1.0, noise_multiplier=1.0, gain=0.0)
+    draft = plan_settings(task, placeholder, measurements=0)
+    least_tokens = population.manifest["about"].get("least_tokens", 0)
+    sample = draw_sample(held_out, least_tokens, CPU_SAMPLE if on_cpu else ACCELERATOR_SAMPLE)
+    timing = measure_speed(parse_recipe(recipe_content(draft)), sample, params, announce)
+    evaluate_s = timing.evaluate_s * (held_out.texts.tokens / sample.texts.tokens)
+    measurements = int(min(MORE_MEASUREMENTS, 6 * minutes / evaluate_s))
+    aside = time.perf_counter() - began + timing.compile_s + (2 + measurements) * evaluate_s
+    task = replace(
+        task,
+        seconds=_seconds_left(minutes, aside),
+        users_per_second=timing.users_per_s,
+        round_seconds=timing.overhead_s,
     )
-    compiling, speed, a_round, measuring = _timed(
-        draft, sample, params, len(population.vocabulary), doing
-    )
-    measuring *= held_out.texts.tokens / sample.texts.tokens
-    more = int(min(MORE_MEASUREMENTS, 6 * minutes / measuring))
-    aside = time.perf_counter() - began + compiling + (2 + more) * measuring
+    announce("working out the noise")
+    plan = _choose_plan(task)
+    settings = plan_settings(task, plan, measurements=measurements)
+    recipe = parse_recipe(recipe_content(settings))
+    return AutoPlan(task=task, plan=plan, settings=settings, recipe=recipe)
+
+
+def _seconds_left(minutes: float, aside: float) -> float:
+    """Return the time for the rounds, where `aside` seconds go to everything else."""
     seconds = (1 - UNFORESEEN) * 60 * minutes - aside
     if seconds < 0:
         raise RecipeError(
             f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow"
             " more --minutes"
         )
-    doing("working out the noise")
-    task = replace(task, seconds=seconds, users_per_second=speed, round_seconds=a_round)
+    return seconds
+
+
+def _choose_plan(task: Task) -> Plan:
     try:
-        plan = with_exact_noise(task, choose_plan(task))
-    # an ε that needs no noise, or that no noise reaches
+        return with_exact_noise(task, choose_plan(task))
+    # Some ε need no noise, and some are reached by none.
     except ValueError as error:
         raise RecipeError(str(error)) from None
-    settings = planned_settings(
-        task,
-        plan,
-        population=str(folder),
-        start=start,
-        architecture=card.architecture,
-        on_cpu=on_cpu,
-        measurements=more,
-    )
-    return AutoPlan(task, plan, settings, parse_recipe(recipe_content(settings)))
 
 
 def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ...]) -> None:
@@ -153,59 +196,49 @@ def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ..
             f"{start} is not a neural model: private training starts from one; name another"
         )
     if card.vocabulary != words:
-        built = (
-            "taciturn data build --vocabulary …; without it they are those of the start that comes"
-            " with taciturn"
-        )
-        named = "or name public text with the words of the people: --public FOLDER"
         raise RecipeError(
-            f"{start} knows other words than {folder}. Build the people with its words ({built}),"
-            f" {named}"
+            f"{start} knows other words than {folder}. Build the people with its words (taciturn"
+            " data build --vocabulary …; without it they are those of the start that comes with"
+            " taciturn), or name public text with the words of the people: --public FOLDER"
         )
 
 
-class Sample(NamedTuple):
-    texts: Texts
-
-
-def _sample(held_out: HeldOutUsers, least_tokens: int, most: int) -> Sample:
+def draw_sample(held_out: HeldOutUsers, least_tokens: int, most: int) -> Sample:
     """Draw held-out users who wrote as much as those who will be trained on."""
     texts = held_out.texts
-    written = [position for position in range(len(texts)) if len(texts[position])]
-    long = [position for position in written if len(texts[position]) >= least_tokens]
-    some = np.random.default_rng(0).permutation(long or written)[:most]
-    return Sample(Texts.of([texts[position] for position in some], 2**31))
+    writers = [user for user in range(len(texts)) if len(texts[user])]
+    long_writers = [user for user in writers if len(texts[user]) >= least_tokens]
+    drawn = np.random.default_rng(0).permutation(long_writers or writers)[:most]
+    return Sample(Texts.of([texts[user] for user in drawn], 2**31))
 
 
-def _timed(
-    draft: Recipe, sample: Sample, params: Params, words: int, doing: Callable[[str], None]
-) -> tuple[float, float, float, float]:
-    """Return seconds to compile; users a second; seconds of a round besides training; seconds to
-    measure a model on the sample.
-    """
+def measure_speed(draft: Recipe, sample: Sample, params: Params, announce: Announce) -> Timing:
+    """Time a round of all users in a sample, one of fewer, and a measurement of a model."""
     users = len(sample.texts)
-    timed = draft.with_settings("privacy", epsilon=None, noise_multiplier=1.0, delta=1e-9)
-    timed = timed.with_settings("participation", users=users, cohort=users)
-    layout, params = (
-        build.layout(timed, build.population(draft).vocabulary),
-        jax.tree.map(jax.numpy.asarray, params),
-    )
+    vocabulary = build.population(draft).vocabulary
+    params = jax.tree.map(jax.numpy.asarray, params)
+    recipe = draft.with_settings("privacy", epsilon=None, noise_multiplier=1.0, delta=1e-9)
+    recipe = recipe.with_settings("participation", users=users, cohort=users)
+    layout = build.layout(recipe, vocabulary)
 
-    def seconds(people: Sample) -> float:
-        return round_seconds(timed, SimulatedFleet(people, layout, cohort=users), params, words, 2)
+    def time_round(people: Sample) -> float:
+        fleet = SimulatedFleet(people, layout, cohort=users)
+        return round_seconds(recipe, fleet, params, words=len(vocabulary), times=2)
 
-    doing("compiling a round, to time it")
+    announce("compiling a round, to time it")
     began = time.perf_counter()
-    all = seconds(sample)
-    compiling = max(time.perf_counter() - began - 3 * all, 0.0)
-    doing("timing a smaller round")
-    few = Sample(Texts.of([sample.texts[user] for user in range(max(1, users // 4))], 2**31))
-    each = max(all - seconds(few), 0.1 * all) / (users - len(few.texts))
-    doing("compiling and timing a measurement")
-    model = build.language_model(timed.model, words)
-    return (
-        compiling,
-        1 / each,
-        max(all - users * each, 0.0),
-        best_time(lambda: evaluate(model, params, sample.texts), 1),
+    round_s = time_round(sample)
+    compile_s = max(time.perf_counter() - began - 3 * round_s, 0.0)
+    announce("timing a smaller round")
+    fewer = max(1, users // 4)
+    smaller_sample = Sample(Texts.of([sample.texts[user] for user in range(fewer)], 2**31))
+    saved_s = max(round_s - time_round(smaller_sample), 0.1 * round_s)
+    user_s = saved_s / (users - fewer)
+    announce("compiling and timing a measurement")
+    model = build.language_model(recipe.model, len(vocabulary))
+    return Timing(
+        compile_s=compile_s,
+        users_per_s=1 / user_s,
+        overhead_s=max(round_s - users * user_s, 0.0),
+        evaluate_s=best_time(lambda: evaluate(model, params, sample.texts), 1),
     )
