@@ -20,7 +20,7 @@ from taciturn.privacy.ledger.ledger import LedgerError
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import ModelFileError, load_model, save_model
 from taciturn.runs.folder import RunError
-from taciturn.runs.try_keyboard import keyboard_server
+from taciturn.runs.try_keyboard import make_keyboard_server
 
 REFUSED = (ExportRefused, RunError, DataError, LedgerError, ModelFileError)
 
@@ -32,7 +32,7 @@ def changed_card(folder: Path, **fields) -> None:
 
 @contextmanager
 def served(*paths: Path, blocked: tuple[str, ...] = ()) -> Iterator[HTTPConnection]:
-    server = keyboard_server(paths, blocked, 0)
+    server = make_keyboard_server(paths, blocked, 0)
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield HTTPConnection("127.0.0.1", int(server.url.rsplit(":", 1)[1].strip("/")), timeout=10)

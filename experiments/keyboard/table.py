@@ -23,7 +23,7 @@ from taciturn.evaluation.intervals import Interval
 from taciturn.export.word_model import load_word_model
 from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
-from taciturn.runs.try_keyboard import read_people
+from taciturn.runs.simulate_typing import read_people
 
 PEOPLE, WORDS = 1000, 400
 SHOWN = (

@@ -25,7 +25,7 @@ from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_population
-from taciturn.runs.try_keyboard import keyboard_server
+from taciturn.runs.try_keyboard import make_keyboard_server
 
 SAYINGS = (
     "I want to go home now.",
@@ -298,7 +298,7 @@ def test_two_models_are_shown_as_an_a_b_table(made, tmp_path):
 
 
 def test_the_page_serves_each_model_with_its_guarantee(made):
-    server = keyboard_server([made / "private-run", made / "plain-run"], ["home"], 0)
+    server = make_keyboard_server([made / "private-run", made / "plain-run"], ["home"], 0)
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         page = urllib.request.urlopen(server.url).read().decode()
@@ -314,7 +314,7 @@ def test_the_page_serves_each_model_with_its_guarantee(made):
 
 
 def test_two_models_of_one_name_are_told_apart(made):
-    server = keyboard_server([made / "private-run", made / "private-run"], [], 0)
+    server = make_keyboard_server([made / "private-run", made / "private-run"], [], 0)
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         scripts = [
@@ -335,7 +335,7 @@ def test_the_page_shows_no_model_that_its_ledger_does_not_know(made, tmp_path):
     content[-1] ^= 1
     (tmp_path / "stranger" / "model.safetensors").write_bytes(content)
     with pytest.raises(ExportRefused, match="does not know these parameters"):
-        keyboard_server([tmp_path / "stranger"], [], 0)
+        make_keyboard_server([tmp_path / "stranger"], [], 0)
 
 
 def test_errors_are_sentences(made, tmp_path, monkeypatch, capsys):

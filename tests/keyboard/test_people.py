@@ -22,7 +22,7 @@ from taciturn.data.vocabulary import DataError
 from taciturn.export.word_model import COUNTED_ON
 from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger
 from taciturn.runs.finished import FinishedRun
-from taciturn.runs.try_keyboard import read_people, simulate_typing
+from taciturn.runs.simulate_typing import read_people, simulate_typing
 
 
 def texts_of(path: Path, *users: str) -> Source:

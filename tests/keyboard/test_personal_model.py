@@ -49,7 +49,8 @@ from taciturn.release.model_file import (
 from taciturn.runs.finished import FinishedRun, guarantee_of
 from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_public
-from taciturn.runs.try_keyboard import keyboard_server, simulate_typing
+from taciturn.runs.simulate_typing import simulate_typing
+from taciturn.runs.try_keyboard import make_keyboard_server
 from taciturn.runs.warm_start import load_warm_start
 
 CIFG = {"kind": "cifg", "width": 8, "units": 12}
@@ -348,7 +349,7 @@ def test_it_is_not_passed_off_as_the_private_one_by_changing_its_card(in_its_pla
 
 
 def _served(path: Path, ask: str) -> tuple[int, str]:
-    server = keyboard_server([path], [], 0)
+    server = make_keyboard_server([path], [], 0)
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         host, _, home = server.url.removeprefix("http://").partition("/")

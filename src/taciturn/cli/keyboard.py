@@ -55,11 +55,11 @@ def open_keyboard(
     import webbrowser
 
     from taciturn.keyboard.predictor import load_blocklist
-    from taciturn.runs.try_keyboard import keyboard_server
+    from taciturn.runs.try_keyboard import make_keyboard_server
 
     blocked = load_blocklist(blocklist) if blocklist else []
     with stages() as show:
-        server = keyboard_server(
+        server = make_keyboard_server(
             [run] if beside is None else [run, beside], blocked, port, partial(show, "preparing")
         )
     say(f"{server.url}  (Ctrl-C ends it)")
@@ -122,7 +122,7 @@ def evaluate(
     from taciturn.data.columns import Columns
     from taciturn.data.sources import Source
     from taciturn.keyboard.typing_simulation import PICKED_RATE
-    from taciturn.runs.try_keyboard import simulate_typing
+    from taciturn.runs.simulate_typing import simulate_typing
 
     source = None if text == [Path("sotu")] else Source(text, Columns(user_column, text_column))
     paths = [model] if other is None else [model, other]
