@@ -198,7 +198,14 @@ def rests(monkeypatch):
         if hours > 120:
             raise PlanError("too few users")
         rest = min(int(60 * hours / 24), population // goal - 1)
-        return Rounds(1000.0, rounds, 0, rest, 3, float(goal))
+        return Rounds(
+            hours=1000.0,
+            succeeded=rounds,
+            failed=0,
+            min_separation=rest,
+            max_participations=3,
+            reports=float(goal),
+        )
 
     monkeypatch.setattr(planning, "simulated_timer", simulated)
 

@@ -117,8 +117,8 @@ def test_a_device_in_flight_is_not_asked_again_and_who_rests_gets_no_model(fleet
 def test_models_are_kept_as_long_as_a_device_trains_on_them_and_no_longer(fleet, tmp_path):
     list(rounds(fleet, 20))
     kept = {int(path.stem.removeprefix("model-")) for path in (tmp_path / "queue").glob("model-*")}
-    now, got = list(fleet._rounds.values())[-1]
-    assert kept == {*fleet._training.values(), now, *got.values()} - {20}
+    model, trained_on = list(fleet._rounds.values())[-1]
+    assert kept == {*fleet._training.values(), model, *trained_on.values()} - {20}
     assert len(kept) < 12
 
 

@@ -12,6 +12,7 @@ import pytest
 from compiling import compiler, optimised
 from harness import compile_with, quietly, tiny_recipe
 from taciturn import cli
+from taciturn.cli.output import print_warnings
 from taciturn.core import Message
 from taciturn.fleets import assemble, ray_engine
 from taciturn.fleets.ray_engine import RayError, RayFleet, SelfTest
@@ -108,19 +109,25 @@ def test_workers_who_die_and_who_join_late_change_no_bit(cluster, fleet, asked):
 
 
 @pytest.mark.slow
-def test_a_worker_that_gives_other_bits_is_refused(fleet, asked, monkeypatch, capsys):
+def test_a_worker_that_gives_other_bits_is_refused(fleet, asked, monkeypatch, caplog):
     """Another kind of device, another JAX: here, one that says so."""
     monkeypatch.setattr(ray_engine, "PATIENCE", 60.0)
-    fleet._bits = SelfTest("other bits", "a machine of another kind")
+    fleet._first_test = SelfTest("other bits", "a machine of another kind")
     with pytest.raises(
         RayError, match=r"2 give other bits than the first and were refused. Nothing is lost"
     ):
         fleet.sum_reports(*asked[0])
     assert (
-        "gives other bits than the first (a machine of another kind) and is not used"
-        in capsys.readouterr().err
+        "gives other bits than the first (a machine of another kind) and is not used" in caplog.text
     )
     assert len(fleet._refused) == 2
+
+
+def test_a_command_prints_that_a_worker_is_refused_as_a_sentence_of_its_own(capsys):
+    print_warnings(ray_engine.LOG)
+    print_warnings(ray_engine.LOG)
+    ray_engine.LOG.warning("a worker (%s) gives other bits", "a GPU")
+    assert capsys.readouterr().err == "taciturn: a worker (a GPU) gives other bits\n"
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from harness import WORDS, started, tiny_recipe
 from taciturn import trees
 from taciturn.core import Message, Report
-from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_coins
+from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, choose_by_coins
 from taciturn.privacy.bounding.clipping import MOST_REPORTS, pack
 from taciturn.privacy.bounding.secagg_encoding import encoding
 from taciturn.privacy.participation import WrongNumberOfUsers
@@ -53,7 +53,7 @@ class Padded(Counting):
 
 def fleet(rate: float, most: int = 50) -> tuple[WithSyntheticUsers, Counting, Padded]:
     real, synthetic = Counting(30), Padded(20, 30)
-    return WithSyntheticUsers(real, synthetic, by_coins(20, rate), most), real, synthetic
+    return WithSyntheticUsers(real, synthetic, choose_by_coins(20, rate), most), real, synthetic
 
 
 def test_real_users_are_asked_as_if_there_were_no_others():
@@ -139,7 +139,7 @@ def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_ho
     """As a run nests them: room for all audit users of a round is kept free of canaries."""
     canaries, audited = 30, AUDITED_AT_ONCE
     most = 20 + canaries + audited
-    inner = WithSyntheticUsers(Nobody(), Nobody(), by_coins(canaries, 1.0), most - audited)
+    inner = WithSyntheticUsers(Nobody(), Nobody(), choose_by_coins(canaries, 1.0), most - audited)
     outer = WithSyntheticUsers(inner, Nobody(), lambda coins: np.arange(audited), most)
     if fits:
         assert (
@@ -152,7 +152,7 @@ def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_ho
 
 def test_canaries_and_audit_users_of_one_round_have_keys_of_their_own():
     canaries, audited = Nobody(), Nobody()
-    inner = WithSyntheticUsers(Nobody(), canaries, by_coins(3, 1.0), 100)
+    inner = WithSyntheticUsers(Nobody(), canaries, choose_by_coins(3, 1.0), 100)
     WithSyntheticUsers(inner, audited, lambda coins: np.arange(3), 100, key_slot=2).sum_reports(
         None, None, np.arange(2), jax.random.key(0)
     )

@@ -147,7 +147,7 @@ def test_accelerators_of_one_machine_that_compute_differently_are_refused(monkey
     """Each is additive by itself. One user more shifts others from one to the other, and so changes
     their reports.
     """
-    made, usual, more = fleet(monkeypatch, side_by_side=True), SimulatedFleet._made_up_sum, 1
+    made, usual, more = fleet(monkeypatch, side_by_side=True), SimulatedFleet._sum_seats, 1
     first, second = made._devices[0], SimpleNamespace(device_kind="another")
 
     def on_either(message, key, device, seats):
@@ -158,7 +158,7 @@ def test_accelerators_of_one_machine_that_compute_differently_are_refused(monkey
         )
 
     made._devices = [first, second]
-    monkeypatch.setattr(made, "_made_up_sum", on_either)
+    monkeypatch.setattr(made, "_sum_seats", on_either)
     with pytest.raises(NotAdditive, match="on another"):
         made._compile(program(), MESSAGE, KEY)
     more = 0  # the twin: they are alike
@@ -269,7 +269,7 @@ class Reading(SimulatedFleet):
 
     def read(self, failing_at: int = -1) -> list[int]:
         seen = []
-        for one in self._loaded_ahead(list(range(40))):
+        for one in self._load_ahead(list(range(40))):
             if one == failing_at:
                 raise FloatingPointError("not a number")
             time.sleep(0.001)  # for the reader to go as far as it would
@@ -306,7 +306,7 @@ def test_a_reader_that_is_not_waited_for_would_be_noticed(monkeypatch):
             for one in [reader.submit(self._load, self._texts, chunk, None) for chunk in chunks]
         )
 
-    monkeypatch.setattr(Reading, "_loaded_ahead", all_at_once)
+    monkeypatch.setattr(Reading, "_load_ahead", all_at_once)
     before, reading = threading.active_count(), Reading()
     with pytest.raises(FloatingPointError, match="not a number"):
         reading.read(20)

@@ -13,7 +13,7 @@ from taciturn.fleets.simulation.availability import (
 
 
 def share(devices, hour):
-    return devices.available(hour).mean()
+    return devices.is_available(hour).mean()
 
 
 def test_devices_are_there_at_night_and_hardly_by_day():
@@ -33,7 +33,7 @@ def test_time_zones_shift_the_night():
 
 def test_a_device_keeps_its_plug_through_the_night():
     devices = Devices(5000, Habits(spread=0.1))
-    assert np.array_equal(devices.available(24.5), devices.available(26.0))
+    assert np.array_equal(devices.is_available(24.5), devices.is_available(26.0))
 
 
 @pytest.mark.parametrize("timer", [1.0, 30.0, 60.0])

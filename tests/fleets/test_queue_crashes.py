@@ -537,7 +537,14 @@ def test_an_average_without_noise_from_a_queue_is_charged_as_that_and_keeps_its_
 def test_uploads_of_devices_are_counted_once_whatever_is_interrupted(tmp_path):
     def fleet():
         clock = Clock(Devices(USERS, Habits(drop_out=0.3)), 1.0)
-        return CheckInFleet(Loop(), clock, 2, 4, 4, tmp_path / "devices.npz")
+        return CheckInFleet(
+            fleet=Loop(),
+            clock=clock,
+            report_goal=2,
+            asked=4,
+            most_reports=4,
+            path=tmp_path / "devices.npz",
+        )
 
     first = fleet()
     cohort = np.sort(first.users(everyone)[:4])

@@ -26,7 +26,7 @@ from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError, Vocabulary, is_word
 from taciturn.files import write_atomically
 from taciturn.fleets.simulation.in_process import SimulatedFleet, with_room
-from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_coins
+from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, choose_by_coins
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import CanarySection
@@ -223,7 +223,7 @@ class PlantedCanaries:
             self, self._layout, self._weight_cap, with_room(self._rate * len(self._users))
         )
         return WithSyntheticUsers(
-            fleet, theirs, by_coins(len(self._users), self._rate), most_reports
+            fleet, theirs, choose_by_coins(len(self._users), self._rate), most_reports
         )
 
     def begin(self, round: int) -> None: ...

@@ -370,6 +370,21 @@ def logged_lines(as_json: bool = False) -> Iterator[None]:
         log.removeHandler(handler)
 
 
+class _Warnings(logging.Handler):
+    """Print what a library logs as a sentence of this command, above progress that is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"taciturn: {record.getMessage()}", file=sys.stderr)
+
+
+_WARNINGS = _Warnings(logging.WARNING)
+
+
+def print_warnings(log: logging.Logger) -> None:
+    """Print the warnings of this log from now on."""
+    log.addHandler(_WARNINGS)
+
+
 class _JsonLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

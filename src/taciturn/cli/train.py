@@ -14,6 +14,7 @@ from taciturn.cli.output import (
     finite,
     leave_interrupted,
     print_finished,
+    print_warnings,
     say,
     stages,
     training_bar,
@@ -99,7 +100,7 @@ def train(
     """
     begin(f"reading {what or run or 'the recipe'}")
     if engine is not None:
-        from taciturn.fleets.ray_engine import RayError, join
+        from taciturn.fleets.ray_engine import LOG, RayError, join
 
         name, _, address = engine.partition(":")
         if name != "ray":
@@ -108,6 +109,7 @@ def train(
                 " train in this process"
             )
         join(address or None)
+        print_warnings(LOG)
     given = {
         "--epsilon": epsilon,
         "--users": users,

@@ -245,9 +245,14 @@ def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0)
     participation = _min_separation(recipe)
     if section.kind == "queue":
         return QueuedFleet(everyone, participation.size, recipe.in_flight, devices / "queue", coins)
-    habits = Habits(tuple(section.time_zones), drop_out=section.dropout_rate)
+    habits = Habits(time_zones=tuple(section.time_zones), drop_out=section.dropout_rate)
     clock = Clock(Devices(len(population), habits, coins), section.timer_hours)
     most = section.most_reports or participation.asked
     return CheckInFleet(
-        everyone, clock, participation.size, participation.asked, most, devices / "devices.npz"
+        fleet=everyone,
+        clock=clock,
+        report_goal=participation.size,
+        asked=participation.asked,
+        most_reports=most,
+        path=devices / "devices.npz",
     )

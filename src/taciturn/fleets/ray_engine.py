@@ -1,12 +1,11 @@
-"""The simulated fleet on a Ray cluster: any number of workers, which may join, leave and die, with
-always the same bits.
+"""The simulated fleet on a Ray cluster: any number of workers, with always the same bits.
 
-A worker holds one device (a GPU, or a CPU core), the recipe and a view of the users' text. For each
-round it is sent the message, the users' key and pieces of the cohort, and returns a piece's sum.
-Sums are integers, and a user's report has the same bits in any position beside any others, so it
-does not matter which worker added what, in which order, or how often a piece was begun: one lost
-with its worker is given to another. The curator, with the root, the ledger and the noise, stays
-where the run was started.
+Workers may join, leave and die. A worker holds one device (a GPU, or a CPU core), the recipe and a
+view of the users' text. For each round it is sent the message, the users' key and pieces of the
+cohort, and returns a piece's sum. Sums are integers, and a user's report has the same bits in any
+position beside any others, so it does not matter which worker added what, in which order, or how
+often a piece was begun: one lost with its worker is given to another. The curator, with the root,
+the ledger and the noise, stays where the run was started.
 
 **Assumes:** the cluster belongs to the curator: anyone who sees both a total and the next model
 knows the noise between, and workers hold users' text. Ray encrypts nothing unless it is told to
@@ -15,6 +14,7 @@ does not fit there fails instead of being spilled.
 """
 
 import hashlib
+import logging
 import os
 import socket
 import sys
@@ -35,14 +35,15 @@ from taciturn.privacy.curator import device_program
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 
-# users; the same for any number of workers, since products of other shapes round differently
-CPU_PIECE, GPU_PIECE = (
-    8,
-    128,
-)
-# without any result, after which the cluster is given up
+LOG = logging.getLogger("taciturn.fleet.ray")
+
+# The users of a piece; the same for any number of workers, since products of other shapes round
+# differently.
+CPU_PIECE = 8
+GPU_PIECE = 128
+# After so many seconds without any result the cluster is given up.
 PATIENCE = 300.0
-# of workers in a row: then the fault is not theirs
+# If so many workers die in a row, the fault is not theirs.
 MOST_DEATHS = 100
 ONE_CORE = {
     "NPROC": "1",
@@ -50,8 +51,12 @@ ONE_CORE = {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUM_CPU_DEVICES": "1",
 }
-# beside the process that keeps the ledger
+# A worker may share the GPU with the process that keeps the ledger.
 ONE_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+
+# A message and the data of a key, as they are sent to workers.
+Sent = tuple[Message, np.ndarray]
 
 
 class RayError(TaciturnError):
@@ -63,7 +68,7 @@ def join(address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
     if address is not None and ("RAY_AUTH_TOKEN" in os.environ or token.exists()):
-        # clusters then ask for it; Ray itself gives it only to those that it started
+        # Clusters then ask for it; Ray itself gives it only to those that it started.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
@@ -71,25 +76,27 @@ def join(address: str | None) -> None:
         raise RayError(
             "--engine ray needs Ray, which is not installed: pip install 'taciturn[ray]'"
         ) from None
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address is not None:
-        _check_reachable(address)
-        try:
-            ray.init(address, **quiet)
-        except ConnectionError as error:
-            to_do = (
-                "If it asks for a token, copy ~/.ray/auth_token from its head; its Ray has to be of"
-                " the same version as this one"
-            )
-            raise RayError(
-                f"the Ray cluster at {address} refused this machine ({error}). {to_do}"
-            ) from None
+    if address is None:
+        _start_here(ray)
         return
-    own: dict[str, Any] = {
-        "include_dashboard": False,
-        "_system_config": {"automatic_object_spilling_enabled": False},
-    }
-    ray.init(num_cpus=len(os.sched_getaffinity(0)), **own, **quiet)
+    _check_reachable(address)
+    try:
+        ray.init(address, **QUIET)
+    except ConnectionError as error:
+        raise RayError(
+            f"the Ray cluster at {address} refused this machine ({error}). If it asks for a token,"
+            " copy ~/.ray/auth_token from its head; its Ray has to be of the same version as this"
+            " one"
+        ) from None
+
+
+def _start_here(ray: Any) -> None:
+    ray.init(
+        num_cpus=len(os.sched_getaffinity(0)),
+        include_dashboard=False,
+        _system_config={"automatic_object_spilling_enabled": False},
+        **QUIET,
+    )
 
 
 def _check_reachable(address: str) -> None:
@@ -111,54 +118,70 @@ def is_joined() -> bool:
 class SelfTest(NamedTuple):
     """What a worker is, and its result on simulated users."""
 
-    # of their sum
+    # A hash of their sum.
     bits: str
-    # device, JAX, Taciturn
-    about: str
+    # Its device, JAX, and name.
+    machine: str
 
 
 class Worker:
     """One device. It reads what it trains on itself, from the folder that the recipe names."""
 
-    def __init__(self, recipe: Recipe, population: str, piece: int) -> None:
+    def __init__(self, recipe: Recipe, population_id: str, piece: int) -> None:
         people = build.population(recipe)
-        if people.id != population:
+        if people.id != population_id:
             raise RayError(
                 f"{recipe.data.population} has other users on {os.uname().nodename} than where the"
                 " run began: copy it again"
             )
-        self._program = device_program(build.algorithm(recipe, len(people.vocabulary)))
-        self._fleet = _fleet(recipe, people, piece)
+        algorithm = build.algorithm(recipe, len(people.vocabulary))
+        self._program = device_program(algorithm)
+        self._fleet = _make_fleet(recipe, people, piece)
 
-    def tested(self, sent: tuple[Message, np.ndarray]) -> SelfTest:
-        message, key = _received(sent)
-        made = self._fleet.made_up_total(self._program, message, key)
-        digest = hashlib.sha256(
-            b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(made))
-        ).hexdigest()
+    def run_self_test(self, sent: Sent) -> SelfTest:
+        message, key = _receive(sent)
+        total = self._fleet.sum_simulated_users(self._program, message, key)
+        leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(total)]
+        device_kind = jax.local_devices()[0].device_kind
         return SelfTest(
-            digest,
-            f"{jax.local_devices()[0].device_kind}, JAX {jax.__version__}, on"
-            f" {os.uname().nodename}",
+            bits=hashlib.sha256(b"".join(leaves)).hexdigest(),
+            machine=f"{device_kind}, JAX {jax.__version__}, on {os.uname().nodename}",
         )
 
-    def total(self, sent: tuple[Message, np.ndarray], users: UserIds) -> Report:
-        message, key = _received(sent)
-        return jax.device_get(self._fleet.sum_reports(self._program, message, users, key))
+    def sum_piece(self, sent: Sent, users: UserIds) -> Report:
+        message, key = _receive(sent)
+        total = self._fleet.sum_reports(self._program, message, users, key)
+        return jax.device_get(total)
 
 
-def _fleet(recipe: Recipe, population: Population, piece: int) -> SimulatedFleet:
+def _make_fleet(recipe: Recipe, population: Population, piece: int) -> SimulatedFleet:
     return SimulatedFleet(
-        population,
-        build.layout(recipe, population.vocabulary),
-        recipe.participation.weight_cap,
-        piece,
+        population=population,
+        layout=build.layout(recipe, population.vocabulary),
+        weight_cap=recipe.participation.weight_cap,
+        cohort=piece,
     )
 
 
-def _received(sent: tuple[Message, np.ndarray]) -> tuple[Message, Key]:
-    message, key = sent
-    return jax.tree.map(jnp.asarray, message), jax.random.wrap_key_data(jnp.asarray(key))
+def _receive(sent: Sent) -> tuple[Message, Key]:
+    message, key_data = sent
+    key = jax.random.wrap_key_data(jnp.asarray(key_data))
+    return jax.tree.map(jnp.asarray, message), key
+
+
+def _recipe_for_workers(recipe: Recipe) -> Recipe:
+    """Return the recipe without its seed, from which the root of a simulation is made."""
+    paths = {}
+    for name in ("population", "general"):
+        path = getattr(recipe.data, name)
+        if path:
+            paths[name] = str(Path(path).resolve())
+    return recipe.with_settings("run", seed=None).with_settings("data", **paths)
+
+
+class _Assignment(NamedTuple):
+    worker: Any
+    piece: UserIds
 
 
 class RayFleet:
@@ -169,35 +192,30 @@ class RayFleet:
         import ray.exceptions
 
         self._ray = ray
-        self._kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
-        self._piece = GPU_PIECE if self._kind == "GPU" else CPU_PIECE
-        # trains no one
-        self._here = _fleet(recipe, population, self._piece)
-        paths = {
-            name: str(Path(one).resolve())
-            for name in ("population", "general")
-            if (one := getattr(recipe.data, name))
-        }
-        # Without its seed, from which the root of a simulation is made.
-        told = recipe.with_settings("run", seed=None).with_settings("data", **paths)
-        options = {"num_gpus": 1, "num_cpus": 1} if self._kind == "GPU" else {"num_cpus": 1}
-        environment = {"env_vars": ONE_GPU if self._kind == "GPU" else ONE_CORE}
-        hired = ray.remote(Worker).options(runtime_env=environment, **options)
-        self._hire: Callable[[], Any] = lambda: hired.remote(told, population.id, self._piece)
-        # that all are tested with: the first round's message
-        self._question: Any = None
-        # workers by their pending answers
-        self._tests: dict[Any, Any] = {}
-        # that passed the test
-        self._workers: list[Any] = []
-        # kept, so that their slots stay taken
-        self._refused: list[Any] = []
-        # since any user was trained
-        self._deaths = 0
-        self._bits: SelfTest | None = (
-            # of the first worker, with which all others have to agree
-            None
+        has_gpus = bool(ray.cluster_resources().get("GPU"))
+        self._kind = "GPU" if has_gpus else "CPU"
+        self._piece = GPU_PIECE if has_gpus else CPU_PIECE
+        # It trains no one.
+        self._here = _make_fleet(recipe, population, self._piece)
+        self._recipe = _recipe_for_workers(recipe)
+        self._population_id = population.id
+        self._worker_class: Any = ray.remote(Worker).options(
+            runtime_env={"env_vars": ONE_GPU if has_gpus else ONE_CORE},
+            num_cpus=1,
+            num_gpus=1 if has_gpus else None,
         )
+        # What all workers are tested with: the first round's message.
+        self._test_question: Any = None
+        # Workers that are being tested, by their pending answers.
+        self._tests: dict[Any, Any] = {}
+        # Workers that passed the test.
+        self._workers: list[Any] = []
+        # Workers that did not, kept so that their slots stay taken.
+        self._refused: list[Any] = []
+        # Deaths since any user was trained.
+        self._deaths = 0
+        # The result of the first worker, with which all others have to agree.
+        self._first_test: SelfTest | None = None
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         return self._here.users(eligible)
@@ -206,101 +224,111 @@ class RayFleet:
         return {}
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        """Sum on workers, which build the program from the recipe, as the curator built
-        `program`.
+        """Sum on workers.
+
+        They build the program from the recipe, as the curator built `program`.
         """
         del program
-        sent = self._ray.put((jax.device_get(message), np.asarray(jax.random.key_data(key))))
-        self._question = self._question or sent
-        left, total = deque(self._pieces(cohort)), None
-        idle, working = list(self._workers), {}
-        while left or working:
-            self._tests |= {
-                worker.tested.remote(self._question): worker for worker in self._newcomers()
-            }
-            while left and idle:
-                worker, piece = idle.pop(), left.popleft()
-                working[worker.total.remote(sent, piece)] = worker, piece
-            for answer in self._answers([*working, *self._tests]):
-                if worker := self._tests.pop(answer, None):
-                    idle += self._hired(self._got(answer, worker), worker)
+        key_data = np.asarray(jax.random.key_data(key))
+        sent = self._ray.put((jax.device_get(message), key_data))
+        self._test_question = self._test_question or sent
+        pieces_left = deque(self._split(cohort))
+        idle = list(self._workers)
+        # What workers are at, by their pending answers.
+        working: dict[Any, _Assignment] = {}
+        total = None
+        while pieces_left or working:
+            self._test_newcomers()
+            while pieces_left and idle:
+                assignment = _Assignment(worker=idle.pop(), piece=pieces_left.popleft())
+                answer = assignment.worker.sum_piece.remote(sent, assignment.piece)
+                working[answer] = assignment
+            for answer in self._wait_for_answers([*working, *self._tests]):
+                if answer in self._tests:
+                    idle += self._finish_test(answer)
                     continue
-                worker, piece = working.pop(answer)
-                part = self._got(answer, worker)
+                assignment = working.pop(answer)
+                part = self._fetch(answer, assignment.worker)
                 if part is None:
-                    left.append(piece)
-                else:
-                    self._deaths = 0
-                    total = part if total is None else jax.tree.map(np.add, total, part)
-                    idle.append(worker)
+                    pieces_left.append(assignment.piece)
+                    continue
+                self._deaths = 0
+                total = part if total is None else jax.tree.map(np.add, total, part)
+                idle.append(assignment.worker)
         return jax.tree.map(jnp.asarray, total)
 
-    def _pieces(self, cohort: UserIds) -> list[UserIds]:
-        """Group users of similar length, the longest first; at least one piece, so that there is a
-        sum of no one too.
-        """
-        ordered = self._here.longest_first(cohort)
-        return [
-            ordered[start : start + self._piece]
-            for start in range(0, max(len(ordered), 1), self._piece)
-        ]
+    def _split(self, cohort: UserIds) -> list[UserIds]:
+        """Group users of similar length, the longest first.
 
-    def _newcomers(self) -> list[Any]:
-        """Start a worker for each device that has none: in the first round, on nodes that joined,
-        in place of those that died.
+        There is at least one piece, so that there is a sum of no one too.
         """
-        known = len(self._workers) + len(self._refused) + len(self._tests)
-        return [
-            self._hire()
-            for _ in range(int(self._ray.cluster_resources().get(self._kind, 0)) - known)
-        ]
+        ordered = self._here.sort_longest_first(cohort)
+        starts = range(0, max(len(ordered), 1), self._piece)
+        return [ordered[start : start + self._piece] for start in starts]
 
-    def _answers(self, asked: list[Any]) -> list[Any]:
-        done, _ = self._ray.wait(asked, timeout=PATIENCE) if asked else ([], [])
+    def _test_newcomers(self) -> None:
+        """Start and test a worker for each device that has none.
+
+        That is in the first round, on nodes that joined, and in place of workers that died.
+        """
+        devices = int(self._ray.cluster_resources().get(self._kind, 0))
+        workers = len(self._workers) + len(self._refused) + len(self._tests)
+        for _ in range(devices - workers):
+            worker = self._worker_class.remote(self._recipe, self._population_id, self._piece)
+            answer = worker.run_self_test.remote(self._test_question)
+            self._tests[answer] = worker
+
+    def _wait_for_answers(self, pending: list[Any]) -> list[Any]:
+        done = []
+        if pending:
+            done, _ = self._ray.wait(pending, timeout=PATIENCE)
         if not done:
-            lost = (
-                f" {len(self._refused)} give other bits than the first and were refused."
-                if self._refused
-                else ""
-            )
+            refused = ""
+            if self._refused:
+                refused = f" {len(self._refused)} give other bits than the first and were refused."
             raise RayError(
-                f"no worker of the Ray cluster answers.{lost} Nothing is lost; repair it (ray"
+                f"no worker of the Ray cluster answers.{refused} Nothing is lost; repair it (ray"
                 " status), then add --resume"
             )
         return done
 
-    def _got(self, answer: Any, worker: Any) -> PyTree:
+    def _fetch(self, answer: Any, worker: Any) -> PyTree:
         """Return a worker's answer, or nothing if it died."""
+        exceptions = self._ray.exceptions
         try:
             return self._ray.get(answer)
-        except self._ray.exceptions.RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, TaciturnError) else error)  # noqa: B904 (it says all there is to say)
-        except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
-            # or its answer was lost with its node
+        except exceptions.RayTaskError as error:
+            # It says all there is to say.
+            raise (error.cause if isinstance(error.cause, TaciturnError) else error)  # noqa: B904
+        # The worker died, or its answer was lost with its node.
+        except (exceptions.RayActorError, exceptions.ObjectLostError) as error:
             self._deaths += 1
-            if self._bits is None or self._deaths > MOST_DEATHS:
+            if self._first_test is None or self._deaths > MOST_DEATHS:
                 raise RayError(
                     f"workers end before they have trained any user: {str(error).splitlines()[-1]}"
                 ) from None
-            self._workers = [one for one in self._workers if one != worker]
+            self._workers = [other for other in self._workers if other != worker]
             return None
 
-    def _hired(self, tested: SelfTest | None, worker: Any) -> list[Any]:
-        """Return the worker, if it gives the same bits as the first; otherwise sums would depend on
-        which workers there are.
+    def _finish_test(self, answer: Any) -> list[Any]:
+        """Return the worker, if it gives the same bits as the first.
+
+        Otherwise sums would depend on which workers there are.
         """
-        if tested is None:
+        worker = self._tests.pop(answer)
+        test: SelfTest | None = self._fetch(answer, worker)
+        if test is None:
             return []
-        self._bits = self._bits or tested
-        if tested.bits == self._bits.bits:
+        if self._first_test is None:
+            self._first_test = test
+        if test.bits == self._first_test.bits:
             self._workers.append(worker)
             return [worker]
         self._refused.append(worker)
-        other = (
-            f"a worker ({tested.about}) gives other bits than the first ({self._bits.about}) and is"
-            " not used"
-        )
-        print(
-            f"taciturn: {other}. Take machines of one kind, with the same versions", file=sys.stderr
+        LOG.warning(
+            "a worker (%s) gives other bits than the first (%s) and is not used. Take machines of"
+            " one kind, with the same versions",
+            test.machine,
+            self._first_test.machine,
         )
         return []

@@ -1,8 +1,8 @@
-"""When devices can take part: idle, charging and on an unmetered network, mostly at night (Bonawitz
-et al. 2019, Xu et al. 2023 §2.2).
+"""When devices can take part: idle, charging and on an unmetered network, mostly at night.
 
-A model of a fleet's clock. `fleets/simulation/check_in.py` trains on it; `simulate_rounds` runs it
-without any training, and answers what a timer amounts to as a separation in rounds.
+A model of a fleet's clock (Bonawitz et al. 2019, Xu et al. 2023 §2.2). `check_in.py` trains on it;
+`simulate_rounds` runs it without any training, and answers what a timer amounts to as a separation
+in rounds.
 """
 
 import math
@@ -13,75 +13,104 @@ import numpy as np
 
 from taciturn.progress import Progress, ignore_progress
 
-# hours between two looks at the devices, and of a round
-TICK, ROUND_HOURS = 5 / 60, 0.15
-# of a fleet that is only simulated
-OVER_SELECTION, MOST_HOURS = 1.3, 150 * 24
+# The hours between two looks at the devices.
+TICK = 5 / 60
+# The hours of a round.
+ROUND_HOURS = 0.15
+# Of a fleet that is only simulated: how many more devices are asked than reports are needed.
+OVER_SELECTION = 1.3
+# A fleet that is only simulated ends after so many hours.
+MOST_HOURS = 150 * 24
+
+# What a device's coins are tossed for; each has its own stream of random numbers.
+HABIT_COINS = 0
+NIGHT_COINS = 1
+DAY_COINS = 2
+CHECK_IN_COINS = 3
+ROUND_COINS = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Habits:
     """How a population's devices behave; hours are local."""
 
-    # (offset, share of users)
+    # Pairs of an offset in hours and a share of users.
     time_zones: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
     bedtime: float = 23.0
+    # How long a night is.
     night: float = 7.0
-    # standard deviation of both over users
+    # The standard deviation of bedtime and night over users.
     spread: float = 1.5
+    # The share of devices that are plugged in in a night.
     nights_plugged_in: float = 0.7
-    # share of devices that are available at any moment outside the night
+    # The share of devices that are available at any moment outside the night.
     by_day: float = 0.02
-    # hours, while available
+    # An available device checks in every so many hours.
     check_in_every: float = 0.5
-    # of those who are asked
+    # The share of devices that are asked and do not report.
     drop_out: float = 0.06
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rounds:
     """The result of a simulated training."""
 
     hours: float
     succeeded: int
     failed: int
-    # the fewest rounds between two participations of a device; None: none came twice
+    # The fewest rounds between two participations of a device; None if none came twice.
     min_separation: int | None
     max_participations: int
-    # of a successful round, on average
+    # The mean of a successful round.
     reports: float
 
 
 class Devices:
     def __init__(self, count: int, habits: Habits, seed: int = 0) -> None:
-        self.count, self.habits, self.seed = count, habits, seed
-        draw = np.random.default_rng([seed, 0])
+        self.count = count
+        self.habits = habits
+        self.seed = seed
+        generator = np.random.default_rng([seed, HABIT_COINS])
         offsets, shares = zip(*habits.time_zones, strict=True)
-        self._offset = draw.choice(np.array(offsets), count, p=np.array(shares) / sum(shares))
-        self._bedtime = draw.normal(habits.bedtime, habits.spread, count)
-        self._night = np.clip(draw.normal(habits.night, habits.spread, count), 1.0, 14.0)
-        self._coins: tuple[int, np.ndarray] | None = None
+        probabilities = np.array(shares) / sum(shares)
+        self._offset = generator.choice(np.array(offsets), count, p=probabilities)
+        self._bedtime = generator.normal(habits.bedtime, habits.spread, count)
+        night = generator.normal(habits.night, habits.spread, count)
+        self._night = np.clip(night, 1.0, 14.0)
+        # The coins of the last night that was asked about.
+        self._night_number: int | None = None
+        self._night_coins = np.zeros(0)
 
-    def available(self, hour: float) -> np.ndarray:
-        """Return which devices are idle, charging and unmetered at an hour since the start."""
-        local = hour + self._offset
-        at_night = (local - self._bedtime) % 24 < self._night
-        # a night is one night before and after midnight
-        day = math.floor((hour - 12) / 24)
-        if self._coins is None or self._coins[0] != day:
-            self._coins = (
-                day,
-                np.random.default_rng([self.seed, 1, day + 10**6]).random(self.count),
-            )
-        by_day = (
-            np.random.default_rng([self.seed, 2, round(hour / TICK)]).random(self.count)
-            < self.habits.by_day
-        )
-        return np.where(at_night, self._coins[1] < self.habits.nights_plugged_in, by_day)
+    def is_available(self, hour: float) -> np.ndarray:
+        """Return of each device whether it is idle, charging and unmetered.
 
-    def reporting(self, asked: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        Args:
+            hour: Hours since the start.
+        """
+        local_hour = hour + self._offset
+        is_night = (local_hour - self._bedtime) % 24 < self._night
+        is_plugged_in = self._coins_of_night(hour) < self.habits.nights_plugged_in
+        coins_by_day = self.toss_coins(DAY_COINS, round(hour / TICK))
+        is_available_by_day = coins_by_day < self.habits.by_day
+        return np.where(is_night, is_plugged_in, is_available_by_day)
+
+    def _coins_of_night(self, hour: float) -> np.ndarray:
+        # A night is one night before and after midnight.
+        night = math.floor((hour - 12) / 24)
+        if night != self._night_number:
+            # A seed is not negative.
+            self._night_coins = self.toss_coins(NIGHT_COINS, night + 10**6)
+            self._night_number = night
+        return self._night_coins
+
+    def toss_coins(self, purpose: int, number: int) -> np.ndarray:
+        """Return a uniform number for each device, always the same for a purpose and a number."""
+        return np.random.default_rng([self.seed, purpose, number]).random(self.count)
+
+    def draw_reporting(self, asked: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Return those that do not drop out, in the order in which their reports arrive."""
-        return generator.permutation(asked[generator.random(len(asked)) >= self.habits.drop_out])
+        stays = generator.random(len(asked)) >= self.habits.drop_out
+        return generator.permutation(asked[stays])
 
 
 class TooFewDevices(Exception):
@@ -89,19 +118,19 @@ class TooFewDevices(Exception):
 
 
 class Clock:
-    """The hour, and each device's state: until when its timer runs, whether it waits to be asked,
-    when it was told to come back.
+    """The hour, and what each device does at that hour.
+
+    A device's timer may still run; it may wait to be asked, or have been told when to come back.
     """
 
     def __init__(self, devices: Devices, timer_hours: float, patience: float = 7 * 24) -> None:
         """Give up `patience` hours after the timers ended, if too few devices came together."""
-        self.devices, self.hour = devices, 0.0
-        self._habits, self._timer, self._patience, self._last_round = (
-            devices.habits,
-            timer_hours,
-            patience,
-            0.0,
-        )
+        self.devices = devices
+        self.hour = 0.0
+        self._timer = timer_hours
+        self._patience = patience
+        # The hour at which a round last succeeded.
+        self._last_round = 0.0
         self._resting_until = np.full(devices.count, -math.inf)
         self._away_until = np.full(devices.count, -math.inf)
         self._waiting = np.zeros(devices.count, bool)
@@ -109,38 +138,52 @@ class Clock:
     def gather(
         self, wanted: int, eligible: Callable[[np.ndarray], np.ndarray] = lambda ids: ids
     ) -> np.ndarray:
-        """Wait until enough devices that may be asked have checked in, and return them."""
+        """Wait until enough devices that may be asked have checked in, and return them.
+
+        Args:
+            wanted: How many devices are enough.
+            eligible: Returns those of them that may be asked.
+
+        Raises:
+            TooFewDevices: They did not come together for too long.
+        """
         while True:
-            tick = round(self.hour / TICK)
-            ready = self.devices.available(self.hour) & (self._resting_until <= self.hour)
-            arriving = np.random.default_rng([self.devices.seed, 3, tick]).random(
-                self.devices.count
-            )
-            checking_in = (arriving < TICK / self._habits.check_in_every) & (
-                self._away_until <= self.hour
-            )
-            self._waiting = ready & (self._waiting | checking_in)
+            self._let_devices_check_in()
             pool = np.flatnonzero(self._waiting)
-            if self.hour > self._last_round + self._timer + self._patience:
-                since = (
-                    f"{self._patience / 24:.0f} days after their timers of {self._timer:g} hours"
-                    " ended, still no round has succeeded"
-                )
-                to_do = (
-                    "take smaller cohorts, a shorter timer or separation, more users, or ask more"
-                    " for each report"
-                )
-                raise TooFewDevices(f"{since} with {wanted} devices: {to_do}")
+            self._check_patience(wanted)
             if len(pool) >= wanted:
                 pool = eligible(pool)
             if len(pool) >= wanted:
                 return pool
             self.hour += TICK
 
+    def _let_devices_check_in(self) -> None:
+        is_rested = self._resting_until <= self.hour
+        is_ready = self.devices.is_available(self.hour) & is_rested
+        coins = self.devices.toss_coins(CHECK_IN_COINS, round(self.hour / TICK))
+        arrives = coins < TICK / self.devices.habits.check_in_every
+        checks_in = arrives & (self._away_until <= self.hour)
+        self._waiting = is_ready & (self._waiting | checks_in)
+
+    def _check_patience(self, wanted: int) -> None:
+        if self.hour > self._last_round + self._timer + self._patience:
+            raise TooFewDevices(
+                f"{self._patience / 24:.0f} days after their timers of {self._timer:g} hours"
+                f" ended, still no round has succeeded with {wanted} devices: take smaller cohorts,"
+                " a shorter timer or separation, more users, or ask more for each report"
+            )
+
     def upload(
         self, asked: np.ndarray, reports: np.ndarray, goal: int, generator: np.random.Generator
     ) -> None:
-        """Run a round. A device starts its timer when it uploads, whatever becomes of the round."""
+        """Run a round. A device starts its timer when it uploads, whatever becomes of the round.
+
+        Args:
+            asked: The devices that were asked.
+            reports: Those of them that report.
+            goal: With fewer reports the round fails.
+            generator: Draws when devices that waited in vain return.
+        """
         self.hour += ROUND_HOURS
         if len(reports) >= goal:
             self._last_round = self.hour
@@ -149,24 +192,53 @@ class Clock:
         # Devices that waited in vain are told when to return, so that about one round's worth
         # arrives in the time of a round.
         sent_away = np.flatnonzero(self._waiting)
-        pace = ROUND_HOURS * len(sent_away) / len(asked)
-        self._away_until[sent_away] = self.hour + generator.uniform(0, pace, len(sent_away))
+        longest = ROUND_HOURS * len(sent_away) / len(asked)
+        hours_away = generator.uniform(0, longest, len(sent_away))
+        self._away_until[sent_away] = self.hour + hours_away
         self._waiting[sent_away] = False
 
     def state(self) -> dict[str, np.ndarray]:
-        times = np.array([self.hour, self._last_round])
         return {
-            "times": times,
+            "times": np.array([self.hour, self._last_round]),
             "resting": self._resting_until,
             "away": self._away_until,
             "waiting": self._waiting,
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        self.hour, self._last_round = map(float, state["times"])
-        self._resting_until, self._away_until, self._waiting = (
-            state[name].copy() for name in ("resting", "away", "waiting")
-        )
+        hour, last_round = state["times"]
+        self.hour = float(hour)
+        self._last_round = float(last_round)
+        self._resting_until = state["resting"].copy()
+        self._away_until = state["away"].copy()
+        self._waiting = state["waiting"].copy()
+
+
+class _Participations:
+    """In which rounds simulated devices took part."""
+
+    def __init__(self, devices: int) -> None:
+        self._last_round = np.full(devices, -1)
+        self._times = np.zeros(devices, int)
+        self.min_separation: int | None = None
+        self.reports = 0
+
+    @property
+    def most_of_a_device(self) -> int:
+        return int(self._times.max(initial=0))
+
+    def add(self, round: int, reports: np.ndarray) -> None:
+        """Count the devices that reported in a round."""
+        last_rounds = self._last_round[reports]
+        last_rounds = last_rounds[last_rounds >= 0]
+        if len(last_rounds):
+            nearest = int(np.max(last_rounds))
+            separation = round - nearest - 1
+            if self.min_separation is None or separation < self.min_separation:
+                self.min_separation = separation
+        self._last_round[reports] = round
+        self._times[reports] += 1
+        self.reports += len(reports)
 
 
 def simulate_rounds(
@@ -176,32 +248,35 @@ def simulate_rounds(
     timer_hours: float,
     progress: Progress = ignore_progress,
 ) -> Rounds:
-    """Simulate rounds one after another, each as soon as enough devices have checked in; stop when
-    that takes too long.
+    """Simulate rounds one after another, each as soon as enough devices have checked in.
+
+    Stop early when that takes too long.
     """
-    clock, draw = Clock(devices, timer_hours), np.random.default_rng([0, 4])
+    clock = Clock(devices, timer_hours)
+    generator = np.random.default_rng([0, ROUND_COINS])
     wanted = math.ceil(OVER_SELECTION * report_goal)
-    last, times = np.full(devices.count, -1), np.zeros(devices.count, int)
-    row, failed, reported, closest = 0, 0, 0, None
-    while row < rounds and clock.hour < MOST_HOURS:
-        progress(row, rounds)
+    participations = _Participations(devices.count)
+    succeeded = 0
+    failed = 0
+    while succeeded < rounds and clock.hour < MOST_HOURS:
+        progress(succeeded, rounds)
         try:
-            asked = draw.choice(clock.gather(wanted), wanted, replace=False)
+            pool = clock.gather(wanted)
         except TooFewDevices:
             break
-        reports = devices.reporting(asked, draw)
-        clock.upload(asked, reports, report_goal, draw)
+        asked = generator.choice(pool, wanted, replace=False)
+        reports = devices.draw_reporting(asked, generator)
+        clock.upload(asked=asked, reports=reports, goal=report_goal, generator=generator)
         if len(reports) < report_goal:
             failed += 1
-            continue
-        again = reports[last[reports] >= 0]
-        if len(again):
-            nearest = int(np.min(row - last[again])) - 1
-            closest = nearest if closest is None else min(closest, nearest)
-        last[reports] = row
-        times[reports] += 1
-        reported += len(reports)
-        row += 1
+        else:
+            participations.add(succeeded, reports)
+            succeeded += 1
     return Rounds(
-        clock.hour, row, failed, closest, int(times.max(initial=0)), reported / max(row, 1)
+        hours=clock.hour,
+        succeeded=succeeded,
+        failed=failed,
+        min_separation=participations.min_separation,
+        max_participations=participations.most_of_a_device,
+        reports=participations.reports / max(succeeded, 1),
     )

@@ -9,9 +9,11 @@ for other machines.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache, partial, reduce
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import cycle
 from typing import Any, Protocol
 
@@ -25,15 +27,21 @@ from taciturn.data.layout import Layout
 from taciturn.data.texts import Texts
 from taciturn.errors import TaciturnError
 
-# so that no core waits long for the others at the end of a round
+# Few seats, so that no core waits long for the others at the end of a round.
 CPU_CHUNK = 2
-# of an accelerator's chunk: larger ones gain little, and mix users of more different lengths
+# Of an accelerator's chunk: larger ones gain little, and mix users of more different lengths.
 MOST_SEATS = 256
-MADE_UP_WORDS = 32
-# the text of an empty seat
+# Where nothing is known about a device's memory, it has so many bytes.
+DEFAULT_MEMORY = 8 * 2**30
+SIMULATED_WORDS = 32
+# The number of an empty seat, and its text.
+EMPTY = -1
 NOTHING = np.zeros(0, np.int32)
-# of a model that training a user takes at a time, intermediate values included
+# So many copies of a model training a user takes at a time, intermediate values included.
 COPIES = 8
+
+# Adds the reports of a chunk to a total: total, message, key, users, their numbers → total.
+Adder = Callable[[Report, Message, Key, UserData, jax.Array], Report]
 
 
 class NotAdditive(TaciturnError):
@@ -57,18 +65,21 @@ class SimulatedFleet:
         weight_cap: float | None = None,
         cohort: float = 100,
     ) -> None:
-        """`weight_cap` is ŵ (`Layout.user_data`). `cohort` is the expected number of users, to
-        which chunks are fitted.
+        """Make a fleet of a population.
+
+        Args:
+            population: Its users.
+            layout: How their texts become batches.
+            weight_cap: ŵ (`Layout.user_data`).
+            cohort: The expected number of users, to which chunks are fitted.
         """
-        self._texts, self._layout, self._weight_cap, self._cohort = (
-            population.texts,
-            layout,
-            weight_cap,
-            cohort,
-        )
-        # made once: for ten million users it takes longer than drawing a cohort
+        self._texts = population.texts
+        self._layout = layout
+        self._weight_cap = weight_cap
+        self._cohort = cohort
+        # Made once: for ten million users it takes longer than drawing a cohort.
         self._everyone = np.arange(len(self._texts))
-        # whoever draws all of them gets this very array
+        # Whoever draws all of them gets this very array.
         self._everyone.flags.writeable = False
         self._devices = jax.local_devices()
         self._on_cpu = self._devices[0].platform == "cpu"
@@ -79,72 +90,65 @@ class SimulatedFleet:
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         self._compile(program, message, key)
-        totals = [jax.device_put(self._nothing(), device) for device in self._devices]
-        messages = [jax.device_put((message, key), device) for device in self._devices]
-        for where, loaded in zip(
-            cycle(range(len(self._devices))), self._loaded_ahead(self._chunks(cohort)), strict=False
-        ):
-            totals[where] = self._add(totals[where], *messages[where], *loaded)
-        return reduce(trees.add, jax.device_put(totals[1:], self._devices[0]), totals[0])
+        sums = [self._begin_sum(message, key, device) for device in self._devices]
+        chunks = self._chunks(cohort)
+        loaded_chunks = self._load_ahead(chunks)
+        for running_sum, (users, ids) in zip(cycle(sums), loaded_chunks, strict=False):
+            running_sum.add(users, ids)
+        total, *others = [running_sum.total for running_sum in sums]
+        for other in jax.device_put(others, self._devices[0]):
+            total = trees.add(total, other)
+        return total
 
     def stats(self) -> dict[str, float]:
         return {}
 
-    def longest_first(self, cohort: UserIds) -> UserIds:
+    def sort_longest_first(self, cohort: UserIds) -> UserIds:
         return cohort[np.argsort(-self._texts.lengths(cohort), kind="stable")]
 
-    def made_up_total(self, program: Program, message: Message, key: Key) -> Report:
+    def sum_simulated_users(self, program: Program, message: Message, key: Key) -> Report:
         """Sum over simulated users: a machine that gives other bits would train another model."""
         self._compile(program, message, key)
-        return self._made_up_sum(message, key, self._devices[0], np.arange(self._size))
+        seats = np.arange(self._size)
+        return self._sum_seats(message, key, device=self._devices[0], seats=seats)
 
     def _compile(self, program: Program, message: Message, key: Key) -> None:
         """Trace, compile and test once, for use in every round."""
         if program is self._program:
             return
-        # until it has passed: nothing is summed by a program that was refused, nor under another's
-        # name
+        # Until it has passed: nothing is summed by a program that was refused, nor under another's
+        # name.
         self._program = None
-        self._shape = jax.eval_shape(program, message, self._layout.user_data(NOTHING), key)
-        # all leaves in one call
+        user = self._layout.user_data(NOTHING)
+        self._shape = jax.eval_shape(program, message, user, key)
+        # Makes all leaves in one call.
         self._nothing = jax.jit(partial(trees.zeros_like, self._shape))
         self._add = _adder(program, self._on_cpu)
-        self._size = (
-            CPU_CHUNK
-            if self._on_cpu
-            else _chunk_size(message.params, self._devices[0], self._cohort)
-        )
+        self._size = CPU_CHUNK
+        if not self._on_cpu:
+            self._size = _chunk_size(message.params, self._devices[0], self._cohort)
         self._check_additive(message, key)
         self._program = program
 
     def _check_additive(self, message: Message, key: Key) -> None:
-        """Check before the first sum: on these very devices, with this program and these shapes,
-        the sum with a user minus the sum without is that user's own report, to the bit, in any seat
-        of any, beside any others; and a sum is the same twice. Privacy rests on it.
+        """Check before the first sum that reports add up. Privacy rests on it.
+
+        On these very devices, with this program and these shapes, the sum with a user minus the sum
+        without is that user's own report, to the bit, in any seat of any, beside any others; and a
+        sum is the same twice.
 
         Tried on simulated users. Sums of floats, which have no privacy, are not additive and are
         not tried.
         """
-        if not all(
-            jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(self._shape)
-        ):
+        if not _has_only_integers(self._shape):
             return
+        # All cores are alike.
+        devices = self._devices[:1] if self._on_cpu else self._devices
         seats = np.arange(self._size)
-        is_even, is_short, elsewhere = seats % 2 == 0, 2 * seats < self._size - 1, np.roll(seats, 1)
-        # The even ones a seat further, and the odd ones without them: all beside other users, half
-        # of them in another seat. And the short ones without the long ones, who make them take
-        # steps of padding; on a CPU each takes their own number of steps.
-        even_and_odd = np.roll(np.where(is_even, seats, -1), 1), np.where(is_even, -1, seats)
-        short_and_long = np.where(is_short, seats, -1), np.where(is_short, -1, seats)
-        splits = [even_and_odd] if self._on_cpu else [even_and_odd, short_and_long]
-
-        total = partial(self._made_up_sum, message, key)
-        everyone = total(self._devices[0], seats)
-        # all cores are alike
-        for device in self._devices[:1] if self._on_cpu else self._devices:
-            apart = [trees.add(*(total(device, half) for half in halves)) for halves in splits]
-            for again in (total(device, seats), total(device, elsewhere), *apart):
-                if not all(map(np.array_equal, jax.tree.leaves(everyone), jax.tree.leaves(again))):
+        everyone = self._sum_seats(message, key, device=self._devices[0], seats=seats)
+        for device in devices:
+            for again in self._sum_in_other_ways(message, key, device):
+                if not _has_same_bits(everyone, again):
                     raise NotAdditive(
                         f"on {device.device_kind} a user's report depends on who else is trained"
                         " beside them, or where, so one user could change the sum by more than"
@@ -152,127 +156,215 @@ class SimulatedFleet:
                         " change [local] precision, or train on CPUs (JAX_PLATFORMS=cpu)"
                     )
 
-    def _made_up_sum(self, message: Message, key: Key, device: Any, seats: np.ndarray) -> Report:
-        """Sum the reports of one chunk, in whose seats these simulated users are; −1 is an empty
-        seat.
-        """
-        return self._add(
-            *jax.device_put((self._nothing(), message, key), device),
-            *self._load(self._made_up(), seats, device),
-        )
+    def _sum_in_other_ways(self, message: Message, key: Key, device: Any) -> list[Report]:
+        """Sum the reports of the same simulated users in other ways, each of them on this device."""
+        seats = np.arange(self._size)
+        sum_seats = partial(self._sum_seats, message, key, device)
+        sums_of_halves = []
+        for half, other_half in self._splits():
+            half_sum = sum_seats(half)
+            other_half_sum = sum_seats(other_half)
+            sums_of_halves.append(trees.add(half_sum, other_half_sum))
+        once_more = sum_seats(seats)
+        elsewhere = sum_seats(np.roll(seats, 1))
+        return [once_more, elsewhere, *sums_of_halves]
 
-    def _made_up(self) -> list[np.ndarray]:
-        """Make texts for as many users as a chunk holds, of many lengths up to the limit; of few
-        words, so that many repeat.
+    def _splits(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return ways of splitting a chunk into two that sum to the same."""
+        seats = np.arange(self._size)
+        # The even ones a seat further, and the odd ones without them: all beside other users, half
+        # of them in another seat.
+        is_even = seats % 2 == 0
+        even = np.where(is_even, seats, EMPTY)
+        odd = np.where(is_even, EMPTY, seats)
+        even_and_odd = (np.roll(even, 1), odd)
+        if self._on_cpu:
+            return [even_and_odd]
+        # And the short ones without the long ones, who make them take steps of padding; on a CPU
+        # each takes their own number of steps.
+        is_short = 2 * seats < self._size - 1
+        short = np.where(is_short, seats, EMPTY)
+        long = np.where(is_short, EMPTY, seats)
+        return [even_and_odd, (short, long)]
+
+    def _sum_seats(self, message: Message, key: Key, device: Any, seats: np.ndarray) -> Report:
+        """Sum the reports of one chunk, in whose seats these simulated users are."""
+        running_sum = self._begin_sum(message, key, device)
+        texts = self._simulate_texts()
+        users, ids = self._load(texts, seats, device)
+        running_sum.add(users, ids)
+        return running_sum.total
+
+    def _begin_sum(self, message: Message, key: Key, device: Any) -> "_RunningSum":
+        nothing = self._nothing()
+        total, message, key = jax.device_put((nothing, message, key), device)
+        return _RunningSum(add_to=self._add, total=total, message=message, key=key)
+
+    def _simulate_texts(self) -> list[np.ndarray]:
+        """Make texts for as many users as a chunk holds, of many lengths up to the limit.
+
+        They are of few words, so that many repeat.
         """
-        generator, most = (
-            np.random.default_rng(0),
-            self._layout.user_data(NOTHING).batches[..., 1:].size,
-        )
-        lengths = [max(1, most * (place + 1) // self._size) for place in range(self._size)]
-        return [
-            generator.integers(END + 1, END + 1 + MADE_UP_WORDS, length, np.int32)
-            for length in lengths
-        ]
+        generator = np.random.default_rng(0)
+        most_words = self._layout.user_data(NOTHING).batches[..., 1:].size
+        first_word = END + 1
+        texts = []
+        for place in range(self._size):
+            length = max(1, most_words * (place + 1) // self._size)
+            text = generator.integers(
+                low=first_word, high=first_word + SIMULATED_WORDS, size=length, dtype=np.int32
+            )
+            texts.append(text)
+        return texts
 
     def _chunks(self, cohort: UserIds) -> list[np.ndarray]:
-        """Split the cohort into pieces of one size, padded with −1, which is no one. Users of
-        similar length go together, longest first, because a piece takes as long as its longest
-        user.
+        """Split the cohort into pieces of one size, padded with empty seats.
+
+        Users of similar length go together, longest first, because a piece takes as long as its
+        longest user.
 
         One size for a whole run: products of another shape round differently, and where training is
         chaotic that changes what users report. With sizes that followed the cohort's, one user more
         would change the reports of others.
         """
-        cohort = self.longest_first(cohort)
-        pieces = [cohort[start : start + self._size] for start in range(0, len(cohort), self._size)]
-        return [np.pad(piece, (0, self._size - len(piece)), constant_values=-1) for piece in pieces]
+        cohort = self.sort_longest_first(cohort)
+        chunks = []
+        for start in range(0, len(cohort), self._size):
+            piece = cohort[start : start + self._size]
+            empty_seats = self._size - len(piece)
+            chunks.append(np.pad(piece, (0, empty_seats), constant_values=EMPTY))
+        return chunks
 
-    def _loaded_ahead(self, chunks: list[np.ndarray]) -> Iterator[tuple[UserData, jax.Array]]:
-        """Yield each chunk, read while the one before computes: starting a loop on a GPU blocks
-        until it ends, so a second thread reads.
+    def _load_ahead(self, chunks: list[np.ndarray]) -> Iterator[tuple[UserData, jax.Array]]:
+        """Yield each chunk, read while the one before computes.
+
+        Starting a loop on a GPU blocks until it ends, so a second thread reads.
         """
+        devices = cycle(self._devices)
         with ThreadPoolExecutor(1) as reader:
-            ahead: list[Future] = []
-            for chunk, device in zip(chunks, cycle(self._devices), strict=False):
-                ahead.append(reader.submit(self._load, self._texts, chunk, device))
+            ahead: deque[Future[tuple[UserData, jax.Array]]] = deque()
+            for chunk, device in zip(chunks, devices, strict=False):
+                loading = reader.submit(self._load, self._texts, chunk, device)
+                ahead.append(loading)
                 if len(ahead) > 1:
-                    yield ahead.pop(0).result()
-            yield from (one.result() for one in ahead)
+                    loaded = ahead.popleft()
+                    yield loaded.result()
+            for loaded in ahead:
+                yield loaded.result()
 
     def _load(
-        self, texts: Texts | list[np.ndarray], chunk: np.ndarray, device: Any
+        self, texts: Texts | Sequence[np.ndarray], chunk: np.ndarray, device: Any
     ) -> tuple[UserData, jax.Array]:
-        own = [texts[user] if user >= 0 else NOTHING for user in chunk]
-        users = self._layout.users_data(own, self._weight_cap)
-        users = users if self._on_cpu else users._replace(steps=users.steps.max())
+        """Put the users of a chunk on a device, with their numbers."""
+        texts_in_chunk = [texts[user] if user >= 0 else NOTHING for user in chunk]
+        users = self._layout.users_data(texts_in_chunk, self._weight_cap)
+        if not self._on_cpu:
+            users = users._replace(steps=users.steps.max())
         return jax.device_put((users, chunk.astype(np.uint32)), device)
 
 
+@dataclass(kw_only=True)
+class _RunningSum:
+    """The sum on one device, with the message and the key of the round, which lie there too."""
+
+    add_to: Adder
+    total: Report
+    message: Message
+    key: Key
+
+    def add(self, users: UserData, ids: jax.Array) -> None:
+        """Add the reports of a chunk."""
+        self.total = self.add_to(self.total, self.message, self.key, users, ids)
+
+
 def with_room(expected: float) -> float:
-    """Return the size that a cohort drawn by coins hardly ever exceeds: two standard deviations
-    above what is expected.
+    """Return the size that a cohort drawn by coins hardly ever exceeds.
+
+    It is two standard deviations above what is expected.
     """
     return expected + 2 * math.sqrt(expected)
 
 
+def _has_only_integers(shape: Report) -> bool:
+    return all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(shape))
+
+
+def _has_same_bits(one: Report, other: Report) -> bool:
+    return all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
+
+
 def _chunk_size(params: Params, device: Any, cohort: float) -> int:
-    """Split such a cohort into as few chunks of one size as half of the memory allows, with hardly
-    a seat to spare.
+    """Split such a cohort into few chunks of one size, with hardly a seat to spare.
+
+    As few as half of the memory allows.
     """
-    memory = (device.memory_stats() or {}).get("bytes_limit", 8 * 2**30) / 2
-    most = min(MOST_SEATS, max(1, memory // (COPIES * 4 * trees.size(params))))
-    return math.ceil(cohort / math.ceil(cohort / most))
+    limits = device.memory_stats() or {}
+    memory = limits.get("bytes_limit", DEFAULT_MEMORY) / 2
+    user_bytes = COPIES * 4 * trees.size(params)
+    most_users = max(1, memory // user_bytes)
+    chunks = math.ceil(cohort / min(MOST_SEATS, most_users))
+    return math.ceil(cohort / chunks)
 
 
 @lru_cache(maxsize=8)
-def _adder(program: Program, one_by_one: bool):
+def _adder(program: Program, one_by_one: bool) -> Adder:
+    """Compile what adds the reports of a chunk to a total."""
+
     def report(message: Message, key: Key, user: UserData, id: jax.Array) -> Report:
         return program(message, user, jax.random.fold_in(key, id))
 
+    return _add_one_by_one(report) if one_by_one else _add_side_by_side(report)
+
+
+def _add_side_by_side(report: Callable[[Message, Key, UserData, jax.Array], Report]) -> Adder:
     @partial(jax.jit, donate_argnums=0)
     def add_side_by_side(
         total: Report, message: Message, key: Key, users: UserData, ids: jax.Array
     ) -> Report:
         # One number of steps for all: with one for each, every step would have to keep two models
         # and choose between them.
-        each = UserData(0, 0, None)  # pyright: ignore
+        user_axes = UserData(0, 0, None)  # pyright: ignore
         # Each trains a copy of their own: a product with one matrix for all would be taken for all
         # at once, and where in it a user's rows stand would decide how they are rounded.
-        copies = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (len(ids), *leaf.shape)), message.params
-        )
+        copies = jax.tree.map(partial(_copy_for_each, len(ids)), message.params)
         message = message._replace(params=jax.lax.optimization_barrier(copies))
-        reports = jax.vmap(report, in_axes=(Message(0, None), None, each, 0))(
-            message, key, users, ids
-        )
-        # In 32 bits, also where a process switched 64 on for everything.
-        return jax.tree.map(
-            lambda sum, part: sum + jnp.sum(part, axis=0, dtype=part.dtype), total, reports
-        )
+        message_axes = Message(0, None)
+        report_each = jax.vmap(report, in_axes=(message_axes, None, user_axes, 0))
+        reports = report_each(message, key, users, ids)
+        return jax.tree.map(_add_rows, total, reports)
 
+    return add_side_by_side
+
+
+def _copy_for_each(users: int, leaf: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(leaf, (users, *leaf.shape))
+
+
+def _add_rows(total: jax.Array, rows: jax.Array) -> jax.Array:
+    # In 32 bits, also where a process switched 64 on for everything.
+    return total + jnp.sum(rows, axis=0, dtype=rows.dtype)
+
+
+def _add_one_by_one(report: Callable[[Message, Key, UserData, jax.Array], Report]) -> Adder:
     # On one core: products that spread over several round by how many there are, and where each has
     # a stream they wait for each other.
-    @partial(
-        jax.jit,
-        donate_argnums=0,
-        compiler_options={"xla_cpu_multi_thread_eigen": False} if one_by_one else None,
-    )
+    on_one_core: dict[str, bool | str] = {"xla_cpu_multi_thread_eigen": False}
+
+    @partial(jax.jit, donate_argnums=0, compiler_options=on_one_core)
     def add_one_by_one(
         total: Report, message: Message, key: Key, users: UserData, ids: jax.Array
     ) -> Report:
-        def add(total: Report, one: tuple[UserData, jax.Array]) -> tuple[Report, None]:
+        def add(total: Report, user_and_id: tuple[UserData, jax.Array]) -> tuple[Report, None]:
+            user, id = user_and_id
             # A padding user costs nothing here.
-            user, id = one
-            return (
-                jax.lax.cond(
-                    user.weight > 0,
-                    lambda: trees.add(total, report(message, key, user, id)),
-                    lambda: total,
-                ),
-                None,
+            new_total = jax.lax.cond(
+                user.weight > 0,
+                lambda: trees.add(total, report(message, key, user, id)),
+                lambda: total,
             )
+            return new_total, None
 
-        return jax.lax.scan(add, total, (users, ids))[0]
+        total, _ = jax.lax.scan(add, total, (users, ids))
+        return total
 
-    return add_one_by_one if one_by_one else add_side_by_side
+    return add_one_by_one
