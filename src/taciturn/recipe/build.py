@@ -37,15 +37,10 @@ from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip
 from taciturn.privacy.bounding.clipping import Bound, flat_clip, no_clip, per_layer_clip
 from taciturn.privacy.bounding.estimators import Estimator, clipped_denominator, fixed_denominator
 from taciturn.privacy.bounding.secagg_encoding import Encoding, encoding, modular
-from taciturn.privacy.noise.correlated import Bands, Buffers, banded_toeplitz, blt, tree
+from taciturn.privacy.noise.registry import NOISES, split_by_segment
 from taciturn.privacy.noise.sensitivity import segments
-from taciturn.privacy.noise.white import Noise, gaussian, no_noise
-from taciturn.privacy.participation import (
-    CyclicPoisson,
-    FixedSize,
-    MinSeparation,
-    PoissonSampling,
-)
+from taciturn.privacy.noise.white import Noise, no_noise
+from taciturn.privacy.schemes import SCHEMES, SchemeSettings
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import DEFAULT_CLIP_NORM, ModelSection
 from taciturn.trees import size
@@ -160,26 +155,19 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
 def participation(recipe: Recipe) -> Participation:
     """Build the claim about who takes part, with the selection that keeps it."""
     section = recipe.participation
-    match section.kind:
-        case "poisson":
-            return PoissonSampling(section.probability)
-        case "fixed":
-            return FixedSize(int(section.cohort), section.users)
-        case "cyclic-poisson":
-            cycle = recipe.privacy.bands
-            return CyclicPoisson(
-                probability=section.cohort * cycle / section.users,
-                cycle=cycle,
-                rounds=recipe.run.rounds,
-            )
-        case "min-separation":
-            return MinSeparation(
-                size=int(section.cohort),
-                min_separation=section.min_separation or 0,
-                max_participations=recipe.max_participations,
-                rounds=recipe.run.rounds,
-                over_selection=recipe.over_selection,
-            )
+    scheme = SCHEMES[section.kind]
+    cycle = recipe.privacy.bands if scheme.takes_turns else 1
+    settings = SchemeSettings(
+        cohort=section.cohort,
+        users=section.users,
+        rounds=recipe.run.rounds,
+        cycle=cycle,
+        probability=section.cohort * cycle / section.users,
+        min_separation=section.min_separation or 0,
+        max_participations=recipe.max_participations,
+        over_selection=recipe.over_selection,
+    )
+    return scheme.build(settings)
 
 
 def bound(recipe: Recipe) -> Bound:
@@ -223,21 +211,8 @@ def noise(recipe: Recipe, multiplier: float) -> Noise:
     if multiplier == 0:
         return no_noise()
     lengths = segments(recipe.most_releases, recipe.restart_rounds)
-    coefficients = {
-        name: np.reshape(values, (len(lengths), -1)).tolist()
-        for name, values in (recipe.privacy.strategy or {}).items()
-    }
-    match recipe.noise:
-        case "independent":
-            return gaussian(multiplier)
-        case "tree" | "honaker" as kind:
-            return tree(multiplier, *lengths, honaker=kind == "honaker")
-        case "banded":
-            return banded_toeplitz(multiplier, *map(Bands, lengths, coefficients["bands"]))
-        case "blt":
-            return blt(
-                multiplier, *map(Buffers, lengths, coefficients["decay"], coefficients["scale"])
-            )
+    parts = split_by_segment(lengths, recipe.privacy.strategy)
+    return NOISES[recipe.noise].draw(multiplier, parts)
 
 
 def budget(recipe: Recipe) -> Budget:

@@ -16,8 +16,10 @@ from pydantic import model_validator
 
 from taciturn.names import AlgorithmName, NoiseName
 from taciturn.privacy.bounding.clipping import MOST_REPORTS
+from taciturn.privacy.noise.registry import UNCORRELATED
 from taciturn.privacy.noise.sensitivity import most_participations
 from taciturn.privacy.participation import default_delta, spare_rounds
+from taciturn.privacy.schemes import SCHEMES
 from taciturn.recipe import rules, sections
 from taciturn.recipe.sections import Section, setting
 
@@ -106,8 +108,8 @@ class Recipe(Section):
         if self.privacy.noise:
             return self.privacy.noise
         if self.algorithm != "dp-ftrl":
-            return "independent"
-        return "banded" if self.participation.kind == "cyclic-poisson" else "blt"
+            return UNCORRELATED
+        return SCHEMES[self.participation.kind].default_noise
 
     @property
     def restart_rounds(self) -> tuple[int, ...]:
@@ -180,8 +182,8 @@ class Recipe(Section):
         cohort = self.participation.cohort
         # The size of a drawn cohort varies; this many are never reached by chance.
         most_drawn = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)
-        claims_sampling = self.participation.kind != "min-separation"
-        asked = 0 if claims_sampling else math.ceil(self.devices_asked)
+        scheme = SCHEMES[self.participation.kind]
+        asked = 0 if scheme.claims_sampling else math.ceil(self.devices_asked)
         beside = self.users_beside_cohort
         n_max = min(MOST_REPORTS, max(most_drawn, asked)) + beside
         if n_max > MOST_REPORTS:

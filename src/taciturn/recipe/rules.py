@@ -15,6 +15,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from taciturn.privacy.bounding.clipping import MOST_REPORTS
+from taciturn.privacy.noise.registry import NOISES, noises_with
+from taciturn.privacy.schemes import SCHEMES, Scheme, schemes_with
 from taciturn.recipe.sections import ServerSection, TransferSection, UploadSection
 
 if TYPE_CHECKING:
@@ -90,14 +92,31 @@ def _devices_drop_out(recipe: Recipe) -> bool:
     return recipe.fleet.kind in ("check-in", "devices")
 
 
-# Names of the coefficients in a strategy, for noise that has any.
-COEFFICIENTS = {
-    "blt": {"decay", "scale"},
-    "banded": {"bands"},
-}
+def _scheme_of(recipe: Recipe) -> Scheme:
+    return SCHEMES[recipe.participation.kind]
+
+
+def _has_other_coefficients(recipe: Recipe) -> bool:
+    """Tell whether the recipe has a strategy that is not of its noise."""
+    strategy = recipe.privacy.strategy
+    return strategy is not None and strategy.keys() != set(NOISES[recipe.noise].coefficients)
+
+
+def _list_coefficients() -> str:
+    """Say which coefficients belong to which noise."""
+    phrases = []
+    for name, kind in NOISES.items():
+        if kind.coefficients:
+            phrases.append(f'{" and ".join(kind.coefficients)} for "{name}"')
+    return ", ".join(phrases)
+
 
 NOT_FTRL = ("dp-fedavg", "dp-fedsgd", "fedavg", "transfer-learning")
 NOT_PRIVATE = ("fedavg", "transfer-learning")
+# Noise of each round by itself, and schemes that are proved for it and for correlated noise.
+UNCORRELATED_NOISE = noises_with(lambda noise: not noise.is_correlated)
+FOR_UNCORRELATED = schemes_with(lambda scheme: not scheme.allows_correlation)
+FOR_CORRELATED = schemes_with(lambda scheme: scheme.allows_correlation)
 # Clipping to a norm that does not adapt.
 CONSTANT = ("flat", "per-layer")
 COMPATIBLE = (
@@ -123,28 +142,34 @@ COMPATIBLE = (
         setting="algorithm",
         other="participation.kind",
         goes_with={
-            "dp-fedavg": ("poisson", "fixed"),
-            "dp-fedsgd": ("poisson", "fixed"),
-            "dp-ftrl": ("min-separation", "cyclic-poisson"),
+            "dp-fedavg": FOR_UNCORRELATED,
+            "dp-fedsgd": FOR_UNCORRELATED,
+            "dp-ftrl": FOR_CORRELATED,
         },
         why="its privacy is proved for these cohorts only",
     ),
     Pairing(
         setting="algorithm",
         other="participation.kind",
-        goes_with=dict.fromkeys(NOT_PRIVATE, ("poisson", "fixed", "min-separation")),
+        goes_with=dict.fromkeys(NOT_PRIVATE, schemes_with(lambda scheme: not scheme.takes_turns)),
         why="without noise there are no bands to take turns by",
     ),
     Pairing(
         setting="participation.kind",
         other="noise",
-        goes_with={"cyclic-poisson": ("banded", "independent")},
+        goes_with=dict.fromkeys(
+            schemes_with(lambda scheme: scheme.takes_turns),
+            tuple(sorted(noises_with(lambda noise: noise.has_bands))),
+        ),
         why="two turns of a user must share no noise",
     ),
     Pairing(
         setting="fleet.kind",
         other="participation.kind",
-        goes_with=dict.fromkeys(("check-in", "queue", "devices"), ("min-separation",)),
+        goes_with=dict.fromkeys(
+            ("check-in", "queue", "devices"),
+            schemes_with(lambda scheme: not scheme.claims_sampling),
+        ),
         why="where devices come and go, no sampling can be claimed",
     ),
     Pairing(
@@ -170,14 +195,14 @@ COMPATIBLE = (
     Pairing(
         setting="noise",
         other="privacy.clipping",
-        goes_with={"independent": CONSTANT},
+        goes_with=dict.fromkeys(UNCORRELATED_NOISE, CONSTANT),
         why="independent noise has nothing to restart, so adaptive clip norms belong to algorithm ="
         ' "dp-ftrl" and its correlated noise',
     ),
     Pairing(
         setting="algorithm",
         other="noise",
-        goes_with=dict.fromkeys(NOT_FTRL, ("independent",)),
+        goes_with=dict.fromkeys(NOT_FTRL, UNCORRELATED_NOISE),
         why='noise that is correlated over rounds belongs to algorithm = "dp-ftrl"',
     ),
     Pairing(
@@ -209,24 +234,16 @@ RULES = (
         " {participation.users}: lower the cohort, or raise users",
     ),
     Rule(
-        lambda r: (
-            r.participation.kind in ("fixed", "min-separation") and r.participation.cohort % 1 != 0
-        ),
+        lambda r: not _scheme_of(r).varies_in_size and r.participation.cohort % 1 != 0,
         '[participation] kind = "{participation.kind}" has cohorts of one size: cohort must be an'
         " integer",
     ),
     Rule(
-        lambda r: (
-            (r.participation.kind == "min-separation")
-            != (r.participation.min_separation is not None)
-        ),
+        lambda r: _scheme_of(r).claims_sampling == (r.participation.min_separation is not None),
         '[participation] kind = "min-separation" goes with min_separation: set both, or neither',
     ),
     Rule(
-        lambda r: (
-            r.participation.max_participations is not None
-            and r.participation.kind != "min-separation"
-        ),
+        lambda r: r.participation.max_participations is not None and _scheme_of(r).claims_sampling,
         '[participation] max_participations belongs to kind = "min-separation"',
     ),
     Rule(
@@ -305,7 +322,7 @@ RULES = (
     ),
     # Noise that is correlated over rounds.
     Rule(
-        lambda r: bool(r.privacy.restart_rounds) and r.noise == "independent",
+        lambda r: bool(r.privacy.restart_rounds) and r.noise in UNCORRELATED_NOISE,
         '[privacy] restart_rounds belong to algorithm = "dp-ftrl" and its correlated noise:'
         " independent noise has nothing to restart",
     ),
@@ -315,12 +332,9 @@ RULES = (
         " and adapts it: leave out the schedule",
     ),
     Rule(
-        lambda r: (
-            r.privacy.strategy is not None
-            and r.privacy.strategy.keys() != COEFFICIENTS.get(r.noise, set())
-        ),
-        '[privacy] strategy has other coefficients than noise = "{recipe.noise}": bands for'
-        ' "banded", decay and scale for "blt"',
+        _has_other_coefficients,
+        '[privacy] strategy has other coefficients than noise = "{recipe.noise}": '
+        + _list_coefficients(),
     ),
     Rule(
         lambda r: any(
@@ -332,7 +346,7 @@ RULES = (
     ),
     Rule(
         lambda r: (
-            r.participation.kind == "cyclic-poisson"
+            _scheme_of(r).takes_turns
             and r.privacy.bands * r.participation.cohort > r.participation.users
         ),
         "{participation.users} users who take turns every {privacy.bands} rounds cannot fill"

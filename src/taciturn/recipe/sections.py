@@ -12,7 +12,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 from taciturn import names
 from taciturn.models.registry import KINDS, model_kind
 from taciturn.privacy.bounding.clipping import clip_schedule
+from taciturn.privacy.noise.registry import NOISES
 from taciturn.privacy.noise.white import check_multiplier
+from taciturn.privacy.schemes import SCHEMES
 
 # The largest cohort, in users.
 MOST_A_ROUND = 60_000
@@ -170,7 +172,7 @@ class ParticipationSection(Section):
         "poisson",
         "min-separation claims no sampling (dp-ftrl, and runs without privacy); with cyclic-poisson"
         " users take turns every privacy.bands rounds (dp-ftrl)",
-        for_papers={"fixed": "cohorts of one size, drawn without replacement"},
+        for_papers={name: kind.for_papers for name, kind in SCHEMES.items() if kind.for_papers},
     )
     users: PositiveInt = Field(
         description="K, the number of users as publicly known; sets q and δ, and is never counted"
@@ -240,7 +242,7 @@ class PrivacySection(Section):
         None,
         "how it is correlated over rounds (default: dp-ftrl blt, with cyclic-poisson banded; all"
         " others independent)",
-        for_papers={"honaker": "a tree whose nodes are also estimated from their children"},
+        for_papers={name: kind.for_papers for name, kind in NOISES.items() if kind.for_papers},
     )
     restart_rounds: list[PositiveInt] | None = setting(
         None,

@@ -15,8 +15,8 @@ from taciturn.privacy.accounting.events import compose, repeat
 from taciturn.privacy.bounding.clipping import MOST_REPORTS
 from taciturn.privacy.bounding.estimators import fixed_denominator
 from taciturn.privacy.noise.mechanism import mechanism
-from taciturn.privacy.noise.sensitivity import most_participations, segments
-from taciturn.privacy.noise.strategies import optimal_bands, optimal_blt
+from taciturn.privacy.noise.registry import NOISES, Search
+from taciturn.privacy.noise.sensitivity import segments
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.trees import size
@@ -74,25 +74,21 @@ def _mechanism(
 
 def with_strategy(recipe: Recipe) -> Recipe:
     """Return the recipe with the coefficients of its noise worked out, where it names none."""
-    if recipe.noise not in ("banded", "blt") or recipe.privacy.strategy is not None:
+    optimize = NOISES[recipe.noise].optimize
+    if optimize is None or recipe.privacy.strategy is not None:
         return recipe
     strategy: dict[str, list[float]] = {}
     for length in segments(recipe.run.rounds, recipe.restart_rounds):
-        for name, values in _optimal_coefficients(recipe, length).items():
+        search = Search(
+            rows=length,
+            min_separation=recipe.participation.min_separation or 0,
+            max_participations=recipe.max_participations,
+            bands=recipe.privacy.bands,
+            buffers=recipe.privacy.buffers,
+        )
+        for name, values in optimize(search).items():
             strategy.setdefault(name, []).extend(values)
     return recipe.with_settings("privacy", strategy=strategy)
-
-
-def _optimal_coefficients(recipe: Recipe, length: int) -> dict[str, list[float]]:
-    """Work out the coefficients for one segment of the noise."""
-    privacy = recipe.privacy
-    if recipe.noise == "banded":
-        bands = optimal_bands(length, min(privacy.bands, length))["bands"]
-        unused = [0.0] * (privacy.bands - len(bands))
-        return {"bands": bands + unused}
-    separation = recipe.participation.min_separation or 0
-    participations = min(recipe.max_participations, most_participations(length, separation))
-    return optimal_blt(length, separation, participations, privacy.buffers)
 
 
 def with_general_text(recipe: Recipe) -> Recipe:
