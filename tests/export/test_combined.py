@@ -155,6 +155,12 @@ def test_locales_are_spelled_as_android_spells_them(tmp_path):
 def test_a_list_of_other_words_is_refused(tmp_path):
     with pytest.raises(ValueError, match="do not belong together"):
         write_combined(
-            tmp_path / "x.combined", katz([text()], len(WORDS), 1), WORDS[:-1], "en", "", 1, 1
+            tmp_path / "x.combined",
+            katz([text()], len(WORDS), 1),
+            WORDS[:-1],
+            language="en",
+            description="",
+            version=1,
+            date=1,
         )
     assert not list(tmp_path.iterdir())

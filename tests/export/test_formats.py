@@ -58,7 +58,15 @@ def test_a_language_cannot_write_words_into_a_list(tmp_path):
     model = counted(lettered_words(), "worda wordb .")
     injected = "en,description=epsilon 0.1,date=1,version=99\n word=injected,f=255"
     try:
-        write_combined(tmp_path / "x", model, lettered_words().words, injected, "made up", 18, 0)
+        write_combined(
+            tmp_path / "x",
+            model,
+            lettered_words().words,
+            language=injected,
+            description="made up",
+            version=18,
+            date=0,
+        )
     except (ValueError, *REFUSED):
         return
     assert "word=injected" not in (tmp_path / "x").read_text()
@@ -87,9 +95,15 @@ def test_where_fewer_than_ten_words_are_allowed_the_graph_offers_none_that_is_no
     assert isinstance(model, Recurrent)
     allowed = range(len(lettered_words()) - 5, len(lettered_words()))
     never = [word for word in range(len(lettered_words())) if word not in allowed]
-    session = runtime.InferenceSession(
-        onnx_model(model.cell, model.weights, never, (), {}, False).SerializeToString()
+    graph = onnx_model(
+        cell=model.cell,
+        weights=model.weights,
+        never=never,
+        restarts=(),
+        about={},
+        as_bytes=False,
     )
+    session = runtime.InferenceSession(graph.SerializeToString())
     state = {
         one.name: np.zeros((1, one.shape[1]), np.float32)
         for one in session.get_inputs()
@@ -105,8 +119,8 @@ def test_a_word_list_that_does_not_say_what_the_model_says_is_not_written(
     """The n-grams are checked, and not the file that is made of them."""
     written = formats.write_combined
 
-    def wrong(path, model, listed, *more, **others):
-        written(path, model, (*listed[:16], *reversed(listed[16:])), *more, **others)
+    def wrong(path, model, listed, **others):
+        written(path, model, (*listed[:16], *reversed(listed[16:])), **others)
 
     monkeypatch.setattr(formats, "write_combined", wrong)
     with pytest.raises(ExportRefused, match="nothing was written"):

@@ -26,9 +26,15 @@ CELLS = {"lstm": lstm_cell, "cifg": cifg_cell, "gru": gru_cell}
 
 
 def content_of(kind: str, weights, never, restarts=(), about=None, as_bytes: bool = False) -> bytes:
-    return onnx_model(
-        CELLS[kind], weights, never, restarts, about or {}, as_bytes
-    ).SerializeToString()
+    graph = onnx_model(
+        cell=CELLS[kind],
+        weights=weights,
+        never=never,
+        restarts=restarts,
+        about=about or {},
+        as_bytes=as_bytes,
+    )
+    return graph.SerializeToString()
 
 
 def weights_of(name: str):
@@ -75,7 +81,12 @@ def test_a_gate_left_out_would_be_noticed():
 def test_a_cell_of_what_onnx_has_no_node_for_is_refused():
     with pytest.raises(ExportRefused, match="not of cos"):
         onnx_model(
-            lambda x, r, carry: (jnp.cos(carry), carry), weights_of("gru"), [], [], {}, False
+            cell=lambda x, r, carry: (jnp.cos(carry), carry),
+            weights=weights_of("gru"),
+            never=[],
+            restarts=[],
+            about={},
+            as_bytes=False,
         )
 
 

@@ -1,5 +1,6 @@
-"""AOSP's `.combined` word lists, from which dicttool makes the dictionaries of HeliBoard, OpenBoard
-and other Android keyboards.
+"""AOSP's `.combined` word lists, which HeliBoard, OpenBoard and other Android keyboards use.
+
+dicttool makes their dictionaries from them:
 
     dictionary=main:en,locale=en,description=…,date=…,version=…
      word=the,f=232
@@ -13,6 +14,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,26 +22,47 @@ from taciturn.core import BEGIN, END
 from taciturn.files import write_atomically
 from taciturn.models.ngram import NGram, split_keys
 
-# 0 means: never suggest
-LEAST, MOST, STEP = 1, 255, math.log(1.15)
-# letters of a word; dicttool drops longer ones, and fails if they have followers
+# f = 0 would mean: never suggest.
+LEAST = 1
+MOST = 255
+STEP = math.log(1.15)
+# The letters of a word: dicttool drops longer ones, and fails if they have followers.
 LONGEST = 47
-# after which a chain of words has forgotten its start
+# Words after which a chain of words has forgotten its start.
 ROUNDS = 50
+
+LINE = re.compile(r" +(word|bigram)=([^,]*),f=(\d+)")
+
+
+class Follower(NamedTuple):
+    """A word after another, and how likely it is there."""
+
+    word: int
+    f: int
 
 
 def write_combined(
     path: Path,
     model: NGram,
     words: Sequence[str],
+    *,
     language: str,
     description: str,
     version: int,
     date: int,
     bigrams_per_word: int = 3,
 ) -> None:
-    """Write a list. `date` is in seconds since 1970; keyboards prefer a dictionary with a higher
-    version, and some want more than 18.
+    """Write a list.
+
+    Args:
+        path: of the file.
+        model: n-grams of these words.
+        words: of the list.
+        language: of the words, such as en or pt-BR.
+        description: for the people who choose among dictionaries.
+        version: keyboards prefer a dictionary with a higher one, and some want more than 18.
+        date: in seconds since 1970.
+        bigrams_per_word: how many words are kept that may follow another.
     """
     if len(words) != model.vocabulary:
         raise ValueError(
@@ -50,24 +73,29 @@ def write_combined(
     if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
         raise ValueError(f"{language!r} is not the name of a language, such as en or pt-BR")
     # A header cannot hold these characters, nor an empty description.
-    plain = re.sub(r"[\s,=:]+", " ", description).strip() or "-"
+    plain_description = re.sub(r"[\s,=:]+", " ", description).strip() or "-"
     lines = [
-        f"dictionary=main:{locale.lower()},locale={locale},description={plain},date={date},version={version}"
+        f"dictionary=main:{locale.lower()},locale={locale},description={plain_description},"
+        f"date={date},version={version}"
     ]
-    held = [
-        len(word) <= LONGEST and any(map(str.isalpha, word)) and not re.search(r"[\s,]", word)
-        for word in words
-    ]
-    # words that this format can hold
-    listed = np.array(held) & (np.arange(len(words)) > END)
-    frequency = _f(_frequencies(model))
-    followers = _followers(model, listed, bigrams_per_word)
-    for place in sorted(
-        np.flatnonzero(listed).tolist(), key=lambda place: (-frequency[place], place)
-    ):
+    can_hold = np.array([_can_hold(word) for word in words])
+    is_listed = can_hold & (np.arange(len(words)) > END)
+    frequency = _to_f(_word_frequencies(model))
+    followers = _find_followers(model, is_listed, bigrams_per_word)
+    by_frequency = sorted(
+        np.flatnonzero(is_listed).tolist(), key=lambda place: (-frequency[place], place)
+    )
+    for place in by_frequency:
         lines.append(f" word={words[place]},f={frequency[place]}")
-        lines += [f"  bigram={words[other]},f={f}" for other, f in followers.get(place, ())]
+        for follower in followers.get(place, ()):
+            lines.append(f"  bigram={words[follower.word]},f={follower.f}")
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _can_hold(word: str) -> bool:
+    """Whether a line of this format can hold the word."""
+    has_letters = any(character.isalpha() for character in word)
+    return len(word) <= LONGEST and has_letters and not re.search(r"[\s,]", word)
 
 
 def read_combined(path: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
@@ -75,59 +103,62 @@ def read_combined(path: Path) -> tuple[dict[str, float], dict[str, dict[str, flo
     words: dict[str, float] = {}
     followers: dict[str, dict[str, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines()[1:]:
-        kind, word, f = re.fullmatch(r" +(word|bigram)=([^,]*),f=(\d+)", line).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        match = LINE.fullmatch(line)
+        assert match is not None, line
+        kind, word, f = match.groups()
         probability = math.exp((int(f) - MOST) * STEP)
         if kind == "word":
-            words[word], followers[word] = probability, {}
+            words[word] = probability
+            followers[word] = {}
         else:
-            followers[next(reversed(words))][word] = probability
+            word_before = next(reversed(words))
+            followers[word_before][word] = probability
     return words, followers
 
 
-def _frequencies(model: NGram) -> np.ndarray:
-    """Return the frequency of each word in long text (Kneser and Ney's unigrams count the contexts
-    it was seen in).
+def _word_frequencies(model: NGram) -> np.ndarray:
+    """Return the frequency of each word in long text.
+
+    Kneser and Ney's unigrams count the contexts that a word was seen in, so they do not say it.
     """
     unigrams = np.exp(model.levels[0].probability, dtype=np.float64)
     if model.order == 1:
         return unigrams
-    weights, (contexts, words) = (
-        np.exp(model.levels[0].backoff),
-        split_keys(model.levels[1].keys, model.vocabulary),
-    )
-    more = (
-        np.exp(model.levels[1].probability, dtype=np.float64) - weights[contexts] * unigrams[words]
-    )
+    weights = np.exp(model.levels[0].backoff)
+    contexts, words = split_keys(model.levels[1].keys, model.vocabulary)
+    bigrams = np.exp(model.levels[1].probability, dtype=np.float64)
+    # What a stored bigram has beyond the unigram that would stand in for it.
+    more = bigrams - weights[contexts] * unigrams[words]
     frequencies = unigrams
     for _ in range(ROUNDS):
         before = frequencies.copy()
-        # after a message comes the next one
-        before[BEGIN], before[END] = before[END], 0.0
-        frequencies = unigrams * (before @ weights) + np.bincount(
-            words, before[contexts] * more, len(unigrams)
-        )
+        # After a message comes the next one.
+        before[BEGIN] = before[END]
+        before[END] = 0.0
+        from_bigrams = np.bincount(words, before[contexts] * more, len(unigrams))
+        frequencies = unigrams * (before @ weights) + from_bigrams
         frequencies /= frequencies.sum()
     return frequencies
 
 
-def _followers(model: NGram, listed: np.ndarray, most: int) -> dict[int, list[tuple[int, int]]]:
-    """Return the likeliest words after each word, and their f."""
-    followers: dict[int, list[tuple[int, int]]] = {}
+def _find_followers(model: NGram, is_listed: np.ndarray, most: int) -> dict[int, list[Follower]]:
+    """Return the likeliest words after each word."""
+    followers: dict[int, list[Follower]] = {}
     if model.order == 1:
         return followers
     contexts, words = split_keys(model.levels[1].keys, model.vocabulary)
     probability = model.levels[1].probability
-    rows = np.flatnonzero(listed[contexts] & listed[words])
-    rows = rows[np.lexsort((-probability[rows], contexts[rows]))]
-    for context, word, f in zip(
-        contexts[rows], words[rows], _f(np.exp(probability[rows])), strict=True
-    ):
-        chosen = followers.setdefault(int(context), [])
-        if len(chosen) < most:
-            chosen.append((int(word), int(f)))
+    rows = np.flatnonzero(is_listed[contexts] & is_listed[words])
+    likeliest_first = np.lexsort((-probability[rows], contexts[rows]))
+    rows = rows[likeliest_first]
+    frequency = _to_f(np.exp(probability[rows]))
+    for context, word, f in zip(contexts[rows], words[rows], frequency, strict=True):
+        after_context = followers.setdefault(int(context), [])
+        if len(after_context) < most:
+            after_context.append(Follower(word=int(word), f=int(f)))
     return followers
 
 
-def _f(probability: np.ndarray) -> np.ndarray:
+def _to_f(probability: np.ndarray) -> np.ndarray:
     smallest = math.exp((LEAST - MOST) * STEP)
     return np.rint(MOST + np.log(np.maximum(probability, smallest)) / STEP).astype(int)

@@ -1,5 +1,6 @@
-"""A run's model as files that keyboards load. Each carries its guarantee, and is compared with the
-JAX model before it is written.
+"""A run's model as files that keyboards load.
+
+Each carries its guarantee, and is compared with the JAX model before it is written.
 """
 
 import functools
@@ -38,40 +39,49 @@ from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.model_file import save_model
 from taciturn.release.privacy_statement import statement, statement_json
 
-# of 64 words
+# How many texts a file is compared on, and the words of each that is made of random ones.
 CHECKED_TEXTS = 32
+CHECKED_WORDS = 64
 DISTILLED_ORDER = 3
-# the version above which keyboards prefer a word list to their own
+# Keyboards prefer a word list above this version to their own.
 NEWER_THAN_THEIRS = 18
-# n-grams that a page can hold
+# The n-grams that a page can hold.
 PAGE_ENTRIES = 200_000
 # Below, something is broken. N-grams are compared with the counted ones, from which files may
 # differ by rounding only.
 LEAST_AGREEMENT = {"onnx": 0.999, "onnx-int8": 0.9, "js": 0.9, "arpa": 0.99, "combined": 0.99}
 
-# a text → the log-probabilities at its start and after each word
+# A text → the log-probabilities at its start and after each word.
 Scoring = Callable[[np.ndarray], np.ndarray]
 
 
 class Check(NamedTuple):
-    """How what was written compares with the model it was made from, on text sampled from the
-    model.
-    """
+    """How what was written compares with its model, on text sampled from the model."""
 
     positions: int
-    # share of positions with the same best word
+    # The share of positions with the same best word.
     agreement: float
-    # the largest between two probabilities
+    # The largest difference between two probabilities.
     difference: float
 
 
 class Exported(NamedTuple):
+    """What an export wrote, and how it compares with the model."""
+
     guarantee: Guarantee
     files: list[Path]
     check: Check | None
 
 
-@dataclass
+class Distilled(NamedTuple):
+    """N-grams of a model, their words, and how they were made."""
+
+    ngram: NGram
+    words: tuple[str, ...]
+    how: str
+
+
+@dataclass(kw_only=True)
 class Export:
     """One export. The guarantee is the ledger's, of exactly this model."""
 
@@ -81,152 +91,167 @@ class Export:
     to: ExportFormat = "model"
     non_private: bool = False
     blocklist: Iterable[str] = ()
-    # sampled from a model that becomes n-grams
+    # How many words are sampled from a model that becomes n-grams.
     words: int = 2_000_000
-    # n-grams above single words that are then kept
+    # How many n-grams above single words are then kept.
     entries: int = 300_000
     progress: StageProgress = ignore_progress
 
     def write(self, out: Path) -> Exported:
         """Write the model once its file agrees with it."""
-        # or there would be no guarantee
+        # A model without a card has no guarantee, and does not get here.
         assert self.loaded.card is not None
         check_may_leave(self.guarantee, self.non_private)
-        self.card, self.model = self.loaded.card, self.loaded.model
-        with new_folder(out, "name a new folder") as made:
-            self.blocked = [
-                normalize(word, self.loaded.vocabulary.language).strip() for word in self.blocklist
-            ]
-            if self.blocked and (
-                self.to == "model"
-                or (self.to in ("arpa", "combined") and isinstance(self.model, NGram))
-            ):
-                refused = f"a file of this kind cannot hold a blocklist (--to {self.to})"
-                raise ExportRefused(f"{refused}: leave it out, or block the words on the device")
-            check = self._write(made)
-        return Exported(self.guarantee, sorted(out.iterdir()), check)
+        self.card = self.loaded.card
+        self.model = self.loaded.model
+        with new_folder(out, "name a new folder") as folder:
+            self.blocked = self._normalize_blocklist()
+            if self.blocked and not self._can_block():
+                raise ExportRefused(
+                    f"a file of this kind cannot hold a blocklist (--to {self.to}): leave it out,"
+                    " or block the words on the device"
+                )
+            check = self._write_files(folder)
+        return Exported(guarantee=self.guarantee, files=sorted(out.iterdir()), check=check)
 
-    def _write(self, out: Path) -> Check | None:
-        self.statement, self.json = (
-            words(self.guarantee, self.card.public_text) for words in (statement, statement_json)
-        )
+    def _normalize_blocklist(self) -> list[str]:
+        language = self.loaded.vocabulary.language
+        return [normalize(word, language).strip() for word in self.blocklist]
+
+    def _can_block(self) -> bool:
+        """Whether blocked words can be kept out of such a file."""
+        if self.to == "model":
+            return False
+        is_counted = isinstance(self.model, NGram)
+        return not (self.to in ("arpa", "combined") and is_counted)
+
+    def _write_files(self, out: Path) -> Check | None:
+        self.statement = statement(self.guarantee, self.card.public_text)
+        self.json = statement_json(self.guarantee, self.card.public_text)
         self.loaded.vocabulary.save(out / "vocabulary.txt")
         (out / "guarantee.txt").write_text(self.statement, encoding="utf-8")
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
         match self.to:
             case "model":
-                # what was verified, not the file
+                # The parameters that were verified, not the file they came from.
                 return save_model(out / "model.safetensors", self.loaded.params, self.card)
-            case "onnx" | "onnx-int8":
-                return self._onnx(out / ("model.onnx" if self.to == "onnx" else "model.int8.onnx"))
+            case "onnx":
+                return self._write_onnx(out / "model.onnx")
+            case "onnx-int8":
+                return self._write_onnx(out / "model.int8.onnx")
             case "js":
-                return self._javascript(out / "model.js")
+                return self._write_javascript(out / "model.js")
             case "arpa":
-                return self._arpa(out / "model.arpa")
+                return self._write_arpa(out / "model.arpa")
             case "combined":
-                return self._combined(out / f"main_{self.loaded.vocabulary.language}.combined")
+                language = self.loaded.vocabulary.language
+                return self._write_combined(out / f"main_{language}.combined")
 
-    def _onnx(self, path: Path) -> Check:
+    def _write_onnx(self, path: Path) -> Check:
         model = self.model
         if not isinstance(model, Recurrent):
             raise _no_cell("ONNX", self.loaded)
-        never = {PADDING, UNKNOWN, BEGIN, END, *self._ids(self.blocked)}
-        about = {"guarantee": self.json, "text": json.dumps(self.card.text)}
-        content = onnx_model(
-            model.cell, model.weights, never, model.restarts, about, self.to == "onnx-int8"
-        ).SerializeToString()
+        graph = onnx_model(
+            cell=model.cell,
+            weights=model.weights,
+            never={PADDING, UNKNOWN, BEGIN, END, *self._ids_of(self.blocked)},
+            restarts=model.restarts,
+            about={"guarantee": self.json, "text": json.dumps(self.card.text)},
+            as_bytes=self.to == "onnx-int8",
+        )
+        content = graph.SerializeToString()
         check = self._compare(lambda text: onnx_scores(content, text))
         path.write_bytes(content)
-        return self._agreed(check)
+        return self._require_agreement(check)
 
-    def _javascript(self, path: Path) -> Check:
+    def _write_javascript(self, path: Path) -> Check:
         script = page_script(
-            self.loaded,
-            self.guarantee,
-            self.learned_from,
-            self.statement,
-            self.card.run or "",
-            self.blocked,
+            loaded=self.loaded,
+            guarantee=self.guarantee,
+            learned_from=self.learned_from,
+            statement=self.statement,
+            name=self.card.run or "",
+            blocked=self.blocked,
         )
+        # One start of Node for all texts; they are compared in the order they are scored in.
         scores = iter(check_javascript(script, self._compared_texts, self.card.vocabulary))
         check = self._compare(lambda _: next(scores))
         path.write_text(script, encoding="utf-8")
-        return self._agreed(check)
+        return self._require_agreement(check)
 
-    def _arpa(self, path: Path) -> Check:
-        ngram, listed, how = self._to_ngram(DISTILLED_ORDER)
+    def _write_arpa(self, path: Path) -> Check:
+        ngram, listed, how = self._distill(DISTILLED_ORDER)
         write_arpa(path, ngram, listed, [self.statement, how])
-        path.with_name("vocabulary.txt").write_text(
-            "".join(f"{word}\n" for word in arpa_words(listed)), encoding="utf-8"
-        )
+        lines = "".join(f"{word}\n" for word in arpa_words(listed))
+        path.with_name("vocabulary.txt").write_text(lines, encoding="utf-8")
         read_back, words = read_arpa(path)
         places = {word: place for place, word in enumerate(words)}
-        ours = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
-        kept = np.array(self._ids(listed))
-        numbers = self._renumbered(kept)
+        # Where the words of the model stand in the file that was read back.
+        in_file = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
+        kept = np.array(self._ids_of(listed))
+        numbers = self._renumber(kept)
 
-        def written(text: np.ndarray) -> np.ndarray:
-            return _scores_along(read_back, ours[text])[:, ours]
+        def score_as_written(text: np.ndarray) -> np.ndarray:
+            return _scores_along(read_back, in_file[text])[:, in_file]
 
-        def counted(text: np.ndarray) -> np.ndarray:
+        def score_as_counted(text: np.ndarray) -> np.ndarray:
             rows = np.full((len(text) + 1, self.model.vocabulary), -np.inf)
             rows[:, kept] = _scores_along(ngram, numbers[text])
             return rows
 
-        self._agreed(self._compare(written, set(words), counted))
-        return self._compare(written, set(words))
+        # The file must hold what was counted; how far that is from the model is shown.
+        with_counts = self._compare(score_as_written, set(words), reference=score_as_counted)
+        self._require_agreement(with_counts)
+        return self._compare(score_as_written, set(words))
 
-    def _combined(self, path: Path) -> Check:
-        ngram, listed, how = self._to_ngram(2)
-        guarantee, language = self.guarantee, self.loaded.vocabulary.language
-        worth = "noise without a promise" if guarantee.is_private else "NO privacy"
-        worth = "differentially private" if guarantee.epsilon < math.inf else worth
-        worth = "a SIMULATION" if guarantee.is_simulated else worth
-        figures = (
-            f"epsilon {epsilon_text(guarantee.epsilon)} at delta {delta_text(guarantee.delta)};"
-            f" ledger row {guarantee.head}"
+    def _write_combined(self, path: Path) -> Check:
+        ngram, listed, how = self._distill(order=2)
+        write_combined(
+            path,
+            ngram,
+            listed,
+            language=self.loaded.vocabulary.language,
+            description=f"Taciturn {self.card.run}; {_describe_guarantee(self.guarantee)}; {how}",
+            version=max(NEWER_THAN_THEIRS, self.card.round),
+            date=int(datetime.now(UTC).timestamp()),
         )
-        about = f"Taciturn {self.card.run}; {worth}; {figures}; {how}"
-        version, now = max(NEWER_THAN_THEIRS, self.card.round), int(datetime.now(UTC).timestamp())
-        write_combined(path, ngram, listed, language, about, version, now)
         words, followers = read_combined(path)
-        self._agreed(_compare_followers(ngram, listed, followers))
-        return self._compare(lambda text: self._listed_scores(words, followers, text), set(words))
+        self._require_agreement(_compare_followers(ngram, listed, followers))
+        return self._compare(lambda text: self._score_listed(words, followers, text), set(words))
 
-    def _agreed(self, check: Check) -> Check:
+    def _require_agreement(self, check: Check) -> Check:
+        """Return the check; refuse the file if it disagrees with the model."""
         if not check.agreement >= LEAST_AGREEMENT[self.to]:
-            where = (
-                f"{1 - check.agreement:.1%} of {check.positions:,} positions (probabilities differ"
-                f" by up to {check.difference:.2g})"
-            )
             raise ExportRefused(
-                f"the {self.to} export disagrees with the model on the top word at {where}: nothing"
-                " was written"
+                f"the {self.to} export disagrees with the model on the top word at"
+                f" {1 - check.agreement:.1%} of {check.positions:,} positions (probabilities differ"
+                f" by up to {check.difference:.2g}): nothing was written"
             )
         return check
 
-    def _listed_scores(
+    def _score_listed(
         self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray
     ) -> np.ndarray:
-        """Return a word list's scores before the first word and after each: words by frequency,
-        after those that follow.
+        """Return a word list's scores before the first word and after each.
+
+        Words have their frequency, and those that follow a word have a probability after it.
         """
-        ids, spelled = self.loaded.vocabulary.ids, self.card.vocabulary
-        alone = np.zeros(len(spelled))
-        alone[[ids[word] for word in words]] = list(words.values())
-        rows = np.tile(alone, (len(text) + 1, 1))
+        ids = self.loaded.vocabulary.ids
+        spelled = self.card.vocabulary
+        frequencies = np.zeros(len(spelled))
+        frequencies[[ids[word] for word in words]] = list(words.values())
+        rows = np.tile(frequencies, (len(text) + 1, 1))
         for row, word in zip(rows[1:], text.tolist(), strict=True):
-            for other, probability in followers.get(spelled[word], {}).items():
-                row[ids[other]] = max(probability, row[ids[other]])
+            for follower, probability in followers.get(spelled[word], {}).items():
+                row[ids[follower]] = max(probability, row[ids[follower]])
         with np.errstate(divide="ignore"):
             return np.log(rows)
 
-    def _to_ngram(self, order: int) -> tuple[NGram, tuple[str, ...], str]:
-        """Return n-grams, their words, and how they were made: the model itself if it is one, or
-        else counted on its samples.
-        """
+    def _distill(self, order: int) -> Distilled:
+        """Return the model itself if it is n-grams, or else n-grams counted on its samples."""
         if isinstance(self.model, NGram):
-            return self.model, self.card.vocabulary, f"{self.model.order}-grams as counted"
+            how = f"{self.model.order}-grams as counted"
+            return Distilled(ngram=self.model, words=self.card.vocabulary, how=how)
         assert isinstance(self.model, Neural)
         texts = samples(
             self.model,
@@ -235,37 +260,58 @@ class Export:
             lambda done, all: self.progress("sampling", done, all),
         )
         # Blocked words are not in the list, so no reader can produce them.
-        kept = np.setdiff1d(np.arange(self.model.vocabulary), self._ids(self.blocked))
-        numbers = self._renumbered(kept)
+        kept = np.setdiff1d(np.arange(self.model.vocabulary), self._ids_of(self.blocked))
+        numbers = self._renumber(kept)
         # Katz: pruned Kneser–Ney is worse (Chelba et al. 2010).
-        counted = katz((numbers[text] for text in texts), len(kept), order)
+        counts = katz((numbers[text] for text in texts), len(kept), order)
         cost = ", which costs no privacy" if self.guarantee.is_private else ""
-        how = f"{order}-grams of {self.words:,} words sampled from the model{cost}"
-        return (
-            prune(counted, self.entries),
-            tuple(self.card.vocabulary[place] for place in kept),
-            how,
+        return Distilled(
+            ngram=prune(counts, self.entries),
+            words=tuple(self.card.vocabulary[place] for place in kept),
+            how=f"{order}-grams of {self.words:,} words sampled from the model{cost}",
         )
 
-    def _renumbered(self, kept: np.ndarray) -> np.ndarray:
+    def _renumber(self, kept: np.ndarray) -> np.ndarray:
         """Return the ids of the model's words in a list that keeps some of them."""
         numbers = np.full(self.model.vocabulary, UNKNOWN)
         numbers[kept] = np.arange(len(kept))
         return numbers
 
-    def _ids(self, words: Iterable[str]) -> list[int]:
-        return [
-            self.loaded.vocabulary.ids[word] for word in words if word in self.loaded.vocabulary.ids
-        ]
+    def _ids_of(self, words: Iterable[str]) -> list[int]:
+        """Return the ids of those words that the model has."""
+        ids = self.loaded.vocabulary.ids
+        return [ids[word] for word in words if word in ids]
 
     def _compare(
         self, scores: Scoring, listed: set[str] | None = None, reference: Scoring | None = None
     ) -> Check:
-        """Compare. `listed` are the words that a file can hold, where not all; the reference is the
-        model, unless another is given.
+        """Compare scores with a reference.
+
+        Args:
+            scores: of what was written.
+            listed: the words that a file can hold, where these are not all.
+            reference: what to compare with; the model, unless another is given.
         """
-        positions = same = 0
+        if reference is None:
+            reference = functools.partial(_scores_along, self.model)
+        silent = self._never_suggested(listed)
+        positions = 0
+        agreeing = 0
         difference = 0.0
+        for text in self._compared_texts:
+            ours = np.array(reference(text))
+            theirs = np.array(scores(text))
+            ours[:, silent] = -np.inf
+            theirs[:, silent] = -np.inf
+            positions += len(ours)
+            same_best = np.argmax(ours, axis=1) == np.argmax(theirs, axis=1)
+            agreeing += int(np.count_nonzero(same_best))
+            furthest = np.abs(np.exp(ours) - np.exp(theirs)).max()
+            difference = max(difference, float(furthest))
+        return Check(positions=positions, agreement=agreeing / positions, difference=difference)
+
+    def _never_suggested(self, listed: set[str] | None) -> list[int]:
+        """Return the ids that a comparison leaves out: special tokens, and words not in a file."""
         silent = [PADDING, UNKNOWN, BEGIN]
         if listed is not None:
             silent += [
@@ -273,16 +319,7 @@ class Export:
                 for place, word in enumerate(self.card.vocabulary)
                 if place >= END and word not in listed
             ]
-        for text in self._compared_texts:
-            ours, theirs = (
-                np.array(reference(text) if reference else _scores_along(self.model, text)),
-                np.array(scores(text)),
-            )
-            ours[:, silent] = theirs[:, silent] = -np.inf
-            positions += len(ours)
-            same += int(np.count_nonzero(np.argmax(ours, axis=1) == np.argmax(theirs, axis=1)))
-            difference = max(difference, float(np.abs(np.exp(ours) - np.exp(theirs)).max()))
-        return Check(positions, same / positions, difference)
+        return silent
 
     @functools.cached_property
     def _compared_texts(self) -> list[np.ndarray]:
@@ -290,23 +327,45 @@ class Export:
         if isinstance(self.model, Neural):
             return list(samples(self.model, 1, jax.random.key(0)))[:CHECKED_TEXTS]
         generator = np.random.default_rng(0)
-        return list(generator.integers(UNKNOWN, self.model.vocabulary, (CHECKED_TEXTS, 64)))
+        shape = (CHECKED_TEXTS, CHECKED_WORDS)
+        return list(generator.integers(UNKNOWN, self.model.vocabulary, shape))
+
+
+def _describe_guarantee(guarantee: Guarantee) -> str:
+    """Return what a word list's header has room to say of a guarantee."""
+    if guarantee.is_simulated:
+        worth = "a SIMULATION"
+    elif guarantee.epsilon < math.inf:
+        worth = "differentially private"
+    elif guarantee.is_private:
+        worth = "noise without a promise"
+    else:
+        worth = "NO privacy"
+    return (
+        f"{worth}; epsilon {epsilon_text(guarantee.epsilon)} at delta"
+        f" {delta_text(guarantee.delta)}; ledger row {guarantee.head}"
+    )
 
 
 def _compare_followers(
     ngram: NGram, listed: Sequence[str], followers: dict[str, dict[str, float]]
 ) -> Check:
-    """Count the words that follow others in a word list with the probability that the n-grams give
-    them.
-    """
+    """Compare the probabilities of words that follow others, in a word list and in the n-grams."""
     ids = {word: place for place, word in enumerate(listed)}
-    off = []
-    for word, others in followers.items():
-        # after this word alone, as in a list
+    differences = []
+    for word, probabilities in followers.items():
+        # A list knows one word before, and no more.
         scores = ngram.scores((ids[word],))
-        off += [abs(math.log(said) - scores[ids[other]]) for other, said in others.items()]
-    right = sum(one <= STEP for one in off)
-    return Check(len(off), right / len(off) if off else 1.0, math.expm1(max(off, default=0.0)))
+        for follower, probability in probabilities.items():
+            differences.append(abs(math.log(probability) - scores[ids[follower]]))
+    if not differences:
+        return Check(positions=0, agreement=1.0, difference=0.0)
+    within_a_step = sum(difference <= STEP for difference in differences)
+    return Check(
+        positions=len(differences),
+        agreement=within_a_step / len(differences),
+        difference=math.expm1(max(differences)),
+    )
 
 
 def _scores_along(model: WordModel, text: np.ndarray) -> np.ndarray:
@@ -320,6 +379,7 @@ def _scores_along(model: WordModel, text: np.ndarray) -> np.ndarray:
 
 
 def page_script(
+    *,
     loaded: LoadedModel,
     guarantee: Guarantee | None,
     learned_from: str | None,
@@ -328,28 +388,27 @@ def page_script(
     blocked: Iterable[str],
 ) -> str:
     """Return the model as one script, for the page and for export."""
-    words = loaded.vocabulary
     about = Published(
-        name,
-        words.words,
-        words.about,
-        guarantee,
-        statement,
-        learned_from,
-        list(blocked),
-        loaded.is_personal,
+        name=name,
+        words=loaded.vocabulary.words,
+        text=loaded.vocabulary.about,
+        guarantee=guarantee,
+        statement=statement,
+        learned_from=learned_from,
+        blocked=list(blocked),
+        personal=loaded.is_personal,
     )
-    if isinstance(loaded.model, NGram):
-        return javascript_ngram(prune(loaded.model, PAGE_ENTRIES), about)
-    model, kind = loaded.model, loaded.kind
+    model = loaded.model
+    kind = loaded.kind
+    if isinstance(model, NGram):
+        return javascript_ngram(prune(model, PAGE_ENTRIES), about)
     if not isinstance(model, Recurrent) or kind is None or kind.javascript_cell is None:
         raise _no_cell("JavaScript", loaded)
     return javascript_model(model.weights, kind.javascript_cell, sorted(model.restarts), about)
 
 
 def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:
-    name = loaded.path.name
     return ExportRefused(
-        f"{what} is for models that read word by word (LSTM, CIFG, GRU); export {name} as n-grams:"
-        " --to arpa"
+        f"{what} is for models that read word by word (LSTM, CIFG, GRU); export {loaded.path.name}"
+        " as n-grams: --to arpa"
     )

@@ -1,23 +1,25 @@
-"""A recurrent model as ONNX: one word and the state in, the ten best next words, all logits and the
-new state out.
+"""A recurrent model as ONNX: one word and the state in, the next words and the new state out.
 
 Built from primitives: ONNX's LSTM operator has no CIFG, no projection and no tied embedding.
 Weights in bytes are widened when the file is loaded; activations are never rounded, so that what
 was checked here holds on every processor.
 
-    word              int64 [batch]                 <bos> first fed_back, carry   float32 [batch, …]
-    zeros first, and after a word of the metadata's `restarts` top_words         int64 [batch, 10]
-    never a special token, nor a blocked word top_log_probabilities, logits, next_fed_back,
-    next_carry
+Inputs:
+    word              int64 [batch]; <bos> first
+    fed_back, carry   float32 [batch, …]; zeros first, and after a word of the metadata's `restarts`
+
+Outputs:
+    top_words         int64 [batch, 10]; never a special token, nor a blocked word
+    top_log_probabilities, logits, next_fed_back, next_carry
 """
 
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import Jaxpr, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from scipy.special import log_softmax
 
 from taciturn.core import BEGIN
@@ -28,10 +30,11 @@ from taciturn.release.gate import ExportRefused
 if TYPE_CHECKING:
     import onnx
 
-# of 2022: what is on phones
-OPSET, IR_VERSION = 17, 8
+# Those of 2022, which phones have.
+OPSET = 17
+IR_VERSION = 8
 BEST = 10
-# of JAX, of ONNX
+# JAX's names of operators, and ONNX's.
 OPERATORS = {
     "add": "Add",
     "sub": "Sub",
@@ -41,7 +44,15 @@ OPERATORS = {
 }
 
 
-def libraries() -> tuple[Any, Any]:
+class Stored(NamedTuple):
+    """The names of a stored matrix' values and, for bytes, of its scales."""
+
+    values: str
+    scales: str | None
+
+
+def import_libraries() -> tuple[Any, Any]:
+    """Return onnx and onnxruntime; refuse the export without them."""
     try:
         import onnx
         import onnxruntime
@@ -54,6 +65,7 @@ def libraries() -> tuple[Any, Any]:
 
 
 def onnx_model(
+    *,
     cell: Cell,
     weights: StepWeights,
     never: Iterable[int],
@@ -61,58 +73,82 @@ def onnx_model(
     about: dict[str, str],
     as_bytes: bool,
 ) -> "onnx.ModelProto":
-    """Build the graph. `never` are words not to suggest, `restarts` those after which the model
-    starts afresh, `about` its metadata.
+    """Build the graph.
+
+    Args:
+        cell: of the recurrence.
+        weights: of the model.
+        never: words not to suggest.
+        restarts: words after which the model starts afresh.
+        about: its metadata.
+        as_bytes: whether matrices are stored as bytes with a scale a row.
     """
-    onnx, _ = libraries()
+    onnx, _ = import_libraries()
     graph = _Graph(onnx, as_bytes)
-    words = graph.stored(weights.words.T)
-    embedding = words if weights.embedding is weights.words else graph.stored(weights.embedding.T)
-    gates = graph(
-        "Add",
-        graph.product(graph.column(embedding, "word"), weights.input),
-        graph.constant(weights.gate_bias),
+    words = graph.store(weights.words.T)
+    is_tied = weights.embedding is weights.words
+    embedding = words if is_tied else graph.store(weights.embedding.T)
+    output, carry = _add_cell(graph, cell, weights, embedding)
+    fed_back = graph.multiply(output, weights.projection)
+    context = graph.multiply(fed_back, weights.to_context)
+    scores = graph.add("MatMul", context, graph.widen(words))
+    logits = graph.add("Add", scores, graph.constant(weights.word_bias))
+    never = sorted(never)
+    best = _add_best_words(graph, logits, vocabulary=len(weights.word_bias), never=never)
+    graph.add("Identity", logits, out=("logits",))
+    graph.add("Identity", fed_back, out=("next_fed_back",))
+    graph.add("Identity", carry, out=("next_carry",))
+    return graph.finish(
+        states={"fed_back": len(weights.recurrent), "carry": weights.units},
+        vocabulary=len(weights.word_bias),
+        best_words=best,
+        metadata={"never": json.dumps(never), "restarts": json.dumps(sorted(restarts)), **about},
     )
-    recurrent = graph.product("fed_back", weights.recurrent)
+
+
+def _add_cell(
+    graph: "_Graph", cell: Cell, weights: StepWeights, embedding: Stored
+) -> tuple[str, str]:
+    """Add a step of the recurrence; return the names of its output and its carry."""
+    from_word = graph.multiply(graph.column(embedding, "word"), weights.input)
+    gates = graph.add("Add", from_word, graph.constant(weights.gate_bias))
+    recurrent = graph.multiply("fed_back", weights.recurrent)
+    (gate_units,) = weights.gate_bias.shape
     shapes = [
         jax.ShapeDtypeStruct((1, size), np.float32)
-        for size in (*weights.gate_bias.shape * 2, weights.units)
+        for size in (gate_units, gate_units, weights.units)
     ]
-    output, carry = graph.traced(jax.make_jaxpr(cell)(*shapes).jaxpr, [gates, recurrent, "carry"])
-    fed_back = graph.product(output, weights.projection)
-    context = graph.product(fed_back, weights.to_context)
-    logits = graph(
-        "Add", graph("MatMul", context, graph.widened(*words)), graph.constant(weights.word_bias)
-    )
-    never = sorted(never)
-    allowed = np.zeros(len(weights.word_bias), np.float32)
+    program = jax.make_jaxpr(cell)(*shapes).jaxpr
+    output, carry = graph.trace(program, [gates, recurrent, "carry"])
+    return output, carry
+
+
+def _add_best_words(graph: "_Graph", logits: str, vocabulary: int, never: list[int]) -> int:
+    """Add the best words that may be suggested; return how many there are."""
+    allowed = np.zeros(vocabulary, np.float32)
     allowed[never] = -np.inf
     best = min(BEST, int(np.count_nonzero(allowed == 0)))
-    ranked = graph("Add", graph("LogSoftmax", logits, axis=-1), graph.constant(allowed))
-    graph(
-        "TopK",
-        ranked,
-        graph.constant(np.array([best], np.int64)),
-        out=("top_log_probabilities", "top_words"),
-    )
-    for name, value in (("logits", logits), ("next_fed_back", fed_back), ("next_carry", carry)):
-        graph("Identity", value, out=(name,))
-    sizes = {"fed_back": len(weights.recurrent), "carry": weights.units}
-    metadata = {"never": json.dumps(never), "restarts": json.dumps(sorted(restarts)), **about}
-    return graph.finished(sizes, len(weights.word_bias), best, metadata)
+    log_probabilities = graph.add("LogSoftmax", logits, axis=-1)
+    ranked = graph.add("Add", log_probabilities, graph.constant(allowed))
+    count = graph.constant(np.array([best], np.int64))
+    graph.add("TopK", ranked, count, out=("top_log_probabilities", "top_words"))
+    return best
 
 
 class _Graph:
-    """Nodes in the order they are called, with names for their outputs. Matrices are stored once,
-    as float32 or as bytes.
+    """Nodes in the order they are added, with names for their outputs.
+
+    Matrices are stored once, as float32 or as bytes.
     """
 
     def __init__(self, onnx: Any, as_bytes: bool) -> None:
-        self.onnx, self.nodes, self.constants, self.as_bytes = onnx, [], [], as_bytes
+        self.onnx = onnx
+        self.nodes = []
+        self.constants = []
+        self.as_bytes = as_bytes
 
-    def __call__(
-        self, operator: str, *inputs: str, out: tuple[str, ...] = (), **attributes: Any
-    ) -> Any:
+    def add(self, operator: str, *inputs: str, out: tuple[str, ...] = (), **attributes: Any) -> Any:
+        """Add a node; return the name of its output, or their names where there are several."""
         names = out or (f"{operator.lower()}_{len(self.nodes)}",)
         self.nodes.append(self.onnx.helper.make_node(operator, inputs, names, **attributes))
         return names[0] if len(names) == 1 else names
@@ -122,121 +158,141 @@ class _Graph:
         self.constants.append(self.onnx.numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
 
-    def stored(self, matrix: np.ndarray) -> tuple[str, str | None]:
-        """Store a matrix [inputs, outputs]; return the names of its values and, for bytes, of its
-        scales.
-        """
+    def store(self, matrix: np.ndarray) -> Stored:
+        """Store a matrix [inputs, outputs]."""
         if not self.as_bytes:
-            return self.constant(matrix), None
+            return Stored(values=self.constant(matrix), scales=None)
         values, scales = int8(matrix.T)
-        return self.constant(values.T), self.constant(scales)
+        return Stored(values=self.constant(values.T), scales=self.constant(scales))
 
-    def widened(self, values: str, scales: str | None) -> str:
-        return (
-            values
-            if scales is None
-            else self("Mul", self("Cast", values, to=self.onnx.TensorProto.FLOAT), scales)
-        )
+    def widen(self, stored: Stored) -> str:
+        """Return the values as float32."""
+        if stored.scales is None:
+            return stored.values
+        values = self.add("Cast", stored.values, to=self.onnx.TensorProto.FLOAT)
+        return self.add("Mul", values, stored.scales)
 
-    def product(self, value: str, matrix: np.ndarray | None) -> str:
-        return (
-            value if matrix is None else self("MatMul", value, self.widened(*self.stored(matrix)))
-        )
+    def multiply(self, value: str, matrix: np.ndarray | None) -> str:
+        """Multiply by a matrix, if there is one."""
+        if matrix is None:
+            return value
+        return self.add("MatMul", value, self.widen(self.store(matrix)))
 
-    def column(self, stored: tuple[str, str | None], place: str) -> str:
+    def column(self, stored: Stored, place: str) -> str:
         """Return one output's column of a stored matrix, as a row."""
-        values, scales = stored
-        rows = self("Transpose", self("Gather", values, place, axis=1), perm=[1, 0])
-        if scales is None:
+        gathered = self.add("Gather", stored.values, place, axis=1)
+        rows = self.add("Transpose", gathered, perm=[1, 0])
+        if stored.scales is None:
             return rows
-        return self.widened(
-            rows,
-            self(
-                "Unsqueeze", self("Gather", scales, place), self.constant(np.array([1], np.int64))
-            ),
-        )
+        scales = self.add("Gather", stored.scales, place)
+        axis = self.constant(np.array([1], np.int64))
+        return self.widen(Stored(values=rows, scales=self.add("Unsqueeze", scales, axis)))
 
-    def traced(self, program: Jaxpr, inputs: list[str]) -> list[str]:
+    def trace(self, program: Jaxpr, inputs: list[str]) -> list[str]:
         """Add the nodes of a cell as JAX traces it, so that it is defined once."""
-        named = dict(zip(program.invars, inputs, strict=True))
+        names: dict[Var, str] = dict(zip(program.invars, inputs, strict=True))
 
         def name_of(value: Var | Literal) -> str:
-            return (
-                self.constant(np.full(1, value.val, np.float32))
-                if isinstance(value, Literal)
-                else named[value]
-            )
+            if isinstance(value, Literal):
+                return self.constant(np.full(1, value.val, np.float32))
+            return names[value]
 
         for step in program.eqns:
-            given, kind = [name_of(value) for value in step.invars], step.primitive.name
-            if kind == "split":
-                sizes = np.array(step.params["sizes"], np.int64)
-                parts = tuple(f"part_{len(self.nodes)}_{part}" for part in range(len(sizes)))
-                found = self("Split", *given, self.constant(sizes), out=parts, axis=-1)
-            # a function within it
-            elif "jaxpr" in step.params:
-                found = self.traced(step.params["jaxpr"].jaxpr, given)
-            elif kind in OPERATORS:
-                found = [self(OPERATORS[kind], *given)]
-            else:
-                raise ExportRefused(
-                    f"ONNX export supports cells of {', '.join(OPERATORS)} and split, not of"
-                    f" {kind}; choose another"
-                )
-            named |= dict(zip(step.outvars, found, strict=True))
+            outputs = self._trace_step(step, [name_of(value) for value in step.invars])
+            names |= dict(zip(step.outvars, outputs, strict=True))
         return [name_of(value) for value in program.outvars]
 
-    def finished(
-        self, states: dict[str, int], vocabulary: int, best_words: int, metadata: dict[str, str]
+    def _trace_step(self, step: JaxprEqn, inputs: list[str]) -> list[str]:
+        """Add the nodes of one operation; return the names of what it gives."""
+        kind = step.primitive.name
+        if kind == "split":
+            sizes = np.array(step.params["sizes"], np.int64)
+            parts = tuple(f"part_{len(self.nodes)}_{part}" for part in range(len(sizes)))
+            return self.add("Split", *inputs, self.constant(sizes), out=parts, axis=-1)
+        # A function within the cell.
+        if "jaxpr" in step.params:
+            return self.trace(step.params["jaxpr"].jaxpr, inputs)
+        if kind in OPERATORS:
+            return [self.add(OPERATORS[kind], *inputs)]
+        raise ExportRefused(
+            f"ONNX export supports cells of {', '.join(OPERATORS)} and split, not of {kind};"
+            " choose another"
+        )
+
+    def finish(
+        self,
+        *,
+        states: dict[str, int],
+        vocabulary: int,
+        best_words: int,
+        metadata: dict[str, str],
     ) -> "onnx.ModelProto":
-        make, kinds = self.onnx.helper.make_tensor_value_info, self.onnx.TensorProto
-        before = [make(name, kinds.FLOAT, ["batch", size]) for name, size in states.items()]
-        after = [
-            make(f"next_{name}", kinds.FLOAT, ["batch", size]) for name, size in states.items()
-        ]
+        """Return the model of all nodes, checked."""
+        helper = self.onnx.helper
+        kinds = self.onnx.TensorProto
+
+        def declare(name: str, kind: int, *sizes: int) -> Any:
+            return helper.make_tensor_value_info(name, kind, ["batch", *sizes])
+
+        before = [declare(name, kinds.FLOAT, size) for name, size in states.items()]
+        after = [declare(f"next_{name}", kinds.FLOAT, size) for name, size in states.items()]
         best = [
-            make("top_words", kinds.INT64, ["batch", best_words]),
-            make("top_log_probabilities", kinds.FLOAT, ["batch", best_words]),
-            make("logits", kinds.FLOAT, ["batch", vocabulary]),
+            declare("top_words", kinds.INT64, best_words),
+            declare("top_log_probabilities", kinds.FLOAT, best_words),
+            declare("logits", kinds.FLOAT, vocabulary),
         ]
-        inputs = [make("word", kinds.INT64, ["batch"]), *before]
-        graph = self.onnx.helper.make_graph(
-            self.nodes, "next_word", inputs, best + after, self.constants
+        graph = helper.make_graph(
+            self.nodes,
+            "next_word",
+            inputs=[declare("word", kinds.INT64), *before],
+            outputs=best + after,
+            initializer=self.constants,
         )
-        opset = [self.onnx.helper.make_opsetid("", OPSET)]
-        model = self.onnx.helper.make_model(
-            graph, opset_imports=opset, ir_version=IR_VERSION, producer_name="taciturn"
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="taciturn",
         )
-        self.onnx.helper.set_model_props(model, metadata)
+        helper.set_model_props(model, metadata)
         self.onnx.checker.check_model(model)
         return model
 
 
 def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:
-    """Return the log-probabilities that onnxruntime computes after each word; refuse a file whose
-    best words are wrong or blocked.
+    """Return the log-probabilities that onnxruntime computes after each word.
+
+    A file whose best words are wrong or blocked is refused.
     """
-    _, onnxruntime = libraries()
+    _, onnxruntime = import_libraries()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    said = session.get_modelmeta().custom_metadata_map
-    never, afresh = json.loads(said["never"]), set(json.loads(said["restarts"]))
-    zero = {
-        one.name: np.zeros((1, one.shape[1]), np.float32)
-        for one in session.get_inputs()
-        if one.name != "word"
+    metadata = session.get_modelmeta().custom_metadata_map
+    never = json.loads(metadata["never"])
+    restarts = set(json.loads(metadata["restarts"]))
+    zero_state = {
+        value.name: np.zeros((1, value.shape[1]), np.float32)
+        for value in session.get_inputs()
+        if value.name != "word"
     }
-    wanted = ["logits", "top_words", *(f"next_{name}" for name in zero)]
-    state, rows = zero, []
+    outputs = ["logits", "top_words", *(f"next_{name}" for name in zero_state)]
+    state = zero_state
+    rows = []
     for word in (BEGIN, *words.tolist()):
-        if word in afresh:
-            state, word = zero, BEGIN
-        logits, best, *after = session.run(wanted, {"word": np.array([word], np.int64), **state})
+        if word in restarts:
+            state = zero_state
+            word = BEGIN
+        logits, best, *after = session.run(outputs, {"word": np.array([word], np.int64), **state})
         state = dict(zip(state, after, strict=True))
-        rows.append(log_softmax(logits[0]))
-        allowed = rows[-1].copy()
-        allowed[never] = -np.inf
-        if set(best[0]) & set(never) or allowed[best[0][0]] < allowed.max():
-            raise ExportRefused(
-                "the graph's best words are not those of its logits: nothing was written"
-            )
+        log_probabilities = log_softmax(logits[0])
+        _check_best_words(best[0], log_probabilities, never)
+        rows.append(log_probabilities)
     return np.stack(rows)
+
+
+def _check_best_words(best: np.ndarray, log_probabilities: np.ndarray, never: list[int]) -> None:
+    allowed = log_probabilities.copy()
+    allowed[never] = -np.inf
+    if set(best) & set(never) or allowed[best[0]] < allowed.max():
+        raise ExportRefused(
+            "the graph's best words are not those of its logits: nothing was written"
+        )

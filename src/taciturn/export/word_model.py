@@ -1,6 +1,4 @@
-"""Open any model to type with: a run, a pretrained model, counted n-grams, or anyone's ARPA
-file.
-"""
+"""Open any model to type with: a run, a pretrained model, counted n-grams, or an ARPA file."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,20 +13,21 @@ from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelCard, ModelFileError, load_model
 
-# of counted n-grams: names the population, as a run's recipe does
+# A file beside counted n-grams that names the population, as a run's recipe does.
 COUNTED_ON = "counted_on.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What was read from a file. Its model uses exactly these parameters, so what the ledger knows
-    is what runs.
+    """What was read from a file.
+
+    Its model uses exactly these parameters, so what the ledger knows is what runs.
     """
 
     path: Path
     vocabulary: Vocabulary
     params: Params
-    # an ARPA file has none: what it was counted on is unknown
+    # An ARPA file has none: what it was counted on is unknown.
     card: ModelCard | None
 
     @property
@@ -39,17 +38,17 @@ class LoadedModel:
     @property
     def is_of_users(self) -> bool:
         """Return whether users' text went into it: its card says so, or its folder does."""
-        named = self.card is not None and self.card.run is not None
-        return named or (self.path / COUNTED_ON).exists() or (self.path / "recipe.toml").exists()
+        if self.card is not None and self.card.run is not None:
+            return True
+        return any((self.path / name).exists() for name in (COUNTED_ON, "recipe.toml"))
 
     @cached_property
     def model(self) -> WordModel:
         if self.card is None or self.kind is None:
             return NGram.of(self.params, len(self.vocabulary))
         model = build.language_model(ModelSection(**self.card.architecture), len(self.vocabulary))
-        return self.kind.stepper(
-            model, self.params, self.vocabulary.sentence_ends if self.card.sentences else ()
-        )
+        sentence_ends = self.vocabulary.sentence_ends if self.card.sentences else ()
+        return self.kind.stepper(model, self.params, sentence_ends)
 
     @property
     def kind(self) -> ModelKind | None:
@@ -63,10 +62,13 @@ class LoadedModel:
 
 
 def load_word_model(path: Path) -> LoadedModel:
+    """Read a model and its words from a folder, or from an ARPA file."""
     if (path / "model.arpa").exists():
         path = path / "model.arpa"
     if path.suffix == ".arpa":
         ngram, words = read_arpa(path)
-        return LoadedModel(path, Vocabulary(tuple(words), source=path.name), ngram.params(), None)
+        vocabulary = Vocabulary(tuple(words), source=path.name)
+        return LoadedModel(path=path, vocabulary=vocabulary, params=ngram.params(), card=None)
     params, card = load_model(path)
-    return LoadedModel(path, Vocabulary.of(card.vocabulary, card.text), params, card)
+    vocabulary = Vocabulary.of(card.vocabulary, card.text)
+    return LoadedModel(path=path, vocabulary=vocabulary, params=params, card=card)

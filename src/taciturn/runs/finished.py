@@ -183,9 +183,15 @@ class FinishedRun:
             The files, the guarantee, and how well the file agrees with the model. Nothing is
             written before ledger and model agree.
         """
-        return Export(
-            self.model, self.guarantee, learned_from(self.model), to, non_private, **how
-        ).write(Path(out))
+        export = Export(
+            loaded=self.model,
+            guarantee=self.guarantee,
+            learned_from=learned_from(self.model),
+            to=to,
+            non_private=non_private,
+            **how,
+        )
+        return export.write(Path(out))
 
     def evaluate(
         self, on: str | Path | None = None, progress: Progress = ignore_progress
