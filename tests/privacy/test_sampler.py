@@ -66,10 +66,10 @@ def test_blocks_are_those_of_another_implementation_and_coins_use_them():
     drawn = int.from_bytes(
         theirs[:48], "little"
     )  # of a fair coin, one in two comes up for the upper half
-    assert len(chacha20.Coins(key).sampled(np.arange(1), 0.5)) == drawn >> 383
+    assert len(chacha20.Coins(key).sample(np.arange(1), 0.5)) == drawn >> 383
     words = np.frombuffer(theirs, "<u8")[:3].tolist()
     places = sorted(index + word % (2**20 - index) for index, word in enumerate(words))
-    assert chacha20.Coins(key).chosen(np.arange(2**20), 3).tolist() == places
+    assert chacha20.Coins(key).choose(np.arange(2**20), 3).tolist() == places
 
 
 def test_coins_continue_with_the_next_block(monkeypatch):
@@ -92,7 +92,7 @@ def test_without_chacha20_in_openssl_nothing_is_drawn_and_the_error_says_why(mon
 
     monkeypatch.setattr(chacha20, "Cipher", lacking)
     with pytest.raises(chacha20.CipherMissing, match="FIPS mode"):
-        chacha20.Coins(bytes(32)).chosen(np.arange(9), 3)
+        chacha20.Coins(bytes(32)).choose(np.arange(9), 3)
 
 
 def binomial(times: int, below: int) -> dict[int, Fraction]:
@@ -134,7 +134,7 @@ def test_drawing_takes_time_in_proportion_to_the_number_drawn():
     used = []
     for users in (10**4, 10**7):
         coins = chacha20.Coins(bytes(32))
-        assert 60 < len(coins.sampled(np.arange(users), 100 / users)) < 140
+        assert 60 < len(coins.sample(np.arange(users), 100 / users)) < 140
         used.append(coins._next)
     assert max(used) < 20  # blocks of eight words; a coin for each would take 1,250 and 1,250,000
 
@@ -158,7 +158,7 @@ def test_every_choice_comes_from_equally_many_words(size):
     for chosen in range(size + 1):
         words = itertools.product(*(range(size - index) for index in range(chosen)))
         sets = Counter(
-            tuple(scripted(one).chosen(np.arange(size), chosen).tolist()) for one in words
+            tuple(scripted(one).choose(np.arange(size), chosen).tolist()) for one in words
         )
         assert sets == dict.fromkeys(
             itertools.combinations(range(size), chosen), math.factorial(chosen)
@@ -178,7 +178,7 @@ def test_words_that_are_drawn_again_are_new_ones_until_the_stream_ends():
     assert [int(coins._words(1)[0]) for _ in range(3)] == stream[::8]
     coins._next = 2**32 - 1
     coins._words(8)
-    for draw in (lambda: coins._words(1), lambda: coins.sampled(np.arange(5), 0.5)):
+    for draw in (lambda: coins._words(1), lambda: coins.sample(np.arange(5), 0.5)):
         with pytest.raises(ValueError, match="and no more"):
             draw()
 
@@ -215,7 +215,7 @@ def test_a_number_is_drawn_from_the_first_bit_string_of_its_share_to_the_last(ti
 def test_no_user_is_drawn_with_more_than_the_charged_probability(chance, monkeypatch):
     asked = []
     monkeypatch.setattr(chacha20.Coins, "_binomial", lambda self, *given: asked.append(given) or 0)
-    chacha20.Coins(bytes(32)).sampled(np.arange(9), chance)
+    chacha20.Coins(bytes(32)).sample(np.arange(9), chance)
     [(times, below)] = asked
     assert times == 9
     assert 0 <= Fraction(chance) - Fraction(below, 2**64) < Fraction(1, 2**64)
@@ -235,7 +235,7 @@ def test_of_many_coins_few_weights_matter():
 
 def test_coins_fall_as_often_as_they_should_and_choices_are_uniform():
     coins, users = chacha20.Coins(bytes(32)), np.arange(100, 120)
-    drawn = [coins.sampled(users, 0.1) for _ in range(1200)]
+    drawn = [coins.sample(users, 0.1) for _ in range(1200)]
     assert all(len(set(one.tolist())) == len(one) for one in drawn)
     met = np.array([np.isin(users, one) for one in drawn])
     together = (
@@ -246,15 +246,15 @@ def test_coins_fall_as_often_as_they_should_and_choices_are_uniform():
             stats.binomtest(int(together[one, other]), 1200, 0.1 if one == other else 0.01).pvalue
             > 1e-6
         )
-    assert np.array_equal(coins.sampled(users, 1.0), users)
-    assert 4800 < len(coins.sampled(np.arange(10_000), 0.5)) < 5200
+    assert np.array_equal(coins.sample(users, 1.0), users)
+    assert 4800 < len(coins.sample(np.arange(10_000), 0.5)) < 5200
     counts = np.zeros(10)
     for _ in range(2000):
-        counts[coins.chosen(np.arange(10), 3)] += 1
+        counts[coins.choose(np.arange(10), 3)] += 1
     assert stats.chisquare(counts).pvalue > 1e-4
-    assert coins.chosen(np.arange(4), 4).tolist() == [0, 1, 2, 3]
+    assert coins.choose(np.arange(4), 4).tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="cannot be chosen"):
-        coins.chosen(np.arange(4), 5)
+        coins.choose(np.arange(4), 5)
 
 
 numbers = st.integers(-(2**62), 2**62 - 1)

@@ -42,7 +42,7 @@ class PoissonSampling:
             raise ValueError(f"a sampling probability lies in (0, 1]; {self.probability} does not")
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
-        return coins.sampled(available, self.probability)
+        return coins.sample(available, self.probability)
 
     def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
         _check_independent(strategy)
@@ -83,7 +83,7 @@ class FixedSize:
             raise WrongNumberOfUsers(
                 f"{few}: the cost would be understated; lower participation.users in the recipe"
             )
-        return coins.chosen(available, self.size)
+        return coins.choose(available, self.size)
 
     def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
         _check_independent(strategy)
@@ -151,7 +151,7 @@ class MinSeparation:
                 f" {self.max_participations} times"
             )
             raise WrongNumberOfUsers(f"{few}: {others}. Lower the cohort or the separation")
-        return coins.chosen(available, self.asked)
+        return coins.choose(available, self.asked)
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         counts = _counts(self.rounds, strategy)
@@ -202,7 +202,7 @@ class CyclicPoisson:
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         turn = available[available % self.cycle == row % self.cycle]
-        return coins.sampled(turn, self.probability)
+        return coins.sample(turn, self.probability)
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         if strategy.bands is None or strategy.bands > self.cycle:

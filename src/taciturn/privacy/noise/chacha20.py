@@ -68,13 +68,13 @@ class Coins:
         # block
         self._next = 0
 
-    def sampled(self, items: np.ndarray, probability: float) -> np.ndarray:
+    def sample(self, items: np.ndarray, probability: float) -> np.ndarray:
         """Draw each item independently with this probability, or up to 2⁻⁶⁴ less; as a whole within
         2⁻²⁰⁰ of that in total variation, which is less than the last bit of the distance that noise
         is charged with. The time is proportional to the number drawn.
         """
         below = math.floor(probability * 2**64)
-        return items if below >= 2**64 else self.chosen(items, self._binomial(len(items), below))
+        return items if below >= 2**64 else self.choose(items, self._binomial(len(items), below))
 
     def _binomial(self, times: int, below: int) -> int:
         """Draw how many of `times` coins fall, each with a probability of below · 2⁻⁶⁴."""
@@ -83,7 +83,7 @@ class Coins:
         drawn = int.from_bytes(self._words(6).tobytes(), "little")
         return first + bisect_right(sums, drawn * sums[-1] >> 384)
 
-    def chosen(self, items: np.ndarray, size: int) -> np.ndarray:
+    def choose(self, items: np.ndarray, size: int) -> np.ndarray:
         """Draw `size` of the items, in their given order; every set of that size is equally
         likely.
         """
