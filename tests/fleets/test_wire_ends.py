@@ -310,7 +310,7 @@ def test_who_asks_for_a_file_and_does_not_read_it_holds_little_and_not_for_long(
         until(lambda: not server.front_end.listener._state.connections, 5)
 
 
-def test_a_connection_that_waits_holds_a_small_buffer_and_others_of_this_process_what_they_like(
+def test_a_waiting_connection_holds_a_small_buffer_and_others_keep_theirs(
     fleet,
 ):
     with fleet.server(devices=1) as server:
