@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from taciturn.cli.output import bar, console, print_table
+from taciturn.cli.output import console, print_table
+from taciturn.cli.progress_display import bar
 from taciturn.data.population import write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.errors import TaciturnError

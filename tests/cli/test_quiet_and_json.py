@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from harness import short_recipe
 from taciturn.bench import health
-from taciturn.cli import app, output
-from taciturn.cli.output import Commands, console, stages
+from taciturn.cli import app, progress_display
+from taciturn.cli.commands import Commands
+from taciturn.cli.output import console
+from taciturn.cli.progress_display import stages
 from taciturn.data.population import Population
 from taciturn.fleets.simulation.in_process import NotAdditive, SimulatedFleet
 from taciturn.recipe.text import save_recipe
@@ -119,7 +121,7 @@ def test_a_status_comes_after_the_json_and_an_error_ends_the_quiet():
 
 def test_progress_in_a_pipe_is_lines_with_the_time_left(monkeypatch, capsys):
     now = [0.0]
-    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress_display.time, "monotonic", lambda: now[0])
     with stages() as show:
         for done in range(31):
             now[0] = float(done)
@@ -131,8 +133,8 @@ def test_progress_in_a_pipe_is_lines_with_the_time_left(monkeypatch, capsys):
 
 def test_training_says_what_begins_and_the_time_left_does_not_count_compiling(monkeypatch, capsys):
     now = [0.0]
-    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
-    with output.training_bar("run") as progress:
+    monkeypatch.setattr(progress_display.time, "monotonic", lambda: now[0])
+    with progress_display.training_bar("run") as progress:
         for done, now[0] in ((0, 15.0), (1, 60.0), (11, 70.0)):
             progress(done, 41, {"accuracy_top1": 0.2, "epsilon": 0.0, "round": 0})
     start = "Top1 20.00%, ε 0.00 at round 0"
@@ -151,7 +153,7 @@ def test_a_finished_run_is_not_resumed_and_nothing_is_compiled_for_it(copied_run
 
 
 def test_a_pipe_sees_that_a_job_goes_on_though_nothing_new_is_known(monkeypatch, capsys):
-    monkeypatch.setattr(output, "LINE_SECONDS", 1.0)
+    monkeypatch.setattr(progress_display, "LINE_SECONDS", 1.0)
     with stages() as show:
         show("choosing a recipe", 0, None, "compiling")
         time.sleep(2.2)
@@ -166,7 +168,7 @@ def test_a_pipe_sees_that_a_job_goes_on_though_nothing_new_is_known(monkeypatch,
 
 
 def test_lines_that_something_new_is_known_for_have_the_time_left(monkeypatch, capsys):
-    monkeypatch.setattr(output, "LINE_SECONDS", 1.0)
+    monkeypatch.setattr(progress_display, "LINE_SECONDS", 1.0)
     with stages(stay=True) as show:
         for done in range(25):
             show("training", done, 100)

@@ -12,7 +12,7 @@ import pytest
 from compiling import compiler, optimised
 from harness import compile_with, quietly, tiny_recipe
 from taciturn import cli
-from taciturn.cli.output import print_warnings
+from taciturn.cli.log_lines import print_warnings
 from taciturn.core import Message
 from taciturn.fleets import assemble, ray_engine
 from taciturn.fleets.ray_engine import RayError, RayFleet, SelfTest

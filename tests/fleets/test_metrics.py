@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 from test_front_end import ALICE, Wire, bearer
 
-from taciturn.cli.output import logged_lines
+from taciturn.cli.log_lines import logged_lines
 from taciturn.fleets.devices.transport import LOG, LinkError
 from taciturn.fleets.wire import metrics
 from taciturn.fleets.wire.metrics import Counts, metrics_page

@@ -2,12 +2,11 @@
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
-import click
 import typer
 from rich.console import Console
-from typer import Option, core
+from typer import Option
 
 import taciturn as tt
 from taciturn.cli import (
@@ -26,26 +25,17 @@ from taciturn.cli import (
     train,
     tune,
 )
-from taciturn.cli.output import Commands, console
+from taciturn.cli.commands import Commands
+from taciturn.cli.output import console
 from taciturn.errors import TaciturnError, in_words
 
-core.HAS_RICH = (
-    # or help in plain text has its brackets escaped, for a renderer that it does not use
-    False
+app = Commands(
+    no_args_is_help=True,
+    suggest_commands=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 100},
 )
-
-# or errors speak of a «valid integer range»
-click.IntRange.name, click.FloatRange.name = (
-    "integer",
-    "number",
-)
-
-plain: dict[str, Any] = {
-    "rich_markup_mode": None,
-    "pretty_exceptions_enable": False,
-    "context_settings": {"max_content_width": 100},
-}
-app = Commands(no_args_is_help=True, suggest_commands=False, **plain)
 for command in (
     demo.demo,
     plan.plan,
@@ -71,8 +61,8 @@ for group in (
     app.add_typer(group)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
         console.print(tt.__version__)
         raise typer.Exit
 
@@ -91,15 +81,21 @@ def about(
 
 
 def main() -> None:
-    """Errors that a person can act on are a sentence, not a traceback."""
-    # Every core a device of JAX, which reads this when it is loaded; loading it here would make
+    """Run a command; an error that a person can act on is a sentence, not a traceback."""
+    # Each core is a device of JAX, which reads this when it is loaded; loading it here would make
     # help wait.
-    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0))))
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
     try:
         app()
-    except (TaciturnError, OSError) as error:
-        words = in_words(error) if isinstance(error, OSError) else error
-        Console(stderr=True).print(
-            f"taciturn: {words}", style="red", highlight=False, markup=False, soft_wrap=True
-        )
-        sys.exit(2)
+    except OSError as error:
+        _refuse(in_words(error))
+    except TaciturnError as error:
+        _refuse(str(error))
+
+
+def _refuse(words: str) -> NoReturn:
+    """Print what is wrong, and end."""
+    errors = Console(stderr=True)
+    errors.print(f"taciturn: {words}", style="red", highlight=False, markup=False, soft_wrap=True)
+    sys.exit(2)

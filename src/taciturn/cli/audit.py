@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import console, group, print_table, stages
+from taciturn.cli.commands import group
+from taciturn.cli.output import console, print_table
+from taciturn.cli.progress_display import stages
 from taciturn.files import to_json
 from taciturn.privacy.accounting.rounding_up import delta_text, pair_text
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from taciturn.cli.output import bar, begin, console, print_table, say, stages
+from taciturn.cli.output import begin, console, print_table, say
+from taciturn.cli.progress_display import bar, stages
 from taciturn.names import Precision
 
 # What is measured, one after another: users are made, and two rounds run.

@@ -11,7 +11,9 @@ from rich.table import Table
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import begin, console, group, print_table, say, stages
+from taciturn.cli.commands import group
+from taciturn.cli.output import begin, console, print_table, say
+from taciturn.cli.progress_display import stages
 from taciturn.errors import TaciturnError
 from taciturn.files import check_new_folder
 

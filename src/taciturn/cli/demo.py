@@ -1,24 +1,31 @@
 """`taciturn demo`: everything from public text to a private model in a few minutes.
 
 Its settings are those of two dozen tried for the private run (five for the twin) that do most in
-three minutes, judged on the very speeches
-that are held out here: 50 rounds at a rate of 1 gain 0.2 points more, and take a minute and a half
-longer on two cores. With real users that choice would have to be made on public text, or be
-charged; and the accuracies shown are a little flattered by it.
+three minutes, judged on the very speeches that are held out here: 50 rounds at a rate of 1 gain
+0.2 points more, and take a minute and a half longer on two cores. With real users that choice would
+have to be made on public text, or be charged; and the accuracies shown are a little flattered by
+it.
 """
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
 
 import taciturn as tt
-from taciturn.cli.output import bar, console, print_table, say, stages, training_bar
+from taciturn.cli.output import console, print_table, say
+from taciturn.cli.progress_display import bar, stages, training_bar
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, rho_text
 
+if TYPE_CHECKING:
+    from taciturn.data.public import PublicCorpus
+    from taciturn.data.vocabulary import Vocabulary
+    from taciturn.evaluation.accuracy import Scores
+    from taciturn.runs.loop import TrainedRun
+
 WORDS = 5_000
-# as publicly stated, not counted from the text
+# As publicly stated, not counted from the text.
 USERS = 5_000
 SETTINGS = {
     "model": {"kind": "lstm", "width": 64, "units": 128},
@@ -47,64 +54,116 @@ def demo(
 
     Example: taciturn demo --out demo
     """
-    from taciturn.algorithms.pretraining import Schedule
-    from taciturn.data.state_of_the_union import TOKENS_PER_USER, public_speeches, simulated_users
+    from taciturn.data.state_of_the_union import public_speeches
     from taciturn.data.vocabulary import public_vocabulary
     from taciturn.files import next_folder
-    from taciturn.runs.pretrain import pretrain_model
 
-    # a new one: a population's ledger is never thrown away
+    # A new one: a population's ledger is never thrown away.
     folder = next_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     console.print(
         "Taciturn: a keyboard model that learns from everyone and repeats no one.\n", style="bold"
     )
     words = public_vocabulary(WORDS)
+    _simulate_users(folder, words)
+    corpus = public_speeches(words)
+    _print_data(corpus)
+    recipe, twins_recipe = _recipes(folder)
+    _pretrain(corpus, recipe, folder / "warm-start")
+    with training_bar("private") as show_private:
+        private = tt.train(recipe, folder / "private", show_private)
+    with training_bar("non-private") as show_twin:
+        twin = tt.train(twins_recipe, folder / "non-private-twin", show_twin)
+    _print_comparison(private, twin)
+    _print_worth(private, twin)
+    _print_what_next(folder)
+    measured = {"start": private.before, "private": private.scores, "non_private_twin": twin.scores}
+    top1 = {name: vars(scores["accuracy_top1"]) for name, scores in measured.items()}
+    return {"folder": str(folder), "epsilon": private.guarantee.epsilon, "accuracy_top1": top1}
+
+
+def _simulate_users(folder: Path, words: "Vocabulary") -> None:
+    from taciturn.data.state_of_the_union import simulated_users
+
     with stages() as show:
         simulated_users(
             folder / "population", words, lambda done, all: show("reading speeches", done, all)
         )
-    corpus = public_speeches(words)
+
+
+def _print_data(corpus: "PublicCorpus") -> None:
+    from taciturn.data.state_of_the_union import TOKENS_PER_USER
+
     console.print(
         f"Users:       about {USERS:,} [bold]simulated[/bold] ones, {TOKENS_PER_USER} tokens each"
         f" (speeches since 1900)\nPublic text: {corpus.source}\nWords:       {WORDS:,}, from the"
         " public list of wordfreq\n"
     )
-    data = {"data": {"population": str(folder / "population"), "tokens_per_user": TOKENS_PER_USER}}
-    settings = (
-        SETTINGS | data | {"model": SETTINGS["model"] | {"warm_start": str(folder / "warm-start")}}
+
+
+class _Recipes(NamedTuple):
+    private: tt.Recipe
+    twin: tt.Recipe
+
+
+def _recipes(folder: Path) -> _Recipes:
+    """Return the recipes of the private run and of its twin."""
+    from taciturn.data.state_of_the_union import TOKENS_PER_USER
+
+    people = {"population": str(folder / "population"), "tokens_per_user": TOKENS_PER_USER}
+    model = {**SETTINGS["model"], "warm_start": str(folder / "warm-start")}
+    settings = {**SETTINGS, "data": people, "model": model}
+    return _Recipes(
+        private=tt.Recipe.model_validate(settings),
+        twin=tt.Recipe.model_validate({**settings, **TWIN}),
     )
-    recipe, twins_recipe = (tt.Recipe.model_validate(one) for one in (settings, settings | TWIN))
+
+
+def _pretrain(corpus: "PublicCorpus", recipe: tt.Recipe, out: Path) -> None:
+    from taciturn.algorithms.pretraining import Schedule
+    from taciturn.runs.pretrain import pretrain_model
+
     with bar("warm start", "steps") as show:
         pretrain_model(
-            corpus,
-            recipe.model,
-            Schedule(epochs=2),
-            folder / "warm-start",
-            lambda done, all, _: show(done, all, "public text"),
+            corpus=corpus,
+            settings=recipe.model,
+            schedule=Schedule(epochs=2),
+            out=out,
+            progress=lambda done, all, _: show(done, all, "public text"),
         )
-    with training_bar("private") as show:
-        private = tt.train(recipe, folder / "private", show)
-    with training_bar("non-private") as show:
-        twin = tt.train(twins_recipe, folder / "non-private-twin", show)
-    epsilon, delta = epsilon_text(private.guarantee.epsilon), delta_text(private.guarantee.delta)
-    cost = {
-        "public warm start": ("0", "0"),
-        "private": (epsilon, rho_text(private.guarantee.rho)),
-        "non-private twin": ("∞", "∞"),
-    }
-    figures = ("accuracy_top1", ".2%"), ("accuracy_top3", ".2%"), ("perplexity", ".1f")
-    models = zip(cost.items(), (private.before, private.scores, twin.scores), strict=True)
+
+
+def _print_comparison(private: "TrainedRun", twin: "TrainedRun") -> None:
+    """Print how good the start, the private model and its twin are, and what each cost."""
+    epsilon = epsilon_text(private.guarantee.epsilon)
+    rho = rho_text(private.guarantee.rho)
     rows = [
-        (name, *(f"{scores[metric].value:{spec}}" for metric, spec in figures), *spent)
-        for (name, spent), scores in models
+        ["public warm start", *_figures(private.before), "0", "0"],
+        ["private", *_figures(private.scores), epsilon, rho],
+        ["non-private twin", *_figures(twin.scores), "∞", "∞"],
     ]
-    columns, title = (
-        ("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ"),
-        f"\nOn held-out speeches; ε at δ = {delta}",
+    delta = delta_text(private.guarantee.delta)
+    print_table(
+        columns=("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ"),
+        rows=rows,
+        title=f"\nOn held-out speeches; ε at δ = {delta}",
+        styles=["", "bold"],
     )
-    print_table(columns, rows, title, styles=["", "bold"])
-    gain, gap = private.scores.gain_over(private.before), twin.scores.gain_over(private.scores)
+
+
+def _figures(scores: "Scores") -> list[str]:
+    specs = {"accuracy_top1": ".2%", "accuracy_top3": ".2%", "perplexity": ".1f"}
+    return [format(scores[metric].value, spec) for metric, spec in specs.items()]
+
+
+def _print_worth(private: "TrainedRun", twin: "TrainedRun") -> None:
+    """Print what training was worth, what is promised, and what is not."""
+    from taciturn.data.state_of_the_union import TOKENS_PER_USER
+
+    gain = private.scores.gain_over(private.before)
+    gap = twin.scores.gain_over(private.scores)
+    epsilon = epsilon_text(private.guarantee.epsilon)
+    delta = delta_text(private.guarantee.delta)
     say(
         f"Private training gained {100 * gain.value:.2f} ± {100 * gain.margin:.2f} points of"
         " AccuracyTop1 over the warm start (95 % interval over users); the twin without privacy is"
@@ -116,9 +175,13 @@ def demo(
         " by which the settings of this demonstration were also chosen, and the twin, which is in"
         " the ledger as ε = ∞.\n"
     )
-    # Commands that work as printed, however this one was started.
+
+
+def _print_what_next(folder: Path) -> None:
+    """Print commands that work as printed, however this one was started."""
     started = Path(sys.argv[0])
-    taciturn = started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started
+    is_below = started.is_relative_to(Path.cwd())
+    taciturn = started.relative_to(Path.cwd()) if is_below else started
     say(
         f"Look around: {folder}/private (report.html, guarantee.txt, metrics.csv,"
         f" model.safetensors)\n             {taciturn} ledger show {folder}/population\nType with"
@@ -126,6 +189,3 @@ def demo(
         f" {folder}/non-private-twin\nMeasure what it saves people: {taciturn} keyboard evaluate"
         f" {folder}/warm-start {folder}/private --text sotu --people 150"
     )
-    shown = {"start": private.before, "private": private.scores, "non_private_twin": twin.scores}
-    top1 = {name: vars(scores["accuracy_top1"]) for name, scores in shown.items()}
-    return {"folder": str(folder), "epsilon": private.guarantee.epsilon, "accuracy_top1": top1}

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import begin, console, print_metrics, say, stages
+from taciturn.cli.output import begin, console, print_metrics, say
+from taciturn.cli.progress_display import stages
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, rho_text
 
 NAMES = {

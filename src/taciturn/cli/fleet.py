@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taciturn.cli.output import console, fleet_view, group, logged_lines, print_finished
+from taciturn.cli.commands import group
+from taciturn.cli.log_lines import logged_lines
+from taciturn.cli.output import console, print_finished
+from taciturn.cli.progress_display import fleet_view
 from taciturn.cli.train import Settings
 from taciturn.files import not_a
 from taciturn.fleets.devices.transport import LinkError
@@ -293,7 +296,9 @@ def device(
     while_: Annotated[
         str,
         typer.Option(
-            "--while", help="take part only while charging,unmetered,idle (or some of them)"
+            "--while",
+            help="take part only while charging,unmetered,idle (or some of them)",
+            show_default=False,
         ),
     ] = "",
     while_command: Annotated[
@@ -412,19 +417,19 @@ def _serve(
     from taciturn.fleets.wire.metrics import COUNTS
     from taciturn.runs.loop import resume_run, train_run
 
-    with fleet_view(server.address, len(enrolled().certificates)) as (watch, progress):
+    with fleet_view(server.address, len(enrolled().certificates)) as view:
         connected = ConnectedDevices(
             link=server.link,
             enrolled=enrolled,
             authority=fleet_authority(fleet / "for-devices"),
-            watch=watch,
+            watch=view.watch,
         )
         begin = resume_run if resume and run.exists() else partial(train_run, fleet_recipe(fleet))
 
         def counted(done: int, all: int, row: dict[str, Any]) -> None:
             COUNTS.show("taciturn_rounds_finished", lambda: done)
             COUNTS.show("taciturn_rounds_failed", lambda: row["failed_rounds"])
-            progress(done, all, row)
+            view.progress(done, all, row)
 
         finished = begin(run, counted, connected)
     return print_finished(finished)

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from taciturn.cli.commands import group
 from taciturn.cli.export import Blocklist
-from taciturn.cli.output import begin, console, group, print_metrics, say, stages
+from taciturn.cli.output import begin, console, print_metrics, say
+from taciturn.cli.progress_display import stages
 from taciturn.names import Smoothing
 
 keyboard_app = group(

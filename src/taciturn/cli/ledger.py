@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import begin, console, group, print_table, say
+from taciturn.cli.commands import group
+from taciturn.cli.output import begin, console, print_table, say
 from taciturn.errors import TaciturnError
 from taciturn.files import to_json
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, pair_text, rho_text

@@ -5,7 +5,9 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, change_text, console, finite, print_table, say
+from taciturn.cli.commands import finite
+from taciturn.cli.output import change_text, console, print_table, say
+from taciturn.cli.progress_display import bar
 
 # of all words: then it may be another language
 MANY_UNKNOWN = 0.3

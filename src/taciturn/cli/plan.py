@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from taciturn.cli.output import bar, console, print_table, say, stages
+from taciturn.cli.output import console, print_table, say
+from taciturn.cli.progress_display import bar, stages
 from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, rho_text
 

@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import (
-    begin,
-    finite,
-    leave_interrupted,
-    print_finished,
-    print_warnings,
-    say,
-    stages,
-    training_bar,
-)
+from taciturn.cli.commands import finite
+from taciturn.cli.log_lines import print_warnings
+from taciturn.cli.output import begin, leave_interrupted, print_finished, say
+from taciturn.cli.progress_display import stages, training_bar
 from taciturn.errors import TaciturnError
 from taciturn.files import next_folder, not_a, write_atomically
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, begin, leave_interrupted, print_table, say
+from taciturn.cli.output import begin, leave_interrupted, print_table, say
+from taciturn.cli.progress_display import bar
 from taciturn.privacy.accounting.rounding_up import epsilon_text
 
 

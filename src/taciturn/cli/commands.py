@@ -1,0 +1,120 @@
+"""What all commands have in common: plain help, --quiet and --json, and what they return."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+
+from taciturn.cli.output import console
+from taciturn.files import to_json
+
+QUIET = click.Option(
+    ["--quiet"], is_flag=True, help="print nothing but errors, and what --json prints"
+)
+JSON = click.Option(
+    ["--json", "json_"], is_flag=True, help="print what was found as JSON, and nothing else"
+)
+
+
+class Commands(typer.Typer):
+    """Commands that all take --quiet and --json.
+
+    Each prints what it does, and returns what it found, for JSON; with an exit status beside it
+    where that is not 0. One that runs until it is stopped returns nothing, and takes --quiet alone.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=_Group, **settings)
+
+    def command(
+        self, name: str | None = None, *, endless: bool = False, **settings: Any
+    ) -> Callable[[Callable], Callable]:
+        return super().command(name, cls=_EndlessCommand if endless else _Command, **settings)
+
+
+def group(name: str, help: str, example: str) -> Commands:
+    """Make a group of commands, which prints its help when it is called alone."""
+    return Commands(name=name, help=f"{help}\n\nExample: {example}", no_args_is_help=True)
+
+
+class _PlainHelp(click.Command):
+    """A command whose help is plain text.
+
+    Typer escapes the brackets in its own, for rich to remove, which takes no part here.
+    """
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        arguments = []
+        options = []
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, TyperArgument):
+                arguments.append(_describe_argument(parameter, ctx))
+            elif isinstance(parameter, click.Option):
+                record = click.Option.get_help_record(parameter, ctx)
+                # A hidden option has none.
+                if record is not None:
+                    options.append(record)
+        for title, records in (("Arguments", arguments), ("Options", options)):
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _describe_argument(argument: TyperArgument, ctx: click.Context) -> tuple[str, str]:
+    """Return how an argument is written, and what it is for."""
+    required = "  [required]" if argument.required else ""
+    return argument.make_metavar(ctx), f"{argument.help or ''}{required}"
+
+
+class _Group(_PlainHelp, TyperGroup):
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+class _Command(_PlainHelp, TyperCommand):
+    common_options: tuple[click.Option, ...] = (QUIET, JSON)
+
+    def __init__(self, name: str, params: list[click.Parameter], **settings: Any) -> None:
+        for parameter in params:
+            _name_range(parameter.type)
+        super().__init__(name, params=[*params, *self.common_options], **settings)
+
+    def invoke(self, ctx: click.Context) -> None:
+        is_quiet = ctx.params.pop("quiet")
+        as_json = ctx.params.pop("json_", False)
+        was_quiet = console.quiet
+        console.quiet = is_quiet or as_json
+        try:
+            result = super().invoke(ctx)
+        finally:
+            console.quiet = was_quiet
+        content, status = result if isinstance(result, tuple) else (result, 0)
+        if as_json:
+            print(to_json(content, ensure_ascii=False))
+        if status:
+            raise typer.Exit(status)
+
+
+class _EndlessCommand(_Command):
+    common_options = (QUIET,)
+
+
+def _name_range(type: click.ParamType) -> None:
+    """Call a range what it is a range of, or errors speak of a «valid integer range»."""
+    if isinstance(type, click.IntRange):
+        type.name = "integer"
+    elif isinstance(type, click.FloatRange):
+        type.name = "number"
+
+
+def finite(value: float | None) -> float | None:
+    """Refuse «nan» and «inf», which pass for numbers within any range."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(
+            f"{value} is not a number that can be used here; give one such as 0.5"
+        )
+    return value
