@@ -37,7 +37,7 @@ from taciturn.files import new_folder, not_a, to_json
 from taciturn.fleets import assemble, enrolment
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import Handler, LinkError
-from taciturn.fleets.folders import fleet_authority, fleet_recipe, new_fleet
+from taciturn.fleets.fleet_folders import fleet_authority, fleet_recipe, new_fleet
 from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, make_device_context
 from taciturn.fleets.wire.tls import AUTHORITY_CERTIFICATE, DEVICE_KEY, device_request, load_key
 from taciturn.recipe.text import parse_recipe

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from taciturn.cli import fleet
-from taciturn.fleets import assemble, folders
+from taciturn.fleets import assemble, fleet_folders
 from taciturn.fleets.devices import fleet as device_fleets
 from taciturn.fleets.wire.device import run_device
 from taciturn.fleets.wire.server import wire_server
@@ -35,7 +35,7 @@ from taciturn.runs.loop import train_run
 
 def noting_device(folder: Path, server: str) -> None:
     """A device that also writes down its reports, which no real one does."""
-    device = folders.open_device(folder)
+    device = fleet_folders.open_device(folder)
     program = device._program
 
     def noted(message, user, key):
@@ -80,14 +80,14 @@ def main() -> None:
         noting_device(args.recipe, args.server)
         return
     recipe = load_recipe(args.recipe, args.set)
-    folders.new_fleet(args.out / "server", recipe)
+    fleet_folders.new_fleet(args.out / "server", recipe)
     people, devices = (
         build.population(recipe),
         [args.out / f"device-{number}" for number in range(args.devices)],
     )
     for number, folder in enumerate(devices):
-        folders.save_text(folder, people.texts[number])
-    folders.enrol(args.out / "server", devices)
+        fleet_folders.save_text(folder, people.texts[number])
+    fleet_folders.enrol(args.out / "server", devices)
     shutil.copytree(args.out / "server" / "population", args.out / "again" / "population")
     assemble.DeviceFleet = Noting
     began = time.monotonic()
@@ -156,11 +156,11 @@ def done_again(out: Path, plain: dict[int, np.ndarray]) -> Path:
         "data", population=str(out / "again" / "population")
     )
     save_recipe(recipe, out / "again" / "recipe.toml")
-    enrolled = folders.enrolled_keys(out / "server")
+    enrolled = fleet_folders.enrolled_keys(out / "server")
     Plain.count = len(enrolled)
     assemble.DeviceFleet = Plain
     connected = device_fleets.ConnectedDevices(
-        link=None, enrolled=lambda: enrolled, authority=folders.identity(enrolled)
+        link=None, enrolled=lambda: enrolled, authority=fleet_folders.identity(enrolled)
     )
     train_run(recipe, out / "again" / "run", lambda done, rounds, row: None, connected)
     return out / "again" / "run"

@@ -14,9 +14,10 @@ from harness import compile_with, quietly, tiny_recipe
 from taciturn import cli
 from taciturn.cli.log_lines import print_warnings
 from taciturn.core import Message
-from taciturn.fleets import assemble, ray_engine
-from taciturn.fleets.ray_engine import RayError, RayFleet, SelfTest
+from taciturn.fleets import assemble
+from taciturn.fleets.simulation import ray_engine
 from taciturn.fleets.simulation.in_process import SimulatedFleet
+from taciturn.fleets.simulation.ray_engine import RayError, RayFleet, SelfTest
 from taciturn.privacy.curator import device_program
 from taciturn.recipe import build
 from taciturn.release.model_file import load_model

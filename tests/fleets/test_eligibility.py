@@ -14,7 +14,7 @@ from fleet_of_devices import FleetOfDevices, fleet_recipe
 from harness import made_up_users, quietly
 from taciturn.cli.fleet import device as device_command
 from taciturn.data.population import write_population
-from taciturn.fleets import folders
+from taciturn.fleets import fleet_folders
 from taciturn.fleets.devices import eligibility, fields
 from taciturn.fleets.devices.device import NotEligible, OwnerWishes
 from taciturn.fleets.devices.eligibility import why_not_now
@@ -145,16 +145,16 @@ def phone(tmp_path, vocabulary):
         vocabulary,
         {"source": "made up"},
     )
-    folders.new_fleet(tmp_path / "fleet", fleet_recipe(people))
-    folders.save_text(tmp_path / "phone", people.texts[0])
-    folders.enrol(tmp_path / "fleet", [tmp_path / "phone"])
+    fleet_folders.new_fleet(tmp_path / "fleet", fleet_recipe(people))
+    fleet_folders.save_text(tmp_path / "phone", people.texts[0])
+    fleet_folders.enrol(tmp_path / "fleet", [tmp_path / "phone"])
     return tmp_path / "phone"
 
 
 def test_too_little_text_takes_no_part(phone):
     tokens = len(np.load(phone / "tokens.npy"))
     for least, answer in ((tokens, fields.READY), (tokens + 1, fields.NOT_NOW)):
-        device = folders.open_device(phone, least_tokens=least)
+        device = fleet_folders.open_device(phone, least_tokens=least)
         assert (
             device(fields.CHECK_IN, fields.pack_fields(device._terms.fingerprint, b"9")) == answer
         )
@@ -171,7 +171,7 @@ def test_text_that_a_report_was_made_of_is_deleted_if_the_owner_says_so(
         tmp_path / "train", vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1}
     )
     seen, one_at_a_time = [], Lock()  # the devices here share one text, which each would delete
-    wishes = folders.open_device(phone, delete_used=delete_used)._wishes
+    wishes = fleet_folders.open_device(phone, delete_used=delete_used)._wishes
 
     def reported(record: OwnParticipation) -> None:
         with one_at_a_time:
@@ -197,29 +197,29 @@ def test_after_a_crash_used_text_is_deleted_and_later_text_is_not(phone, later, 
     later.
     """
     os.utime(phone / "tokens.npy", (at := time.time() + 3600 * hours, at))
-    device = folders.open_device(phone)
+    device = fleet_folders.open_device(phone)
     device._record.upload(1, "run", 0, device._wishes.text_name)
     if later:
-        folders.save_text(phone, np.load(phone / "tokens.npy"))
+        fleet_folders.save_text(phone, np.load(phone / "tokens.npy"))
         os.utime(phone / "tokens.npy", (at := time.time() - 3600 * hours, at))
-        folders.open_device(phone, delete_used=True)
+        fleet_folders.open_device(phone, delete_used=True)
     else:
         with pytest.raises(LinkError, match="has no text"):
-            folders.open_device(phone, delete_used=True)
+            fleet_folders.open_device(phone, delete_used=True)
     assert (phone / "tokens.npy").exists() == later
 
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_text_that_comes_while_a_device_runs_is_not_deleted_nor_the_old_one_used(phone, replaced):
     """The device has the old one in its memory. Twin: no other came."""
-    device = folders.open_device(phone, delete_used=True)
+    device = fleet_folders.open_device(phone, delete_used=True)
     check_in = fields.pack_fields(device._terms.fingerprint, b"9")
     if replaced:
-        folders.save_text(phone, np.arange(9))
+        fleet_folders.save_text(phone, np.arange(9))
     assert device(fields.CHECK_IN, check_in) == (fields.NOT_NOW if replaced else fields.READY)
     device._wishes.on_report()  # of a round that it was in already
     assert (phone / "tokens.npy").exists() == replaced
-    folders.save_text(phone, np.arange(9))
+    fleet_folders.save_text(phone, np.arange(9))
     assert (
         device(fields.CHECK_IN, check_in) == fields.NOT_NOW
     )  # its own text was deleted: it waits to be started with this one
@@ -227,7 +227,7 @@ def test_text_that_comes_while_a_device_runs_is_not_deleted_nor_the_old_one_used
 
 def test_whoever_opts_out_has_no_text_left_of_a_crash_either(phone):
     (phone / ".tokens.npy.17.partial").write_bytes(b"half of it")
-    folders.opt_out(phone)
+    fleet_folders.opt_out(phone)
     assert not list(phone.glob("*tokens*"))
     assert not list(phone.glob(".*tokens*"))
 

@@ -9,7 +9,7 @@ from fleet_of_devices import FleetOfDevices, fleet_recipe
 
 from enrolling import ISSUER, enrolled
 from harness import Cut, cut_at, quietly
-from taciturn.fleets import assemble, folders
+from taciturn.fleets import assemble, fleet_folders
 from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.loop import resume_run, train_run
@@ -101,5 +101,5 @@ def test_the_seed_of_a_simulation_is_given_to_no_device(tmp_path, population):
     """
     recipe = fleet_recipe(population)
     assert recipe.run.seed is not None
-    folders.new_fleet(tmp_path / "fleet", recipe)
-    assert folders.fleet_recipe(tmp_path / "fleet" / "for-devices").run.seed is None
+    fleet_folders.new_fleet(tmp_path / "fleet", recipe)
+    assert fleet_folders.fleet_recipe(tmp_path / "fleet" / "for-devices").run.seed is None

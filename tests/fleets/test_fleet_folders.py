@@ -15,7 +15,7 @@ from harness import made_up_users, quietly
 from taciturn.cli.fleet import device as device_command
 from taciturn.data.population import Population, write_population
 from taciturn.files import FolderExists
-from taciturn.fleets import folders
+from taciturn.fleets import fleet_folders
 from taciturn.fleets.devices.fleet import ConnectedDevices
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.enrolment import EnrolledFile, read_enrolled
@@ -37,7 +37,7 @@ def people(tmp_path, vocabulary):
 
 @pytest.fixture
 def fleet(tmp_path, people):
-    folders.new_fleet(
+    fleet_folders.new_fleet(
         tmp_path / "fleet", fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1})
     )
     return tmp_path / "fleet"
@@ -46,26 +46,26 @@ def fleet(tmp_path, people):
 def with_text(people, count, folder):
     devices = [folder / f"device-{number}" for number in range(count)]
     for number, device in enumerate(devices):
-        folders.save_text(device, people.texts[number])
+        fleet_folders.save_text(device, people.texts[number])
     return devices
 
 
 def train(fleet, devices, run):
-    handlers = {number: folders.open_device(device) for number, device in enumerate(devices)}
+    handlers = {number: fleet_folders.open_device(device) for number, device in enumerate(devices)}
     for handler in handlers.values():
         handler._program = handlers[0]._program  # compiled once
     link = LocalLink(handlers)
     connected = ConnectedDevices(
         link=link,
         enrolled=EnrolledFile(fleet),
-        authority=folders.fleet_authority(fleet / "for-devices"),
+        authority=fleet_folders.fleet_authority(fleet / "for-devices"),
     )
-    return train_run(folders.fleet_recipe(fleet), run, quietly, connected)
+    return train_run(fleet_folders.fleet_recipe(fleet), run, quietly, connected)
 
 
 def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
     devices = with_text(people, 10, tmp_path)
-    folders.enrol(fleet, devices)
+    fleet_folders.enrol(fleet, devices)
     finished = train(fleet, devices, tmp_path / "run")
     assert finished.guarantee.releases == 1
     assert sum((device / "participation.json").exists() for device in devices) == 9
@@ -77,7 +77,7 @@ def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
 def test_where_a_fleet_is_tried_out_its_people_are_charged(tmp_path, people):
     """They are a population's, and what is released about them adds up with all else that was."""
     recipe = fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1})
-    devices = folders.try_out(tmp_path / "try", recipe, 10, "try-run")
+    devices = fleet_folders.try_out(tmp_path / "try", recipe, 10, "try-run")
     assert [np.load(device / "tokens.npy").tolist() for device in devices] == [
         np.asarray(people.texts[number]).tolist() for number in range(10)
     ]
@@ -86,15 +86,15 @@ def test_where_a_fleet_is_tried_out_its_people_are_charged(tmp_path, people):
     assert ledger.runs() == ["try-run"]
     assert ledger.guarantee("try-run").releases == finished.guarantee.releases == 1
     with pytest.raises(LinkError, match="already has a run 'try-run': choose another --out"):
-        folders.try_out(tmp_path / "again", recipe, 10, "try-run")
+        fleet_folders.try_out(tmp_path / "again", recipe, 10, "try-run")
     assert not (tmp_path / "again").exists()
     with pytest.raises(LinkError, match="fewer than 13 users"):
-        folders.try_out(tmp_path / "again", recipe, 13, "again-run")
+        fleet_folders.try_out(tmp_path / "again", recipe, 13, "again-run")
 
 
 def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, people):
     devices = with_text(people, 3, tmp_path)
-    folders.enrol(fleet, devices)
+    fleet_folders.enrol(fleet, devices)
     assert len(Population(fleet / "population")) == 0
     given = {path.name for path in (devices[0] / "fleet").iterdir()}
     assert given == {
@@ -116,33 +116,33 @@ def test_enrolled_again_a_device_keeps_its_number_and_a_stranger_is_refused(
     tmp_path, fleet, people
 ):
     devices = with_text(people, 3, tmp_path)
-    folders.enrol(fleet, devices)
-    folders.enrol(fleet, [devices[2], devices[0]])
+    fleet_folders.enrol(fleet, devices)
+    fleet_folders.enrol(fleet, [devices[2], devices[0]])
     assert [one.key for one in read_enrolled(fleet).certificates] == [
         device_key(device) for device in devices
     ]
     stranger = tmp_path / "stranger"
-    folders.save_text(stranger, np.arange(5))
+    fleet_folders.save_text(stranger, np.arange(5))
     with pytest.raises(LinkError, match="does not belong to a fleet yet"):
-        folders.open_device(stranger)
+        fleet_folders.open_device(stranger)
     (devices[0] / "device.key").unlink()
     with pytest.raises(LinkError, match="has no key"):
-        folders.open_device(devices[0])
+        fleet_folders.open_device(devices[0])
 
 
 def test_whoever_opts_out_has_no_text_left_and_takes_part_in_nothing(tmp_path, fleet, people):
     devices = with_text(people, 3, tmp_path)
-    folders.enrol(fleet, devices)
+    fleet_folders.enrol(fleet, devices)
     device_command(devices[1], opt_out=True)
     assert not (devices[1] / "tokens.npy").exists()
     assert json.loads((devices[1] / "participation.json").read_text())["opted_out"]
     with pytest.raises(LinkError, match="has no text"):
-        folders.open_device(devices[1])
+        fleet_folders.open_device(devices[1])
 
 
 def test_text_of_one_person_becomes_a_devices_and_that_of_two_does_not(tmp_path, fleet, people):
     device = tmp_path / "phone"
-    folders.enrol(fleet, [device])
+    fleet_folders.enrol(fleet, [device])
     (tmp_path / "messages.txt").write_text("word1 word2 word3\nword4 word5\n")
     with pytest.raises(LinkError, match="name the server"):
         device_command(device, data=tmp_path / "messages.txt")
@@ -154,7 +154,7 @@ def test_text_of_one_person_becomes_a_devices_and_that_of_two_does_not(tmp_path,
 
 def test_a_fleet_is_never_made_over_another(fleet, people):
     with pytest.raises(FolderExists, match="never replaced"):
-        folders.new_fleet(fleet, fleet_recipe(people))
+        fleet_folders.new_fleet(fleet, fleet_recipe(people))
 
 
 @pytest.mark.parametrize("tried_out", [True, False])
@@ -177,11 +177,14 @@ def test_a_fleets_people_are_charged_wherever_the_server_is_started(
         recipe = fleet_recipe(population, run={"rounds": 1, "evaluate_every": 1})
         recipe = recipe.with_settings("data", population="people")
         if tried_out:
-            fleet, devices = Path("try/server"), folders.try_out(Path("try"), recipe, 10, "try-run")
+            fleet, devices = (
+                Path("try/server"),
+                fleet_folders.try_out(Path("try"), recipe, 10, "try-run"),
+            )
         else:
             fleet, devices = Path("try"), with_text(population, 10, Path())
-            folders.new_fleet(fleet, recipe)
-            folders.enrol(fleet, devices)
+            fleet_folders.new_fleet(fleet, recipe)
+            fleet_folders.enrol(fleet, devices)
     monkeypatch.chdir(tmp_path / "here")
     train("../there" / fleet, ["../there" / device for device in devices], tmp_path / "run")
     charged = {
@@ -195,9 +198,9 @@ def test_a_fleets_people_are_charged_wherever_the_server_is_started(
 
 
 def test_whoever_tries_a_fleet_out_writes_over_nobodys_text(tmp_path, people):
-    folders.save_text(tmp_path / "try" / "device-0", np.array([4, 4, 4], np.int32))
+    fleet_folders.save_text(tmp_path / "try" / "device-0", np.array([4, 4, 4], np.int32))
     with pytest.raises(FolderExists, match="choose another --out"):
-        folders.try_out(tmp_path / "try", fleet_recipe(people), 10, "try-run")
+        fleet_folders.try_out(tmp_path / "try", fleet_recipe(people), 10, "try-run")
     assert np.load(tmp_path / "try" / "device-0" / "tokens.npy").tolist() == [4, 4, 4]
 
 
@@ -209,6 +212,6 @@ def test_the_guarantee_of_a_fleet_that_is_tried_out_says_that_its_people_are_sim
         tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, about
     )
     recipe = fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1})
-    devices = folders.try_out(tmp_path / "try", recipe, 10, "try-run")
+    devices = fleet_folders.try_out(tmp_path / "try", recipe, 10, "try-run")
     finished = train(tmp_path / "try" / "server", devices, tmp_path / "try" / "try-run")
     assert finished.guarantee.unit == "one simulated user (public text)"

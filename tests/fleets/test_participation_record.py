@@ -8,7 +8,7 @@ from fleet_of_devices import FleetOfDevices
 from lying_server import LyingServer
 
 from harness import Cut, quietly
-from taciturn.fleets import folders
+from taciturn.fleets import fleet_folders
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import own_participation as diaries
 from taciturn.fleets.devices.device import NotEligible
@@ -57,33 +57,33 @@ def test_devices_that_rest_by_their_own_records_are_not_asked_for_ever(
 
 def test_whoever_opts_out_while_the_device_runs_has_opted_out(tmp_path):
     running = OwnParticipation(tmp_path, TIRELESS)
-    folders.opt_out(tmp_path)
+    fleet_folders.opt_out(tmp_path)
     assert "opted out" in (running.why_not(3) or "")
 
 
 def test_no_upload_takes_an_opt_out_back(tmp_path):
     running = OwnParticipation(tmp_path, TIRELESS)
-    folders.opt_out(tmp_path)
+    fleet_folders.opt_out(tmp_path)
     running.upload(3, "run", 3)
     assert "opted out" in (OwnParticipation(tmp_path, TIRELESS).why_not(9) or "")
 
 
 def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
-    folders.save_text(tmp_path, np.arange(5))
-    folders.opt_out(tmp_path)
+    fleet_folders.save_text(tmp_path, np.arange(5))
+    fleet_folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()
-    folders.save_text(tmp_path, np.arange(5))
+    fleet_folders.save_text(tmp_path, np.arange(5))
     device_request(tmp_path)
     assert "opted out" in (OwnParticipation(tmp_path, TIRELESS).why_not(9) or "")
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"uploads": []}'])
 def test_with_a_damaged_record_nothing_is_sent_and_opting_out_works(tmp_path, damage):
-    folders.save_text(tmp_path, np.arange(5))
+    fleet_folders.save_text(tmp_path, np.arange(5))
     (tmp_path / "participation.json").write_text(damage)
     with pytest.raises(ParticipationRecordDamaged, match="is damaged"):
         OwnParticipation(tmp_path, TIRELESS)
-    folders.opt_out(tmp_path)
+    fleet_folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()
     assert "opted out" in (OwnParticipation(tmp_path, TIRELESS).why_not(9) or "")
 

@@ -13,7 +13,7 @@ import pytest
 from commands import LONGEST, CommandFleet
 from records import check_charges, check_diaries, check_model, check_starts, check_traces, written
 
-from taciturn.fleets.folders import fleet_recipe
+from taciturn.fleets.fleet_folders import fleet_recipe
 from taciturn.fleets.wire.tls import device_request, make_authority
 from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.release.model_file import load_model, params_digest

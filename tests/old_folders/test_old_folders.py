@@ -27,7 +27,7 @@ from harness import compiled_quickly
 from taciturn.cli import app
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import NotEligible
-from taciturn.fleets.folders import open_device
+from taciturn.fleets.fleet_folders import open_device
 
 # By what the fleet's server knows that a device has its recipe, words and authority.
 FINGERPRINT = bytes.fromhex("6bcc4961a72ed42cab0249a69ae3410464c2ad5933dab494c7fad070ebce040c")

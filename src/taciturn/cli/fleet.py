@@ -78,7 +78,7 @@ def new(
     Example: taciturn fleet new keyboard-fleet recipe.toml --name fleet.example.org
     """
     from taciturn.fleets.enrolment import beside
-    from taciturn.fleets.folders import new_fleet
+    from taciturn.fleets.fleet_folders import new_fleet
     from taciturn.recipe.text import load_recipe
 
     new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
@@ -320,7 +320,7 @@ def device(
     Example: taciturn fleet device phone-1 --server fleet.example.org:8443 --data messages.txt
     --while charging,unmetered
     """
-    from taciturn.fleets import folders
+    from taciturn.fleets import fleet_folders
     from taciturn.fleets.devices.eligibility import why_not_now
     from taciturn.fleets.wire.device import run_device
     from taciturn.fleets.wire.tls import AUTHORITY_CERTIFICATE, DEVICE_REQUEST, device_request
@@ -335,21 +335,23 @@ def device(
         )
         return
     if opt_out:
-        if not any((folder / one).exists() for one in (DEVICE_REQUEST, "fleet", folders.TOKENS)):
+        if not any(
+            (folder / one).exists() for one in (DEVICE_REQUEST, "fleet", fleet_folders.TOKENS)
+        ):
             raise LinkError(
                 f"{not_a('the folder of a device', folder)}: name the one that `taciturn fleet"
                 " device FOLDER --new` has made"
             )
-        folders.opt_out(folder)
+        fleet_folders.opt_out(folder)
         console.print(f"{folder} has opted out; its text is deleted.")
         return
     if data is not None:
-        messages, _ = messages_of(data, folders.vocabulary_of(folder))
-        folders.save_text(folder, [word for message in messages for word in message])
+        messages, _ = messages_of(data, fleet_folders.vocabulary_of(folder))
+        fleet_folders.save_text(folder, [word for message in messages for word in message])
     if server is None:
         raise LinkError("name the server: --server host:port")
     eligible = why_not_now([word for word in while_.split(",") if word], while_command)
-    handler = folders.open_device(folder, eligible, least_tokens, delete_used)
+    handler = fleet_folders.open_device(folder, eligible, least_tokens, delete_used)
     with logged_lines():
         run_device(
             server,
@@ -382,7 +384,7 @@ def up(
     Example: taciturn fleet up 5 recipe.toml --out try --set participation.cohort=3 --set
     participation.min_separation=0
     """
-    from taciturn.fleets import folders
+    from taciturn.fleets import fleet_folders
     from taciturn.fleets.enrolment import EnrolledFile
     from taciturn.fleets.wire.server import wire_server
     from taciturn.recipe.text import load_recipe
@@ -392,7 +394,7 @@ def up(
     loaded = load_recipe(recipe, [*(set or ()), *OVER_DEVICES])
     if "timer_hours" not in loaded.fleet.model_fields_set:
         loaded = loaded.with_settings("fleet", timer_hours=NO_REST)
-    devices = folders.try_out(out, loaded, count, run.name)
+    devices = fleet_folders.try_out(out, loaded, count, run.name)
     fleet, enrolled = out / "server", EnrolledFile(out / "server")
     opening = wire_server(fleet / "wire", "127.0.0.1", port, enrolled.number_of)
     with logged_lines(), opening as server, _devices(devices, server.address):
@@ -413,7 +415,7 @@ def _serve(
     server: "WireServer", enrolled: "EnrolledFile", fleet: Path, run: Path, resume: bool
 ) -> dict[str, Any]:
     from taciturn.fleets.devices.fleet import ConnectedDevices
-    from taciturn.fleets.folders import fleet_authority, fleet_recipe
+    from taciturn.fleets.fleet_folders import fleet_authority, fleet_recipe
     from taciturn.fleets.wire.metrics import COUNTS
     from taciturn.runs.loop import resume_run, train_run
 

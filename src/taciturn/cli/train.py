@@ -94,7 +94,7 @@ def train(
     """
     begin(f"reading {what or run or 'the recipe'}")
     if engine is not None:
-        from taciturn.fleets.ray_engine import LOG, RayError, join
+        from taciturn.fleets.simulation.ray_engine import LOG, RayError, join
 
         name, _, address = engine.partition(":")
         if name != "ray":

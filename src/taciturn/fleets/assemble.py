@@ -20,13 +20,13 @@ from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import Device, OwnerWishes
 from taciturn.fleets.devices.fleet import ConnectedDevices, DeviceFleet
 from taciturn.fleets.devices.own_participation import OwnParticipation, ParticipationLimits
-from taciturn.fleets.ray_engine import RayFleet, is_joined
 from taciturn.fleets.secure_aggregation.identities import Authority
 from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.simulation.availability import Clock, Devices, Habits
 from taciturn.fleets.simulation.check_in import CheckInFleet
 from taciturn.fleets.simulation.in_process import SimulatedFleet, with_room
 from taciturn.fleets.simulation.queued import QueuedFleet
+from taciturn.fleets.simulation.ray_engine import RayFleet, is_joined
 from taciturn.privacy.curator import device_program
 from taciturn.privacy.ledger.account import Account
 from taciturn.privacy.participation import MinSeparation
