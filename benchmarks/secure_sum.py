@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.fleets.secure_aggregation import workers
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.identities import SigningAuthority, Trust
+from taciturn.fleets.secure_aggregation.identities import SigningAuthority
 from taciturn.fleets.secure_aggregation.messages import (
     Roster,
     SealedShares,
@@ -64,12 +64,14 @@ def main() -> None:
     )
     given = parser.parse_args()
     count, bits = given.devices, given.bits
-    issuer, now = SigningAuthority(bytes(16), Ed25519PrivateKey.generate()), int(time.time())
-    trust = Trust(issuer.authority, issuer.dismiss(0, ()))
+    signing_authority = SigningAuthority(bytes(16), Ed25519PrivateKey.generate())
+    authority = signing_authority.authority
+    dismissed = signing_authority.dismiss(0, ())
+    now = int(time.time())
     terms = Terms(
         round=b"cost",
         message=bytes(32),
-        dismissed=trust.dismissed.digest(),
+        dismissed=dismissed.digest(),
         fingerprint=b"cost",
         modulus_bits=bits,
         length=given.length,
@@ -80,11 +82,22 @@ def main() -> None:
     )
     keys = {one: Ed25519PrivateKey.generate() for one in range(count)}
     certificates = {
-        one: issuer.certify(one, key.public_key().public_bytes_raw(), now, now + 86400, 0)
+        one: signing_authority.certify(
+            one, key.public_key().public_bytes_raw(), now, now + 86400, 0
+        )
         for one, key in keys.items()
     }
-    server = ServerRound(terms, trust)
-    devices = {one: DeviceRound(terms, key, certificates[one], trust) for one, key in keys.items()}
+    server = ServerRound(terms, authority, dismissed)
+    devices = {
+        one: DeviceRound(
+            terms=terms,
+            key=key,
+            certificate=certificates[one],
+            authority=authority,
+            dismissed=dismissed,
+        )
+        for one, key in keys.items()
+    }
     generator = np.random.default_rng(0)
     gone, plain = (
         set(generator.choice(count, int(given.gone * count), replace=False).tolist()),

@@ -54,15 +54,14 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
         vocabulary=len(people.vocabulary),
     )
     keys = [Ed25519PrivateKey.generate() for _ in range(DEVICES)]
-    issuer, now = (
-        SigningAuthority(bytes(16), Ed25519PrivateKey.generate()),
-        int(time.time()),
-    )  # who says which keys are devices
+    # Who says which keys are devices.
+    signing_authority = SigningAuthority(bytes(16), Ed25519PrivateKey.generate())
+    now = int(time.time())
     certificates = [
-        issuer.certify(number, key.public_key().public_bytes_raw(), now, now + 86400, 0)
+        signing_authority.certify(number, key.public_key().public_bytes_raw(), now, now + 86400, 0)
         for number, key in enumerate(keys)
     ]
-    enrolled = EnrolledDevices(certificates, issuer.dismiss(0, ()))
+    enrolled = EnrolledDevices(certificates, signing_authority.dismiss(0, ()))
 
     def ask(
         kind, contents, seconds, progress=None, shared=b""
@@ -78,7 +77,7 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
     ):  # each device has its user's text, its key, and a record of when it took part
         (own := folder / f"device-{number}").mkdir(parents=True)
         devices[number] = build_device(
-            recipe, people.vocabulary, people.texts[number], key, issuer.authority, own
+            recipe, people.vocabulary, people.texts[number], key, signing_authority.authority, own
         )
     link = SimpleNamespace(
         devices=lambda: sorted(devices), ask=ask
@@ -87,7 +86,7 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
         recipe,
         folder / "run",
         connected=ConnectedDevices(
-            link=link, enrolled=lambda: enrolled, authority=issuer.authority
+            link=link, enrolled=lambda: enrolled, authority=signing_authority.authority
         ),
     )
     print(

@@ -8,28 +8,29 @@ from contextlib import contextmanager
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.fleets.enrolment import DAY
-from taciturn.fleets.secure_aggregation.identities import EnrolledDevices, SigningAuthority, Trust
+from taciturn.fleets.secure_aggregation.identities import EnrolledDevices, SigningAuthority
 from taciturn.fleets.wire import server as wire
 from taciturn.fleets.wire.tls import DEVICE_KEY, device_request, load_key
 
-ISSUER = SigningAuthority(bytes(16), Ed25519PrivateKey.generate())
-TRUST = Trust(ISSUER.authority, ISSUER.dismiss(0, ()))
+SIGNING_AUTHORITY = SigningAuthority(bytes(16), Ed25519PrivateKey.generate())
+AUTHORITY = SIGNING_AUTHORITY.authority
+NONE_DISMISSED = SIGNING_AUTHORITY.dismiss(0, ())
 
 
 def public(key):
     return key.public_key().public_bytes_raw()
 
 
-def certificate(number, key, issuer=ISSUER, days=(-1, 1), after=0):
+def certificate(number, key, signing_authority=SIGNING_AUTHORITY, days=(-1, 1), after=0):
     """For the public key of `key`, from so many days from now to so many."""
-    return issuer.certify(
+    return signing_authority.certify(
         number, public(key), *(int(time.time() + day * DAY) for day in days), after
     )
 
 
 def enrolled(keys):
     return EnrolledDevices(
-        [certificate(number, key) for number, key in enumerate(keys)], TRUST.dismissed
+        [certificate(number, key) for number, key in enumerate(keys)], NONE_DISMISSED
     )
 
 

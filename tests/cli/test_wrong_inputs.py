@@ -173,10 +173,12 @@ def fleets(folder: Path) -> None:
         authority.mkdir()
         make_authority(authority)
         certify_server(authority, fleet / "wire", ["localhost"])
-        issuer = enrolment.new_authority(authority, fleet)
+        signing_authority = enrolment.new_authority(authority, fleet)
         shutil.copy(folder / "ftrl.toml", fleet / "recipe.toml")
         (fleet / "for-devices").mkdir()
-        (fleet / "for-devices" / "enrolment.pub").write_text(b"".join(issuer.authority).hex())
+        (fleet / "for-devices" / "enrolment.pub").write_text(
+            b"".join(signing_authority.authority).hex()
+        )
     (folder / "broken-fleet" / "enrolled.txt").write_text("nobody")
     device_request(folder / "device")
 

@@ -6,7 +6,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from local_link import LocalLink
 
-from enrolling import ISSUER, enrolled
+from enrolling import AUTHORITY, enrolled
 from harness import made_up_users, tiny_recipe
 from taciturn.data.population import write_population
 from taciturn.fleets import assemble
@@ -67,7 +67,7 @@ class FleetOfDevices:
         """A device that is new, or the same after a restart."""
         folder = self.folder / f"device-{number}"
         folder.mkdir(exist_ok=True)
-        own = key or self.keys[number], ISSUER.authority
+        own = key or self.keys[number], AUTHORITY
         device = assemble.build_device(
             recipe or self.recipe, self.vocabulary, self.texts[number], *own, folder, wishes
         )
@@ -93,6 +93,4 @@ class FleetOfDevices:
 
     @property
     def connected(self) -> ConnectedDevices:
-        return ConnectedDevices(
-            link=self.link, enrolled=lambda: self.enrolled, authority=ISSUER.authority
-        )
+        return ConnectedDevices(link=self.link, enrolled=lambda: self.enrolled, authority=AUTHORITY)

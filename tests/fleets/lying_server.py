@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from fleet_of_devices import FleetOfDevices
 
-from enrolling import ISSUER, TRUST
+from enrolling import AUTHORITY, NONE_DISMISSED
 from taciturn.core import Message
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
@@ -22,7 +22,7 @@ class LyingServer:
 
     def __init__(self, folder, vocabulary, **sections):
         self.fleet = FleetOfDevices(folder, vocabulary, count=9, **sections)
-        self.terms = assemble.derive_terms(self.fleet.recipe, vocabulary, ISSUER.authority)
+        self.terms = assemble.derive_terms(self.fleet.recipe, vocabulary, AUTHORITY)
         self.modulus = 1 << self.terms.modulus_bits
         mechanism = build.algorithm(self.fleet.recipe, len(vocabulary)).mechanism
         params = build.language_model(self.fleet.recipe.model, len(vocabulary)).init(
@@ -43,7 +43,8 @@ class LyingServer:
         told=None,
         run=b"run",
         name=None,
-        trust=TRUST,
+        authority=AUTHORITY,
+        dismissed=NONE_DISMISSED,
         certificates=None,
     ):
         """`given` and `told` are the messages by device: what it gets, and of what it is told the
@@ -58,11 +59,12 @@ class LyingServer:
         }
         server = ServerRound(
             self.terms.for_round(
-                name, message_hash=hashes[min(who)], dismissed_hash=trust.dismissed.digest()
+                name, message_hash=hashes[min(who)], dismissed_hash=dismissed.digest()
             ),
-            trust,
+            authority,
+            dismissed,
         )
-        signed = {one: (certificates[one].to_bytes(), trust.dismissed.to_bytes()) for one in who}
+        signed = {one: (certificates[one].to_bytes(), dismissed.to_bytes()) for one in who}
 
         def take(kind, questions):
             refused = server.take(self.fleet.link.ask(kind, questions, 60))

@@ -5,7 +5,7 @@ vanish when they are told to.
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from enrolling import TRUST, certificate
+from enrolling import AUTHORITY, NONE_DISMISSED, certificate
 from taciturn.fleets.secure_aggregation import masks, shamir
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
@@ -19,7 +19,7 @@ STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK
 TERMS = Terms(
     round=b"round 1",
     message=bytes(32),
-    dismissed=TRUST.dismissed.digest(),
+    dismissed=NONE_DISMISSED.digest(),
     fingerprint=b"fingerprint",
     modulus_bits=20,
     length=50,
@@ -37,6 +37,13 @@ def carried(message):
 
 def plain_sum(values, devices, bits):
     return sum(values[device].astype(np.uint64) for device in devices) % 2**bits
+
+
+def enter_round(terms, key, signed, dismissed=NONE_DISMISSED) -> DeviceRound:
+    """A device at the start of a round, with the certificate that the authority signed for it."""
+    return DeviceRound(
+        terms=terms, key=key, certificate=signed, authority=AUTHORITY, dismissed=dismissed
+    )
 
 
 class Cohort:
@@ -58,13 +65,13 @@ class Cohort:
     def start(self, terms: Terms) -> None:
         self.terms = terms
         self.devices = {one: self.member(one, terms) for one in self.keys}
-        self.server = ServerRound(terms, TRUST)
+        self.server = ServerRound(terms, AUTHORITY, NONE_DISMISSED)
         self.said: dict[str, dict] = {}  # what devices sent in each stage
         self.heard: dict[str, dict] = {}  # and what they were sent
 
     def member(self, one: int, terms: Terms = TERMS) -> DeviceRound:
         """A device, as it is when it comes into a round."""
-        return DeviceRound(terms, self.keys[one], certificate(one, self.keys[one]), TRUST)
+        return enter_round(terms, self.keys[one], certificate(one, self.keys[one]))
 
     @property
     def cell(self) -> ServerCell:

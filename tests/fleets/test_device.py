@@ -14,7 +14,7 @@ import pytest
 from fleet_of_devices import FleetOfDevices, fleet_recipe
 from lying_server import KEY, VICTIM, LyingServer
 
-from enrolling import ISSUER
+from enrolling import AUTHORITY, SIGNING_AUTHORITY
 from harness import WORDS, quietly, tiny_recipe
 from taciturn import trees
 from taciturn.core import FailedRound, Message
@@ -94,7 +94,7 @@ def test_whatever_a_text_is_its_report_is_bounded(
     users = {"weight_cap": weight_cap, "total_weight": 40.0} if weight_cap else {}
     recipe = fleet_recipe(population, participation=users)
     device = assemble.build_device(
-        recipe, vocabulary, np.array(tokens, np.int32), ISSUER.key, ISSUER.authority, tmp_path
+        recipe, vocabulary, np.array(tokens, np.int32), SIGNING_AUTHORITY.key, AUTHORITY, tmp_path
     )
     params = build.language_model(recipe.model, len(vocabulary)).init(jax.random.key(0))
     encoded = build.report_encoding(recipe, params)

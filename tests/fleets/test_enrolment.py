@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fleet_of_devices import FleetOfDevices, fleet_recipe
 
-from enrolling import ISSUER, enrolled
+from enrolling import AUTHORITY, enrolled
 from harness import Cut, cut_at, quietly
 from taciturn.fleets import assemble, fleet_folders
 from taciturn.recipe import build
@@ -91,7 +91,7 @@ def test_devices_refuse_cohorts_that_the_modulus_does_not_hold(population, vocab
         build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0)
     )
     encoded = build.report_encoding(recipe, params)
-    agreed = assemble.derive_terms(recipe, vocabulary, ISSUER.authority)
+    agreed = assemble.derive_terms(recipe, vocabulary, AUTHORITY)
     assert 2 * encoded.largest * agreed.most < encoded.modulus
 
 

@@ -12,14 +12,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fleet_of_devices import FleetOfDevices
 from typer.testing import CliRunner
 
-from enrolling import ISSUER, device_key, enrolled
+from enrolling import SIGNING_AUTHORITY, device_key, enrolled
 from harness import cut_at, quietly
 from taciturn.cli import app
 from taciturn.fleets import enrolment
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.enrolment import DAY, EnrolledFile, read_enrolled
 from taciturn.fleets.secure_aggregation import identities
-from taciturn.fleets.secure_aggregation.identities import Trust
 from taciturn.fleets.wire.tls import REQUEST, device_request
 from taciturn.runs.loop import train_run
 
@@ -27,8 +26,8 @@ from taciturn.runs.loop import train_run
 @pytest.fixture
 def authority(tmp_path):
     """Its folder, that of its fleet, and what devices know of it."""
-    issuer = enrolment.new_authority(tmp_path / "authority", tmp_path / "fleet")
-    return tmp_path / "authority", tmp_path / "fleet", issuer.authority
+    signing_authority = enrolment.new_authority(tmp_path / "authority", tmp_path / "fleet")
+    return tmp_path / "authority", tmp_path / "fleet", signing_authority.authority
 
 
 def asking(folder, count=3):
@@ -46,10 +45,9 @@ def test_keys_that_devices_made_get_certificates_that_end(tmp_path, authority):
     assert [one.key for one in certificates] == [
         device_key(tmp_path / f"device-{number}") for number in range(3)
     ]
-    trust = Trust(known, dismissed)
-    assert trust.why_not_the_list() is None
+    assert known.why_not_list(dismissed) is None
     for one in certificates:
-        assert trust.why_not(one) is None
+        assert known.why_not_device(one, dismissed) is None
         assert 364 * DAY < one.ends - time.time() < 366 * DAY
     assert not list(fleet.rglob("*.key"))  # nothing private is where the server is
 
@@ -86,8 +84,11 @@ def test_lists_have_rising_numbers_and_a_dismissed_key_does_not_come_back(tmp_pa
     assert enrolment.dismiss(folder, fleet, [2, 1]) == 2
     certificates, dismissed = read_enrolled(fleet)
     assert dismissed.devices == {1, 2}
-    trust = Trust(known, dismissed)
-    assert [bool(trust.why_not(one)) for one in certificates] == [False, True, True]
+    assert [bool(known.why_not_device(one, dismissed)) for one in certificates] == [
+        False,
+        True,
+        True,
+    ]
     with pytest.raises(
         LinkError, match="device 1 was dismissed, and its key with it; no device was enrolled"
     ):
@@ -113,7 +114,7 @@ def test_what_ends_soon_is_renewed_for_the_same_key_and_number(tmp_path, authori
     assert (after[0], after[2]) == (before[0], before[2])
     assert (after[1].device, after[1].key) == (before[1].device, before[1].key)
     assert after[1].ends > before[1].ends + 300 * DAY
-    assert Trust(known, dismissed).why_not(after[1]) is None
+    assert known.why_not_device(after[1], dismissed) is None
     assert enrolment.renew(folder, fleet) == 0
 
 
@@ -127,9 +128,9 @@ def test_what_was_signed_when_the_clock_was_ahead_is_renewed_once_it_is_right(
         ahead.setattr(enrolment, "now", lambda at=time.time() + 3600 * hours: at)
         enrolment.enrol(folder, fleet, asking(tmp_path, 1))
     certificates, dismissed = read_enrolled(fleet)
-    assert "has not begun" in Trust(known, dismissed).why_not(certificates[0])
+    assert "has not begun" in known.why_not_device(certificates[0], dismissed)
     assert enrolment.renew(folder, fleet) == 1
-    assert Trust(known, dismissed).why_not(read_enrolled(fleet).certificates[0]) is None
+    assert known.why_not_device(read_enrolled(fleet).certificates[0], dismissed) is None
     assert enrolment.renew(folder, fleet) == 0
 
 
@@ -312,7 +313,9 @@ def test_a_device_that_is_dismissed_while_a_run_goes_on_is_not_asked_any_more(
 
     def dismiss(done, rounds, row):
         if done == 2 and not twin:
-            fleet.enrolled = enrolled(fleet.keys)._replace(dismissed=ISSUER.dismiss(1, (out,)))
+            fleet.enrolled = enrolled(fleet.keys)._replace(
+                dismissed=SIGNING_AUTHORITY.dismiss(1, (out,))
+            )
             asked.clear()
 
     fleet.link.ask = noted
@@ -322,7 +325,7 @@ def test_a_device_that_is_dismissed_while_a_run_goes_on_is_not_asked_any_more(
 
 def test_a_fleet_whose_devices_are_mostly_dismissed_is_too_small(tmp_path, vocabulary):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, run={"rounds": 1, "evaluate_every": 1})
-    fleet.enrolled = fleet.enrolled._replace(dismissed=ISSUER.dismiss(1, (1, 2)))
+    fleet.enrolled = fleet.enrolled._replace(dismissed=SIGNING_AUTHORITY.dismiss(1, (1, 2)))
     with pytest.raises(Exception, match="8 devices are too few"):
         train_run(fleet.recipe, tmp_path / "run", cut_at(0), fleet.connected)
 

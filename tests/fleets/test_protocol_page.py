@@ -18,7 +18,7 @@ from taciturn.fleets.secure_aggregation import device_side, masks, messages, pro
 from taciturn.fleets.secure_aggregation.bit_packing import pack
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells, threshold
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.identities import SigningAuthority, Trust
+from taciturn.fleets.secure_aggregation.identities import SigningAuthority
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Roster, Survivors, Terms
 from taciturn.fleets.wire.front_end import sign_in_statement
@@ -26,7 +26,7 @@ from taciturn.privacy.bounding import secagg_encoding
 from taciturn.privacy.bounding.clipping import flat_clip
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
-SEVEN, NINE, ISSUER = (
+SEVEN, NINE, AUTHORITY_KEY = (
     Ed25519PrivateKey.from_private_bytes(bytes([byte]) * 32) for byte in (1, 2, 3)
 )
 
@@ -43,8 +43,11 @@ def secret(byte):
     return Secret(bytes([byte]) * 32)
 
 
-def advertised(terms, trust, key, certificate, mask_key, share_key, seed):
-    device = DeviceRound(terms, key, certificate, trust)
+def advertised(terms, listed, key, certificate, mask_key, share_key, seed):
+    authority, dismissed = listed
+    device = DeviceRound(
+        terms=terms, key=key, certificate=certificate, authority=authority, dismissed=dismissed
+    )
     device._mask_secret, device._share_secret, device._seed = (
         secret(mask_key),
         secret(share_key),
@@ -54,10 +57,10 @@ def advertised(terms, trust, key, certificate, mask_key, share_key, seed):
 
 
 def computed(monkeypatch):
-    issuer = SigningAuthority(b"\4" * 16, ISSUER)
-    dismissed = issuer.dismiss(5, ())
-    trust = Trust(issuer.authority, dismissed)
-    fingerprint = assemble._fingerprint("0123456789abcdef", ["a", "ö"], issuer.authority)
+    signing_authority = SigningAuthority(b"\4" * 16, AUTHORITY_KEY)
+    dismissed = signing_authority.dismiss(5, ())
+    authority = signing_authority.authority
+    fingerprint = assemble._fingerprint("0123456789abcdef", ["a", "ö"], authority)
     terms = Terms(
         round=b"\6" * 16,
         message=b"\7" * 32,
@@ -71,10 +74,11 @@ def computed(monkeypatch):
         most=1000,
     )
     certificates = [
-        issuer.certify(number, public(key), 0, 2**32, 5) for number, key in ((7, SEVEN), (9, NINE))
+        signing_authority.certify(number, public(key), 0, 2**32, 5)
+        for number, key in ((7, SEVEN), (9, NINE))
     ]
-    first = advertised(terms, trust, SEVEN, certificates[0], 8, 9, 10)
-    second = advertised(terms, trust, NINE, certificates[1], 11, 12, 13)
+    first = advertised(terms, (authority, dismissed), SEVEN, certificates[0], 8, 9, 10)
+    second = advertised(terms, (authority, dismissed), NINE, certificates[1], 11, 12, 13)
     digests = {7: first.digest(), 9: second.digest()}
     cohort = Roster((), digests).cohort(terms)
     cell = cell_name(cohort, *cells(cohort, digests.values()))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from secure_rounds import TERMS, Cohort, carried, put_together, stripped
 
-from enrolling import TRUST, certificate
+from enrolling import AUTHORITY, NONE_DISMISSED, certificate
 from taciturn.core import FailedRound
 from taciturn.fleets.secure_aggregation import cells, device_side, masks, protocol, server_side
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
@@ -417,7 +417,7 @@ def shown_old_adverts():
     keys = {
         one: cohort.devices[one]._mask_secret for one in known
     }  # from shares that the others gave for them
-    server = server_side.ServerRound(TERMS, TRUST)
+    server = server_side.ServerRound(TERMS, AUTHORITY, NONE_DISMISSED)
     for one in fresh:
         server.take_advert(one, cohort.devices[one].advertise())
     server._adverts |= old

@@ -9,9 +9,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fleet_of_devices import FleetOfDevices
 from lying_server import VICTIM, LyingServer
-from secure_rounds import TERMS, Cohort
+from secure_rounds import TERMS, Cohort, enter_round
 
-from enrolling import ISSUER, TRUST, certificate, public
+from enrolling import AUTHORITY, NONE_DISMISSED, SIGNING_AUTHORITY, certificate, public
 from harness import quietly
 from taciturn.core import FailedRound
 from taciturn.fleets.devices import fields
@@ -21,20 +21,20 @@ from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation import device_side
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import (
+    Authority,
     Certificate,
     DismissedDevices,
     SigningAuthority,
-    Trust,
 )
 from taciturn.fleets.secure_aggregation.messages import Roster, Survivors
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, Refused
 from taciturn.runs.loop import resume_run, train_run
 
 STRANGER = SigningAuthority(
-    ISSUER.fleet, Ed25519PrivateKey.generate()
+    SIGNING_AUTHORITY.fleet, Ed25519PrivateKey.generate()
 )  # a server that plays the authority, without its key
 ELSEWHERE = SigningAuthority(
-    b"another fleet...", ISSUER.key
+    b"another fleet...", SIGNING_AUTHORITY.key
 )  # the same authority, for another fleet
 
 
@@ -49,14 +49,15 @@ def advert_of(key, signed, terms=TERMS):
     return device.advertise()
 
 
-def shown(make, trust=TRUST, count=6):
+def shown(make, dismissed=NONE_DISMISSED, count=6):
     """What a device does when the server shows it a cell in which one has the certificate that
     `make` gives it, which signs everything
     right: the peers that it shares its secrets with.
     """
-    cohort, terms = Cohort(count), replace(TERMS, dismissed=trust.dismissed.digest())
+    cohort = Cohort(count)
+    terms = replace(TERMS, dismissed=dismissed.digest())
     one, *others = cohort.ids
-    device = DeviceRound(terms, cohort.keys[one], certificate(one, cohort.keys[one]), trust)
+    device = enter_round(terms, cohort.keys[one], certificate(one, cohort.keys[one]), dismissed)
     adverts = [
         device.advertise(),
         *(
@@ -76,7 +77,7 @@ def shown(make, trust=TRUST, count=6):
 
 
 def dismissed(*numbers):
-    return Trust(ISSUER.authority, ISSUER.dismiss(1, numbers))
+    return SIGNING_AUTHORITY.dismiss(1, numbers)
 
 
 LIES = {
@@ -85,7 +86,9 @@ LIES = {
         "not signed by the authority",
     ),
     "a device that signs for itself": (
-        lambda number, key, _: certificate(number, key, SigningAuthority(ISSUER.fleet, key)),
+        lambda number, key, _: certificate(
+            number, key, SigningAuthority(SIGNING_AUTHORITY.fleet, key)
+        ),
         "not signed by",
     ),
     "a certificate that has run out": (
@@ -162,13 +165,13 @@ def test_no_field_of_a_certificate_can_be_changed(field):
 
 def test_no_bit_of_a_certificate_or_a_list_can_be_changed():
     key = Ed25519PrivateKey.generate()
-    good, listed = certificate(3, key).to_bytes(), ISSUER.dismiss(4, (7, 9)).to_bytes()
-    assert TRUST.why_not(Certificate.from_bytes(good)) is None
-    assert Trust(ISSUER.authority, DismissedDevices.from_bytes(listed)).why_not_the_list() is None
+    good, listed = certificate(3, key).to_bytes(), SIGNING_AUTHORITY.dismiss(4, (7, 9)).to_bytes()
+    assert AUTHORITY.why_not_device(Certificate.from_bytes(good), NONE_DISMISSED) is None
+    assert AUTHORITY.why_not_list(DismissedDevices.from_bytes(listed)) is None
     for bit in range(8 * len(good)):
         changed = bytearray(good)
         changed[bit // 8] ^= 1 << bit % 8
-        assert TRUST.why_not(Certificate.from_bytes(bytes(changed)))
+        assert AUTHORITY.why_not_device(Certificate.from_bytes(bytes(changed)), NONE_DISMISSED)
     for bit in range(8 * len(listed)):
         changed = bytearray(listed)
         changed[bit // 8] ^= 1 << bit % 8
@@ -176,12 +179,16 @@ def test_no_bit_of_a_certificate_or_a_list_can_be_changed():
             read = DismissedDevices.from_bytes(bytes(changed))
         except ValueError:
             continue
-        assert Trust(ISSUER.authority, read).why_not_the_list()
+        assert AUTHORITY.why_not_list(read)
 
 
 @pytest.mark.parametrize(
     "one",
-    [certificate(3, ISSUER.key), ISSUER.dismiss(4, (7, 9)), ISSUER.dismiss(4, ())],
+    [
+        certificate(3, SIGNING_AUTHORITY.key),
+        SIGNING_AUTHORITY.dismiss(4, (7, 9)),
+        SIGNING_AUTHORITY.dismiss(4, ()),
+    ],
     ids=["one", "two", "none"],
 )
 def test_bytes_that_are_no_certificate_and_no_list_are_refused(one):
@@ -214,14 +221,14 @@ def test_devices_under_different_lists_are_in_different_rounds():
     """The list is in the terms: who was shown another one does not count as having signed these."""
     cohort, other = Cohort(5), dismissed(5)
     one, *rest = cohort.ids
-    terms = replace(TERMS, dismissed=other.dismissed.digest())
-    cohort.devices[one] = DeviceRound(
+    terms = replace(TERMS, dismissed=other.digest())
+    cohort.devices[one] = enter_round(
         terms, cohort.keys[one], certificate(one, cohort.keys[one]), other
     )
     with pytest.raises(Refused, match="not signed by device"):
         cohort.run()
     with pytest.raises(ValueError, match="name another list"):
-        DeviceRound(TERMS, cohort.keys[one], certificate(one, cohort.keys[one]), other)
+        enter_round(TERMS, cohort.keys[one], certificate(one, cohort.keys[one]), other)
     assert rest
 
 
@@ -232,10 +239,10 @@ def test_a_device_joins_only_with_its_own_certificate_and_a_list_of_its_authorit
     key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     lists = {
         "another's list": STRANGER.dismiss(0, ()),
-        "a list of nobody's": TRUST.dismissed._replace(signature=bytes(64)),
+        "a list of nobody's": NONE_DISMISSED._replace(signature=bytes(64)),
         "another fleet's list": ELSEWHERE.dismiss(0, ()),
     }
-    trust = TRUST._replace(dismissed=lists.get(lie, TRUST.dismissed))
+    shown_list = lists.get(lie, NONE_DISMISSED)
     signed = certificate(1, other if lie == "another's certificate" else key)
     with pytest.raises(
         Refused,
@@ -243,8 +250,8 @@ def test_a_device_joins_only_with_its_own_certificate_and_a_list_of_its_authorit
         if lie == "another's certificate"
         else "list of dismissed devices is not signed",
     ):
-        DeviceRound(replace(TERMS, dismissed=trust.dismissed.digest()), key, signed, trust)
-    assert DeviceRound(TERMS, key, certificate(1, key), TRUST)
+        enter_round(replace(TERMS, dismissed=shown_list.digest()), key, signed, shown_list)
+    assert enter_round(TERMS, key, certificate(1, key))
 
 
 @pytest.fixture
@@ -256,37 +263,37 @@ def test_a_server_cannot_go_back_to_an_older_list(liar):
     """By which a dismissed device of its own would be in the round again. Over a restart of the
     device, too.
     """
-    newer = Trust(ISSUER.authority, ISSUER.dismiss(2, ()))
-    liar.round(1, trust=newer)
+    newer = SIGNING_AUTHORITY.dismiss(2, ())
+    liar.round(1, dismissed=newer)
     older = [
-        *(Trust(ISSUER.authority, ISSUER.dismiss(number, ())) for number in (0, 1)),
-        Trust(ISSUER.authority, ISSUER.dismiss(2, (77,))),
+        *(SIGNING_AUTHORITY.dismiss(number, ()) for number in (0, 1)),
+        SIGNING_AUTHORITY.dismiss(2, (77,)),
     ]
-    for number, trust in enumerate(older, 2):
+    for number, old_list in enumerate(older, 2):
         with pytest.raises(FailedRound, match="0 devices have advertised"):
-            liar.round(number, trust=trust)
+            liar.round(number, dismissed=old_list)
     liar.fleet.start(VICTIM)
     question = [fields.new_name(), b"run", b"9", bytes(32), liar.fleet.signed(VICTIM)[0]]
     with pytest.raises(
         NotEligible, match="number 0, and this device was shown another of number 2"
     ):
         liar.device(VICTIM)(
-            fields.ADVERTISE, fields.pack_fields(*question, TRUST.dismissed.to_bytes())
+            fields.ADVERTISE, fields.pack_fields(*question, NONE_DISMISSED.to_bytes())
         )
-    liar.device(VICTIM)(fields.ADVERTISE, fields.pack_fields(*question, newer.dismissed.to_bytes()))
+    liar.device(VICTIM)(fields.ADVERTISE, fields.pack_fields(*question, newer.to_bytes()))
 
 
 def test_the_twin_that_forgets_which_list_it_has_seen_goes_back(liar, monkeypatch):
     read = OwnParticipation._read
     monkeypatch.setattr(OwnParticipation, "_read", lambda record: read(record) | {"list": [-1, ""]})
-    liar.round(1, trust=Trust(ISSUER.authority, ISSUER.dismiss(2, ())))
+    liar.round(1, dismissed=SIGNING_AUTHORITY.dismiss(2, ()))
     assert liar.round(2).values.any()
 
 
 def test_a_list_is_kept_by_devices_that_rest_too(liar):
     """What they were shown they have seen, whether they take part or not."""
     liar.round(5)
-    device, later = liar.device(0), ISSUER.dismiss(3, ())
+    device, later = liar.device(0), SIGNING_AUTHORITY.dismiss(3, ())
     about = fields.new_name(), b"run", b"5", bytes(32), liar.fleet.signed(0)[0]
     with pytest.raises(NotEligible, match="reports once to each"):
         device(fields.ADVERTISE, fields.pack_fields(*about, later.to_bytes()))
@@ -300,13 +307,13 @@ def test_a_server_that_makes_up_all_others_gets_no_report(liar, monkeypatch, twi
     what the server has.
     """
     fooled = STRANGER.authority  # whoever goes by it checks nothing
-    for name in ("why_not", "why_not_the_list"):
-        check = getattr(Trust, name)
+    for name in ("why_not_device", "why_not_list"):
+        check = getattr(Authority, name)
         monkeypatch.setattr(
-            Trust,
+            Authority,
             name,
-            lambda trust, *given, check=check: (
-                None if trust.authority == fooled else check(trust, *given)
+            lambda authority, *given, check=check: (
+                None if authority == fooled else check(authority, *given)
             ),
         )
     certificates = [STRANGER.certify(*one[1:-1]) for one in liar.fleet.enrolled.certificates]
@@ -314,7 +321,7 @@ def test_a_server_that_makes_up_all_others_gets_no_report(liar, monkeypatch, twi
     for number in range(9):
         if twin or number != VICTIM:
             liar.device(number)._authority = fooled
-    total = liar.round(1, certificates=certificates, trust=Trust(fooled, TRUST.dismissed))
+    total = liar.round(1, certificates=certificates, authority=fooled)
     assert (VICTIM in total.devices) == twin
     assert len(liar.reports) == 8 + twin
 

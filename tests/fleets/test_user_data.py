@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fleet_of_devices import fleet_recipe
 
-from enrolling import ISSUER
+from enrolling import AUTHORITY, SIGNING_AUTHORITY
 from taciturn.data.texts import Texts
 from taciturn.fleets import assemble
 from taciturn.fleets.simulation.in_process import SimulatedFleet
@@ -29,7 +29,7 @@ def texts(lengths):
 def on_devices(recipe, vocabulary, lengths, folder):
     return [
         assemble.build_device(
-            recipe, vocabulary, tokens, ISSUER.key, ISSUER.authority, folder / f"{number}"
+            recipe, vocabulary, tokens, SIGNING_AUTHORITY.key, AUTHORITY, folder / f"{number}"
         )._user
         for number, tokens in enumerate(texts(lengths))
     ]

@@ -19,7 +19,15 @@ from commands import CommandFleet
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from wire import HERE, Fleet, until
 
-from enrolling import ISSUER, TRUST, certificate, device_key, known, load_device_key
+from enrolling import (
+    AUTHORITY,
+    NONE_DISMISSED,
+    SIGNING_AUTHORITY,
+    certificate,
+    device_key,
+    known,
+    load_device_key,
+)
 from taciturn.core import FailedRound, Message, Report
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
@@ -61,7 +69,7 @@ LIMITS = ParticipationLimits(1e-9, 0, 1000)
 
 
 def terms(bits=20):
-    fingerprint = assemble._fingerprint(RECIPE, WORDS, ISSUER.authority)
+    fingerprint = assemble._fingerprint(RECIPE, WORDS, AUTHORITY)
     return Terms(
         fingerprint=fingerprint,
         modulus_bits=bits,
@@ -106,7 +114,7 @@ class NodeDevice:
         there = self.folder / "fleet"
         there.mkdir()
         shutil.copy(fleet.certificate, there / "authority.crt")
-        (there / "enrolment.pub").write_text(b"".join(ISSUER.authority).hex() + "\n")
+        (there / "enrolment.pub").write_text(b"".join(AUTHORITY).hex() + "\n")
         (there / "vocabulary.txt").write_text("".join(f"{word}\n" for word in WORDS))
         (there / "agreement.json").write_text(json.dumps(agreement(bits)))
 
@@ -153,7 +161,8 @@ class MixedFleet:
         keys = [*map(device_key, self.folders), *(one.key for one in self.nodes)]
         now = int(time.time())
         self.certificates = [
-            ISSUER.certify(number, key, now - DAY, now + DAY, 0) for number, key in enumerate(keys)
+            SIGNING_AUTHORITY.certify(number, key, now - DAY, now + DAY, 0)
+            for number, key in enumerate(keys)
         ]
 
     @contextmanager
@@ -168,7 +177,7 @@ class MixedFleet:
                 record = OwnParticipation(folder, LIMITS)
                 device = Device(
                     key=load_device_key(folder),
-                    authority=ISSUER.authority,
+                    authority=AUTHORITY,
                     terms=terms(self.bits),
                     program=given_to(values),
                     message=LIKE,
@@ -187,8 +196,8 @@ class MixedFleet:
             until(lambda: len(server.link.devices()) == 6, "that all devices connect")
             connected = ConnectedDevices(
                 link=server.link,
-                enrolled=lambda: EnrolledDevices(self.certificates, TRUST.dismissed),
-                authority=ISSUER.authority,
+                enrolled=lambda: EnrolledDevices(self.certificates, NONE_DISMISSED),
+                authority=AUTHORITY,
             )
             private = self.fleet.folder / "private"
             yield (
@@ -266,7 +275,7 @@ class Asked:
         self.link, self.node, self.row = link, node, fields.first_round()
         self.keys = {number: Ed25519PrivateKey.generate() for number in range(1, 4)}
         now = int(time.time())
-        self.own = ISSUER.certify(0, node.key, now - DAY, now + DAY, 0)
+        self.own = SIGNING_AUTHORITY.certify(0, node.key, now - DAY, now + DAY, 0)
         self.name = b""
 
     def ask(self, kind, content):
@@ -286,7 +295,7 @@ class Asked:
         )
         self.model = fields.arrays_to_bytes(MODEL)
         self.about = fields.message_hash(run, number, self.model, self.key)
-        own, listed = self.own.to_bytes(), TRUST.dismissed.to_bytes()
+        own, listed = self.own.to_bytes(), NONE_DISMISSED.to_bytes()
         self.run, self.number = run, number
         return self.ask(
             fields.ADVERTISE,
@@ -299,13 +308,19 @@ class Asked:
         """
         said = {fields.ADVERTISE: self.advertise()}
         agreed = replace(
-            terms(), round=self.name, message=self.about, dismissed=TRUST.dismissed.digest()
+            terms(), round=self.name, message=self.about, dismissed=NONE_DISMISSED.digest()
         )
         others = {
-            one: DeviceRound(agreed, key, certificate(one, key), TRUST)
+            one: DeviceRound(
+                terms=agreed,
+                key=key,
+                certificate=certificate(one, key),
+                authority=AUTHORITY,
+                dismissed=NONE_DISMISSED,
+            )
             for one, key in self.keys.items()
         }
-        server = ServerRound(agreed, TRUST)
+        server = ServerRound(agreed, AUTHORITY, NONE_DISMISSED)
         server.take(
             {0: said[fields.ADVERTISE]}
             | {one: device.advertise().to_bytes() for one, device in others.items()}
@@ -359,7 +374,7 @@ def now(days=0):
 
 
 STRANGER = SigningAuthority(bytes(16), Ed25519PrivateKey.generate())
-ELSEWHERE = SigningAuthority(b"elsewhere" + bytes(7), ISSUER.key)
+ELSEWHERE = SigningAuthority(b"elsewhere" + bytes(7), SIGNING_AUTHORITY.key)
 
 
 @pytest.mark.parametrize(
@@ -374,15 +389,15 @@ ELSEWHERE = SigningAuthority(b"elsewhere" + bytes(7), ISSUER.key)
             "of another fleet",
         ),
         (
-            lambda key, own, old: {"own": ISSUER.certify(0, key, now(-2), now(-1), 0)},
+            lambda key, own, old: {"own": SIGNING_AUTHORITY.certify(0, key, now(-2), now(-1), 0)},
             "has not begun, or has run out",
         ),
         (
-            lambda key, own, old: {"own": ISSUER.certify(0, key, now(1), now(2), 0)},
+            lambda key, own, old: {"own": SIGNING_AUTHORITY.certify(0, key, now(1), now(2), 0)},
             "has not begun, or has run out",
         ),
         (
-            lambda key, own, old: {"own": ISSUER.certify(0, key, now(-1), now(1), 1)},
+            lambda key, own, old: {"own": SIGNING_AUTHORITY.certify(0, key, now(-1), now(1), 1)},
             "is older than a certificate",
         ),
         (
@@ -391,8 +406,8 @@ ELSEWHERE = SigningAuthority(b"elsewhere" + bytes(7), ISSUER.key)
         ),
         (lambda key, own, old: {"own": own.to_bytes()[:-1]}, "144 bytes"),
         (lambda key, own, old: {"listed": STRANGER.dismiss(0, ())}, "not signed by the authority"),
-        (lambda key, own, old: {"listed": ISSUER.dismiss(1, (0, 5))}, "was dismissed"),
-        (lambda key, own, old: {"listed": ISSUER.dismiss(0, (5,))}, "or another"),
+        (lambda key, own, old: {"listed": SIGNING_AUTHORITY.dismiss(1, (0, 5))}, "was dismissed"),
+        (lambda key, own, old: {"listed": SIGNING_AUTHORITY.dismiss(0, (5,))}, "or another"),
         (lambda key, own, old: {"name": old}, "or a later one, before"),
         (
             lambda key, own, old: {"name": (now(2) * 10**6).to_bytes(8, "big") + bytes(8)},
@@ -465,7 +480,9 @@ def without_last(table):
         ),
         (
             fields.SHARE,
-            lambda one, asked: with_advert(one, certificate=ISSUER.certify(1, bytes(32), 1, 2, 0)),
+            lambda one, asked: with_advert(
+                one, certificate=SIGNING_AUTHORITY.certify(1, bytes(32), 1, 2, 0)
+            ),
             "has run out",
         ),
         (fields.SHARE, lambda one, asked: in_another_row(one), "another advert in the list"),
@@ -554,7 +571,7 @@ def test_it_answers_once_and_a_list_it_was_shown_stays_with_it(asked):
         {fields.SIGN: lambda one, asked: asked.__setattr__("survivors", one.to_bytes()) or one}
     )
     assert asked.ask(fields.SIGN, asked.survivors) is None
-    newer = ISSUER.dismiss(3, (77,))
+    newer = SIGNING_AUTHORITY.dismiss(3, (77,))
     assert asked.advertise(lambda *parts: (*parts[:-1], newer.to_bytes())) is not None
     assert asked.advertise() is None  # the list of before
     assert asked.node.record()["list"] == ["3", newer.digest().hex()]

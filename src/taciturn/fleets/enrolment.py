@@ -73,7 +73,7 @@ def enrol(
     keys = [requested_key(request) for request in requests]
     with _open(folder, fleet) as log:
         enrolled = log.enrolled
-        numbers = enrolled.keys()
+        numbers = enrolled.numbers_by_key()
         if gone := sorted(
             numbers[key] for key in keys if numbers.get(key) in enrolled.dismissed.devices
         ):
@@ -87,7 +87,7 @@ def enrol(
             )
         new = [key for key in dict.fromkeys(keys) if key not in numbers]
         log.certify({len(numbers) + place: key for place, key in enumerate(new)}, days)
-        numbers = log.enrolled.keys()
+        numbers = log.enrolled.numbers_by_key()
     return [numbers[key] for key in keys]
 
 
@@ -179,7 +179,7 @@ class EnrolledFile:
                     raise LinkError(
                         f"{self._path} is older than the one before it, or of another fleet"
                     )
-                self._known = enrolled, enrolled.keys()
+                self._known = enrolled, enrolled.numbers_by_key()
             except LinkError as error:
                 if self._known is None:
                     raise
@@ -239,7 +239,7 @@ def _follows(newer: EnrolledDevices, older: EnrolledDevices) -> bool:
         newer.dismissed.number > older.dismissed.number
         and newer.dismissed.devices >= older.dismissed.devices
     )
-    kept = list(newer.keys())[: len(older.certificates)] == list(older.keys())
+    kept = list(newer.numbers_by_key())[: len(older.certificates)] == list(older.numbers_by_key())
     return (
         kept
         and newer.dismissed.fleet == older.dismissed.fleet

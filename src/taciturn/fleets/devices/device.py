@@ -32,7 +32,6 @@ from taciturn.fleets.secure_aggregation.identities import (
     Authority,
     Certificate,
     DismissedDevices,
-    Trust,
 )
 from taciturn.fleets.secure_aggregation.messages import (
     Roster,
@@ -135,21 +134,24 @@ class Device:
         name, self._run, self._round, self._message_hash, certificate, dismissed = (
             fields.unpack_fields(content, 6)
         )
-        own, trust = (
-            Certificate.from_bytes(certificate),
-            Trust(self._authority, DismissedDevices.from_bytes(dismissed)),
-        )
+        own = Certificate.from_bytes(certificate)
+        listed = DismissedDevices.from_bytes(dismissed)
         terms = self._terms.for_round(
-            name, message_hash=self._message_hash, dismissed_hash=trust.dismissed.digest()
+            name, message_hash=self._message_hash, dismissed_hash=listed.digest()
         )
-        in_a_round = DeviceRound(terms, self._key, own, trust)
+        in_a_round = DeviceRound(
+            terms=terms,
+            key=self._key,
+            certificate=own,
+            authority=self._authority,
+            dismissed=listed,
+        )
         if len(name) != fields.NAME_BYTES or len(self._run) > 255:
             raise ValueError(
                 f"an attempt has a name of {fields.NAME_BYTES} bytes, and a run one of up to 255"
             )
-        listed = trust.dismissed.number, trust.dismissed.digest().hex()
         if why_not := self._wishes.why_not_now() or self._record.enter(
-            name, int(self._round), *listed
+            name, int(self._round), listed.number, listed.digest().hex()
         ):
             raise NotEligible(why_not)
         self._sum, self._number = in_a_round, own.device

@@ -31,7 +31,7 @@ from taciturn.core import FailedRound, Key, Message, Program, Report, UserIds
 from taciturn.files import write_atomically
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import LOG, Link, LinkError
-from taciturn.fleets.secure_aggregation.identities import Authority, EnrolledDevices, Trust
+from taciturn.fleets.secure_aggregation.identities import Authority, EnrolledDevices
 from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.simulation.availability import TooFewDevices
@@ -286,7 +286,7 @@ class DeviceFleet:
         )
         about = fields.message_hash(run, number, model, key)
         terms = self.terms.for_round(name, message_hash=about, dismissed_hash=dismissed.digest())
-        server = ServerRound(terms, Trust(self.connected.authority, dismissed))
+        server = ServerRound(terms, self.connected.authority, dismissed)
         stage = partial(self._stage, server)
         asked = fields.pack_fields(name, run, number, about)
         present = sorted(self._present().intersection(cohort.tolist()))

@@ -14,7 +14,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from taciturn.fleets.secure_aggregation import masks, protocol, shamir
 from taciturn.fleets.secure_aggregation.bit_packing import pack
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells, threshold
-from taciturn.fleets.secure_aggregation.identities import Certificate, Trust, is_signed_by
+from taciturn.fleets.secure_aggregation.identities import (
+    Authority,
+    Certificate,
+    DismissedDevices,
+    is_signed_by,
+)
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import (
     Advert,
@@ -43,19 +48,31 @@ class DeviceRound:
     """
 
     def __init__(
-        self, terms: Terms, key: Ed25519PrivateKey, certificate: Certificate, trust: Trust
+        self,
+        *,
+        terms: Terms,
+        key: Ed25519PrivateKey,
+        certificate: Certificate,
+        authority: Authority,
+        dismissed: DismissedDevices,
     ) -> None:
         """`key` is the device's own, which never leaves it; its certificate, and the list of
         dismissed devices, may come from anywhere.
         """
         terms.check()
-        if terms.dismissed != trust.dismissed.digest():
+        if terms.dismissed != dismissed.digest():
             raise ValueError("the terms name another list of dismissed devices")
-        if why_not := trust.why_not_the_list() or trust.why_not(certificate):
+        why_not_list = authority.why_not_list(dismissed)
+        why_not = why_not_list or authority.why_not_device(certificate, dismissed)
+        if why_not:
             raise Refused(why_not)
         if certificate.key != key.public_key().public_bytes_raw():
             raise Refused("this certificate is of another device")
-        self._terms, self._key, self._certificate, self._trust = terms, key, certificate, trust
+        self._terms = terms
+        self._key = key
+        self._certificate = certificate
+        self._authority = authority
+        self._dismissed = dismissed
         self._device, self._stage = certificate.device, protocol.ADVERTISE
         self._mask_secret, self._share_secret, self._seed = (
             masks.new_secret(),
@@ -199,7 +216,8 @@ class DeviceRound:
     def _check_members(self, roster: Roster) -> None:
         """Refuse a cell in which a device is not who it claims, or two are one."""
         for advert in roster.adverts:
-            if why_not := self._trust.why_not(advert.certificate):
+            why_not = self._authority.why_not_device(advert.certificate, self._dismissed)
+            if why_not:
                 raise Refused(why_not)
             if not is_signed_by(
                 advert.certificate.key, advert.signed(self._terms), advert.signature

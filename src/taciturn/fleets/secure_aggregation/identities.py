@@ -5,8 +5,8 @@ A certificate says that a key is that of a device of a fleet, for a time; a list
 rises, which devices were dismissed. A device gets both from the server, which can make neither, and
 those of its cell with their adverts: there is no list of everybody.
 
-**Guarantee:** what `Trust` accepts was signed, bit for bit, by the authority, for this fleet and
-this time, about a device that is not on a list at least as new as the certificate.
+**Guarantee:** what an `Authority` accepts was signed, bit for bit, by the authority, for this fleet
+and this time, about a device that is not on a list at least as new as the certificate.
 
 **Assumes:** the authority's key is not the server's; the authority gives each number one key and
 each key one number, and dismisses those it has to; a device's clock is right to the hour.
@@ -124,7 +124,7 @@ class EnrolledDevices(NamedTuple):
     certificates: Sequence[Certificate]
     dismissed: DismissedDevices
 
-    def keys(self) -> dict[bytes, int]:
+    def numbers_by_key(self) -> dict[bytes, int]:
         return {one.key: one.device for one in self.certificates}
 
 
@@ -136,35 +136,31 @@ class Authority(NamedTuple):
     fleet: bytes
     key: bytes
 
-
-class Trust(NamedTuple):
-    """What a round relies on."""
-
-    authority: Authority
-    dismissed: DismissedDevices
-
-    def why_not_the_list(self) -> str | None:
-        fleet, key = self.authority
-        if self.dismissed.fleet != fleet or not is_signed_by(
-            key, self.dismissed.signed(), self.dismissed.signature
+    def why_not_list(self, dismissed: DismissedDevices) -> str | None:
+        """Say why a round may not go by this list, if it may not."""
+        is_of_this_fleet = dismissed.fleet == self.fleet
+        if not is_of_this_fleet or not is_signed_by(
+            self.key, dismissed.signed(), dismissed.signature
         ):
             return "the list of dismissed devices is not signed by the authority of this fleet"
         return None
 
-    def why_not(self, certificate: Certificate) -> str | None:
-        (fleet, key), who, at = self.authority, f"device {certificate.device}", now()
-        if certificate.fleet != fleet:
+    def why_not_device(self, certificate: Certificate, dismissed: DismissedDevices) -> str | None:
+        """Say why the device may not be in a round that goes by this list, if it may not."""
+        who = f"device {certificate.device}"
+        at = now()
+        if certificate.fleet != self.fleet:
             return f"the certificate of {who} is of another fleet"
         if not certificate.begins <= at < certificate.ends:
             return (
                 f"the certificate of {who} has"
                 f" {'expired' if at >= certificate.ends else 'not begun'}"
             )
-        if certificate.after > self.dismissed.number:
+        if certificate.after > dismissed.number:
             return f"the list of dismissed devices is older than the certificate of {who}"
-        if certificate.device in self.dismissed.devices:
+        if certificate.device in dismissed.devices:
             return f"{who} was dismissed"
-        if not is_signed_by(key, certificate.signed(), certificate.signature):
+        if not is_signed_by(self.key, certificate.signed(), certificate.signature):
             return f"the certificate of {who} is not signed by the authority of this fleet"
         return None
 

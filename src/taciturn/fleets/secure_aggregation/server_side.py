@@ -9,7 +9,11 @@ import numpy as np
 from taciturn.core import FailedRound
 from taciturn.fleets.secure_aggregation import masks
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells
-from taciturn.fleets.secure_aggregation.identities import Trust, is_signed_by
+from taciturn.fleets.secure_aggregation.identities import (
+    Authority,
+    DismissedDevices,
+    is_signed_by,
+)
 from taciturn.fleets.secure_aggregation.messages import Advert, Roster, Terms
 from taciturn.fleets.secure_aggregation.protocol import (
     ADVERTISE,
@@ -32,9 +36,12 @@ class ServerRound:
     failed cell loses its devices.
     """
 
-    def __init__(self, terms: Terms, trust: Trust) -> None:
+    def __init__(self, terms: Terms, authority: Authority, dismissed: DismissedDevices) -> None:
         terms.check()
-        self._terms, self._trust, self._stage = terms, trust, ADVERTISE
+        self._terms = terms
+        self._authority = authority
+        self._dismissed = dismissed
+        self._stage = ADVERTISE
         self._adverts: dict[int, Advert] = {}
         # as the last stage left them
         self._cells: list[ServerCell] = []
@@ -47,7 +54,8 @@ class ServerRound:
             raise Refused(f"device {device} was already heard")
         if len(self._adverts) == self._terms.most:
             raise Unneeded(f"{self._terms.most} devices are already there")
-        if why_not := self._trust.why_not(advert.certificate):
+        why_not = self._authority.why_not_device(advert.certificate, self._dismissed)
+        if why_not:
             raise Refused(why_not)
         if advert.device != device or not is_signed_by(
             advert.certificate.key, advert.signed(self._terms), advert.signature
