@@ -18,7 +18,7 @@ import numpy as np
 from taciturn.core import PADDING, LanguageModel, Params
 from taciturn.data.layout import Cut
 from taciturn.data.population import HeldOutUsers
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import NO_ANSWERS, WINDOW, batched_pieces

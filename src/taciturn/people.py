@@ -11,7 +11,7 @@ from taciturn.data.ingest import Rules, ingest
 from taciturn.data.population import NamedLedger, Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.sources import Source
-from taciturn.data.texts import SHARD_TOKENS
+from taciturn.data.token_shards import SHARD_TOKENS
 from taciturn.data.users import listed_users
 from taciturn.data.vocabulary import DataError, Vocabulary, public_vocabulary
 from taciturn.privacy.ledger.adopt import adopt

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from harness import mostly_slow, quietly, tiny_recipe
 from taciturn.cli import app, main
 from taciturn.data.population import Population, trained_on
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import DataError
 from taciturn.export import formats
 from taciturn.privacy.ledger.ledger import Ledger

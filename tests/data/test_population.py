@@ -23,7 +23,7 @@ from taciturn.data.population import (
     writing_population,
 )
 from taciturn.data.public import PublicCorpus
-from taciturn.data.texts import Texts, TextWriter
+from taciturn.data.token_shards import Texts, TextWriter
 from taciturn.data.users import position
 from taciturn.data.vocabulary import DataError
 from taciturn.files import FolderExists

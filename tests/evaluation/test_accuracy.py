@@ -6,7 +6,7 @@ import pytest
 
 from taciturn.core import LanguageModel
 from taciturn.data.layout import Sentences
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.evaluation.accuracy import Scores, evaluate
 
 VOCABULARY = 12

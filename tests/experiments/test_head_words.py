@@ -6,7 +6,7 @@ import pytest
 
 from head_words import head_words
 from taciturn.core import LanguageModel
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 
 

@@ -15,7 +15,7 @@ import pytest
 from taciturn import trees
 from taciturn.core import Message
 from taciturn.data.layout import Layout, Unrolls
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import NotAdditive, SimulatedFleet
 from taciturn.models.layers import add_rows, looked_up

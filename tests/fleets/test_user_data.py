@@ -10,7 +10,7 @@ import pytest
 from fleet_of_devices import fleet_recipe
 
 from enrolling import AUTHORITY, SIGNING_AUTHORITY
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.fleets import assemble
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.recipe import build

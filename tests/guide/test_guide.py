@@ -20,7 +20,7 @@ from harness import copied_population, trained
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
 from taciturn.data.public import PublicCorpus
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import DataError, public_vocabulary
 from taciturn.recipe import autoplan
 from taciturn.recipe.sections import ModelSection

@@ -16,7 +16,7 @@ from taciturn.cli.train import _started
 from taciturn.core import END
 from taciturn.data.population import LEAST_HELD_OUT, Population, write_population
 from taciturn.data.public import PublicCorpus
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import DataError, public_vocabulary
 from taciturn.errors import TaciturnError
 from taciturn.recipe import autoplan

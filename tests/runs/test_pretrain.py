@@ -16,7 +16,7 @@ from taciturn.algorithms.pretraining import BLOCK, Schedule, fit_schedule, pretr
 from taciturn.cli import app
 from taciturn.data.layout import Unrolls
 from taciturn.data.public import PublicCorpus
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.files import FolderExists
 from taciturn.models.losses import cross_entropy

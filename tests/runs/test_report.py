@@ -28,7 +28,7 @@ from taciturn.audit.results import (
 from taciturn.cli import app
 from taciturn.cli import train as cli_train
 from taciturn.data.population import Population, write_population
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.evaluation.accuracy import WINDOW, evaluate, evaluate_each, evaluate_steps
 from taciturn.evaluation.intervals import Interval
 from taciturn.export.word_model import load_word_model

@@ -9,7 +9,7 @@ from harness import WORDS, made_up_users, tiny_recipe
 from taciturn.cli import app
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.public import PublicCorpus
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.errors import TaciturnError
 from taciturn.recipe.text import RecipeError, save_recipe
 from taciturn.runs import tuning

@@ -21,7 +21,7 @@ from taciturn.algorithms.local_training import Loss
 from taciturn.core import PADDING, Key, Params
 from taciturn.data.layout import Unrolls
 from taciturn.data.public import PublicCorpus
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.names import Precision
 
 # Adam's rate: models with unit-norm words tolerate the first, at which others diverge.

@@ -22,7 +22,7 @@ from taciturn import randomness
 from taciturn.core import END, PADDING, Fleet
 from taciturn.data.layout import Layout, sentence_bounds
 from taciturn.data.public import PublicCorpus
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import DataError, Vocabulary, is_word
 from taciturn.files import write_atomically
 from taciturn.fleets.simulation.in_process import SimulatedFleet, with_room

@@ -37,7 +37,7 @@ from taciturn.data.population import (
 )
 from taciturn.data.scrub import scrub
 from taciturn.data.sources import Source
-from taciturn.data.texts import SHARD_TOKENS, token_type
+from taciturn.data.token_shards import SHARD_TOKENS, token_type
 from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.progress import StageProgress, ignore_progress

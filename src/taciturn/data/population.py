@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taciturn.data.texts import SHARD_TOKENS, Texts, TextWriter
+from taciturn.data.token_shards import SHARD_TOKENS, Texts, TextWriter
 from taciturn.data.users import position
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.files import lock_file, not_a, sync_folder, write_atomically

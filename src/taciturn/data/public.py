@@ -13,7 +13,7 @@ from pathlib import Path
 
 from taciturn.core import END
 from taciturn.data.sources import Source
-from taciturn.data.texts import Texts, TextWriter
+from taciturn.data.token_shards import Texts, TextWriter
 from taciturn.data.vocabulary import DataError, Vocabulary, counted_vocabulary
 from taciturn.files import new_folder, not_a, write_atomically
 from taciturn.progress import StageProgress

@@ -16,7 +16,7 @@ import numpy as np
 
 from taciturn.core import BEGIN, PADDING, UNKNOWN, LanguageModel, Params, WordModel
 from taciturn.data.layout import Cut, Unrolls
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.evaluation.intervals import BUCKETS, Figures, Sums, share
 from taciturn.models import losses
 from taciturn.progress import Progress, ignore_progress

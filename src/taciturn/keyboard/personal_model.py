@@ -25,7 +25,7 @@ from taciturn.core import END, UNKNOWN, Key, LanguageModel, Message, Params, Use
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
 from taciturn.data.public import PublicCorpus
 from taciturn.data.sources import Source
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.evaluation.accuracy import WINDOW, Scores, evaluate

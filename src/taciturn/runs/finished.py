@@ -17,7 +17,7 @@ from taciturn.audit.secret_sharer import REFERENCES
 from taciturn.core import LanguageModel, Params
 from taciturn.data.layout import Cut
 from taciturn.data.population import HeldOutUsers, Population, check_strangers
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import Scores, evaluate, evaluate_each, evaluate_steps

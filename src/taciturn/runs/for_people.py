@@ -18,7 +18,7 @@ import numpy as np
 from taciturn import trees
 from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models.registry import KINDS

@@ -17,7 +17,7 @@ from dp_accounting import NonPrivateDpEvent
 
 from taciturn.data.population import Population
 from taciturn.data.public import PublicCorpus
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.export.word_model import COUNTED_ON
 from taciturn.files import check_new_folder, new_folder, write_atomically

@@ -25,7 +25,7 @@ from taciturn.audit.results import (
 )
 from taciturn.core import UNKNOWN
 from taciturn.data.population import LEAST_HELD_OUT
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import Scores
 from taciturn.evaluation.intervals import Interval

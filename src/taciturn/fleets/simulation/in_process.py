@@ -24,7 +24,7 @@ import numpy as np
 from taciturn import trees
 from taciturn.core import END, Key, Message, Params, Program, Report, UserData, UserIds
 from taciturn.data.layout import Layout
-from taciturn.data.texts import Texts
+from taciturn.data.token_shards import Texts
 from taciturn.errors import TaciturnError
 
 # Few seats, so that no core waits long for the others at the end of a round.
