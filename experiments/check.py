@@ -95,7 +95,7 @@ def made_up(folder: Path) -> tuple[Path, Path]:
     ):
         pass
     people = build_population(folder / "text", folder / "people", vocabulary=words, held_out=0.25)
-    source = Source([folder / "text"], Columns(None, None), with_user=False)
+    source = Source([folder / "text"], Columns(), with_user=False)
     ingest_public(source, folder / "public", words, "simulated text", "en", lambda *_: None)
     for kind, tied in (("lstm", False), ("cifg", False), ("cifg", True)):
         settings = ModelSection(kind=kind, width=16, units=24, tied=tied)

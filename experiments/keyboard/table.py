@@ -55,7 +55,7 @@ def typed(messages: list[list[str]], path: str) -> Typing:
 
 def held_out(population: Path, text: Path, model: str) -> list[list[str]]:
     """What those type whom the population does not train on, in words that the model has."""
-    found = read_people(Source([text], Columns(None, None)), trained_on(population), PEOPLE)
+    found = read_people(Source([text], Columns()), trained_on(population), PEOPLE)
     words = load_word_model(Path(model.removesuffix("+history"))).vocabulary
     return [kept for one in found.messages if (kept := enough_words(one, words, WORDS))]
 

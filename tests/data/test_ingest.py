@@ -367,7 +367,7 @@ def test_missing_times_sort_alike_in_every_kind_of_file(tmp_path):
 
 def test_columns_are_named_in_the_record(tmp_path):
     path = write(tmp_path / "a.csv", messages(5), ("wer", "was", "wann"))
-    population = build(tmp_path / "p", path, columns=Columns("wer", "was", "wann"))
+    population = build(tmp_path / "p", path, columns=Columns(user="wer", text="was", time="wann"))
     assert population.manifest["about"]["columns"] == ["wer", "was", "wann"]
     assert population.manifest[COUNTS]["rows"] == 25
 

@@ -92,8 +92,10 @@ def test_columns_may_have_any_name_and_usual_ones_are_found(tmp_path):
     (tmp_path / "reddit.csv").write_bytes(as_csv(header="author,body,created_utc"))
     assert read(tmp_path / "reddit.csv")[0] == ROWS
     (tmp_path / "odd.csv").write_bytes(as_csv(header="wer,was,wann"))
-    assert read(tmp_path / "odd.csv", columns=Columns("wer", "was", "wann"))[0] == ROWS
-    assert read(tmp_path / "odd.csv", columns=Columns("wer", "was"))[0] == [
+    assert (
+        read(tmp_path / "odd.csv", columns=Columns(user="wer", text="was", time="wann"))[0] == ROWS
+    )
+    assert read(tmp_path / "odd.csv", columns=Columns(user="wer", text="was"))[0] == [
         (u, t, None) for u, t, _ in ROWS
     ]
     with pytest.raises(
@@ -109,7 +111,7 @@ def test_columns_may_have_any_name_and_usual_ones_are_found(tmp_path):
     ):
         read(write(tmp_path / "half.csv", as_csv(header="wer,text,wann")))
     with pytest.raises(DataError, match="has no column wo"):
-        read(tmp_path / "odd.csv", columns=Columns("wer", "wo"))
+        read(tmp_path / "odd.csv", columns=Columns(user="wer", text="wo"))
 
 
 def test_numbers_and_dates_are_users_and_times_too(tmp_path):

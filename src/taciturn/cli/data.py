@@ -122,7 +122,12 @@ def build(
         with stages() as show:
             simulated_users(out, words, lambda done, all: show("reading speeches", done, all))
     else:
-        columns = Columns(user_column, text_column, time_column, tuple(sensitive_column or ()))
+        columns = Columns(
+            user=user_column,
+            text=text_column,
+            time=time_column,
+            sensitive=tuple(sensitive_column or ()),
+        )
         kept: dict[str, Any] = {
             "least_tokens": least_tokens,
             "most_tokens": most_tokens,

@@ -126,7 +126,11 @@ def evaluate(
     from taciturn.keyboard.typing_simulation import PICKED_RATE
     from taciturn.runs.simulate_typing import simulate_typing
 
-    source = None if text == [Path("sotu")] else Source(text, Columns(user_column, text_column))
+    source = (
+        None
+        if text == [Path("sotu")]
+        else Source(text, Columns(user=user_column, text=text_column))
+    )
     paths = [model] if other is None else [model, other]
     with stages() as show:
         tried = simulate_typing(paths, source, history, people, words, show)

@@ -1,6 +1,4 @@
-"""The columns of a table that hold users' text, a batch of their rows, and the record of what was
-left out.
-"""
+"""Which columns of a table hold users' text, a batch of their rows, and what was left out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +9,7 @@ import pyarrow as pa
 from taciturn.data.places import Place
 from taciturn.data.vocabulary import DataError
 
-# bytes of a line, a field or a text; anything longer is not a message
+# The bytes of a line, a field or a text; anything longer is not a message.
 LONGEST = 2**24
 # Names that are looked for where none is given.
 USUAL = {
@@ -21,54 +19,79 @@ USUAL = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Columns:
     """Which columns hold what; a name that is None is looked for among the usual ones."""
 
     user: str | None = None
     text: str | None = None
     time: str | None = None
-    # a row with a true value in one of these is left out
+    # A row with a true value in one of these is left out.
     sensitive: tuple[str, ...] = ()
 
-    def among(self, names: list[str], path: Place, with_user: bool) -> "Columns":
-        """Return these columns with every name resolved against those of a file."""
-        found = {}
-        for role, usual in USUAL.items():
-            named = getattr(self, role)
-            found[role] = chosen = named or next((name for name in usual if name in names), None)
-            if named is None and (
-                (role == "user" and not with_user) or (role == "time" and chosen is None)
-            ):
-                found[role] = None
-            elif chosen and names.count(chosen) > 1:
-                raise DataError(f"{path} has two columns named {chosen}; rename one of them")
-            elif chosen not in names:
-                # Without a header line, what stands in its place may be somebody's text: it is not
-                # repeated.
-                known = any(name in names for all in USUAL.values() for name in all) or any(
-                    getattr(self, one) in names for one in USUAL
-                )
-                listed = (
-                    f"its columns are {', '.join(names)}"
-                    if known
-                    else f"its {len(names)} columns have none of the usual names"
-                )
-                raise DataError(
-                    f"{path} has no column {named or usual[0]}; {listed}: name the one with the"
-                    f" {role} by --{role}-column"
-                )
-        if missing := next((name for name in self.sensitive if name not in names), None):
-            raise DataError(
-                f"{path} has no column {missing}; its columns are {', '.join(names)}: name one by"
-                " --sensitive-column"
-            )
-        return Columns(**found, sensitive=self.sensitive)
-
     @property
-    def wanted(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Return the columns to read, each once."""
         names = [self.user, self.text, self.time, *self.sensitive]
         return list(dict.fromkeys(name for name in names if name is not None))
+
+    def resolve(self, names: list[str], path: Place, with_user: bool) -> "Columns":
+        """Return these columns with every name resolved against those of a file.
+
+        Args:
+            names: of the file's columns.
+            path: of the file.
+            with_user: whether rows need a user, which those of public text do not.
+
+        Raises:
+            DataError: the file lacks a column, or has two of its name.
+        """
+        has_user = with_user or self.user is not None
+        resolved = Columns(
+            user=self._resolve("user", names, path) if has_user else None,
+            text=self._resolve("text", names, path),
+            time=self._resolve("time", names, path),
+            sensitive=self.sensitive,
+        )
+        for name in self.sensitive:
+            if name not in names:
+                raise DataError(
+                    f"{path} has no column {name}; its columns are {', '.join(names)}: name one by"
+                    " --sensitive-column"
+                )
+        return resolved
+
+    def _resolve(self, role: str, names: list[str], path: Place) -> str | None:
+        """Return the name of the column with a role; None only for the time, which is optional."""
+        given = getattr(self, role)
+        usual = (name for name in USUAL[role] if name in names)
+        chosen = given or next(usual, None)
+        if chosen is None and given is None and role == "time":
+            return None
+        if chosen not in names:
+            raise self._missing(role, names, path)
+        if names.count(chosen) > 1:
+            raise DataError(f"{path} has two columns named {chosen}; rename one of them")
+        return chosen
+
+    def _missing(self, role: str, names: list[str], path: Place) -> DataError:
+        """Return the error that a file lacks the column with a role."""
+        # Without a header line, what stands in its place may be somebody's text: it is not
+        # repeated.
+        if self._has_familiar_name(names):
+            listed = f"its columns are {', '.join(names)}"
+        else:
+            listed = f"its {len(names)} columns have none of the usual names"
+        missing = getattr(self, role) or USUAL[role][0]
+        return DataError(
+            f"{path} has no column {missing}; {listed}: name the one with the {role} by"
+            f" --{role}-column"
+        )
+
+    def _has_familiar_name(self, names: list[str]) -> bool:
+        """Tell whether a name is a usual one, or one of those given."""
+        familiar = {self.user, self.text, self.time}.union(*USUAL.values())
+        return not familiar.isdisjoint(names)
 
 
 @dataclass
@@ -86,8 +109,10 @@ class LeftOut:
 
 
 class Batch(NamedTuple):
+    """Rows of a file, column by column."""
+
     columns: Columns
-    # by the names of columns
+    # By the names of columns.
     strings: dict[str, pa.Array]
-    # where a row stands in its file
+    # Where a row stands in its file.
     place: Callable[[int], str]

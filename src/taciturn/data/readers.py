@@ -39,7 +39,7 @@ def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Read:
     except pa.ArrowInvalid:
         raise DataError(f"{path} is not a Parquet file, or is incomplete; write it again") from None
     columns, rows = choose(file.schema_arrow.names), max(file.metadata.num_rows, 1)
-    batches = file.iter_batches(BATCH_ROWS, columns=columns.wanted)
+    batches = file.iter_batches(BATCH_ROWS, columns=columns.names)
     yield from _as_strings(path, columns, batches, lambda row: row / rows, left_out)
 
 
@@ -52,7 +52,7 @@ def read_arrow(path: Place, choose: Choose, left_out: LeftOut) -> Read:
             stream.read(8)
         reader = pa.ipc.open_stream(stream)
         columns = choose(reader.schema.names)
-        wanted = (batch.select(columns.wanted) for batch in reader)
+        wanted = (batch.select(columns.names) for batch in reader)
         pieces = (
             batch.slice(start, BATCH_ROWS)
             for batch in wanted
@@ -147,7 +147,7 @@ def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> 
                 " such as user,text"
             ) from None
         columns = choose(names)
-        wanted = [names.index(name) for name in columns.wanted]
+        wanted = [names.index(name) for name in columns.names]
         rows = _csv_rows(
             path, lines, csv.reader(lines, strict=True, **style), len(names), left_out, noted
         )
@@ -230,7 +230,7 @@ def _json_rows(
                 f"{path}, {place}: a column that may be the time appears only here; name it with"
                 " --time-column"
             )
-        found = (content.get(name) for name in columns.wanted)
+        found = (content.get(name) for name in columns.names)
         values = [one if one is None or isinstance(one, str) else json.dumps(one) for one in found]
         if not isinstance(content.get(columns.text or ""), str | None):
             left_out.add("malformed rows", 1, f"{path.name}, {place}")
@@ -270,7 +270,7 @@ def read_messages(path: Place, user: str, name: str, left_out: LeftOut) -> Read:
             for number, line in lines
             if line.strip()
         )
-        yield from _batches(Columns("user", "text", "time"), rows, position)
+        yield from _batches(Columns(user="user", text="text", time="time"), rows, position)
 
 
 def read_paragraphs(path: Place, left_out: LeftOut) -> Read:
@@ -294,7 +294,7 @@ def _batches(columns: Columns, rows: Iterable[Row], position: Callable[[], float
     values, places, size = [], [], 0
     for row, place in chain(rows, [(None, "")]):
         if values and (row is None or len(values) >= BATCH_ROWS or size >= BATCH_BYTES):
-            found = zip(columns.wanted, zip(*values, strict=True), strict=True)
+            found = zip(columns.names, zip(*values, strict=True), strict=True)
             yield (
                 position(),
                 Batch(

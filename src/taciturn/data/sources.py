@@ -127,8 +127,8 @@ class Source:
             return read_messages(path, user, str(inside), self.left_out)
 
         def choose(names: list[str]) -> Columns:
-            columns = self.columns.among(names, path, self.with_user)
-            self.read_columns.update(dict.fromkeys(columns.wanted))
+            columns = self.columns.resolve(names, path, self.with_user)
+            self.read_columns.update(dict.fromkeys(columns.names))
             return columns
 
         if kind in (".csv", ".tsv"):
