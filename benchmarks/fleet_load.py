@@ -202,7 +202,9 @@ def new_load(folder: Path, count: int, rounds: int, seconds: float, names: tuple
         }
         new_fleet(made / "server", parse_recipe(SETTINGS | sections), names)
         requests = [device_request(_device(made, number)) for number in range(count)]
-        enrolment.enrol(enrolment.beside(made / "server"), made / "server", requests)
+        enrolment.enrol(
+            enrolment.authority_folder_beside(made / "server"), made / "server", requests
+        )
 
 
 def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDevice], Load]:

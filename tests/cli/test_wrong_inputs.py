@@ -168,7 +168,7 @@ def runs(folder: Path, finished: Path) -> None:
 def fleets(folder: Path) -> None:
     """A fleet without devices, a damaged one, and a device of neither."""
     for name in ("fleet", "broken-fleet"):
-        fleet, authority = folder / name, enrolment.beside(folder / name)
+        fleet, authority = folder / name, enrolment.authority_folder_beside(folder / name)
         fleet.mkdir()
         authority.mkdir()
         make_authority(authority)

@@ -57,7 +57,7 @@ def train(fleet, devices, run):
     link = LocalLink(handlers)
     connected = ConnectedDevices(
         link=link,
-        enrolled=EnrolledFile(fleet),
+        enrolled=EnrolledFile(fleet).read,
         authority=fleet_folders.fleet_authority(fleet / "for-devices"),
     )
     return train_run(fleet_folders.fleet_recipe(fleet), run, quietly, connected)

@@ -77,19 +77,20 @@ def new(
 
     Example: taciturn fleet new keyboard-fleet recipe.toml --name fleet.example.org
     """
-    from taciturn.fleets.enrolment import beside
+    from taciturn.fleets.enrolment import authority_folder_beside
     from taciturn.fleets.fleet_folders import new_fleet
     from taciturn.recipe.text import load_recipe
 
     new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
+    authority = authority_folder_beside(fleet)
     console.print(
-        f"{fleet} is ready. Keep {beside(fleet)} away from the server: with its keys anyone can"
+        f"{fleet} is ready. Keep {authority} away from the server: with its keys anyone can"
         " invent devices."
     )
     console.print(
         f"Enrol devices: taciturn fleet enrol {fleet} REQUEST …; then: taciturn fleet serve {fleet}"
     )
-    return {"fleet": str(fleet), "authority": str(beside(fleet))}
+    return {"fleet": str(fleet), "authority": str(authority)}
 
 
 @fleet_app.command()
@@ -120,7 +121,8 @@ def enrol(
         )
         for one in requests
     ]
-    numbers = enrolment.enrol(authority or enrolment.beside(fleet), fleet, lines, days)
+    folder = authority or enrolment.authority_folder_beside(fleet)
+    numbers = enrolment.enrol(folder, fleet, lines, days)
     for given, number in zip(requests, numbers, strict=True):
         console.print(f"device {number}: {given if len(given) < 80 else given[:60] + '…'}")
     console.print(
@@ -148,7 +150,8 @@ def dismiss(
     """
     from taciturn.fleets import enrolment
 
-    number = enrolment.dismiss(authority or enrolment.beside(fleet), fleet, devices)
+    folder = authority or enrolment.authority_folder_beside(fleet)
+    number = enrolment.dismiss(folder, fleet, devices)
     console.print(
         f"{len(enrolment.read_enrolled(fleet).dismissed.devices)} devices are dismissed (list"
         f" {number})"
@@ -169,7 +172,8 @@ def renew(
     """
     from taciturn.fleets import enrolment
 
-    count = enrolment.renew(authority or enrolment.beside(fleet), fleet, days)
+    folder = authority or enrolment.authority_folder_beside(fleet)
+    count = enrolment.renew(folder, fleet, days)
     copy = (
         f"; where the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else ""
     )
@@ -259,7 +263,7 @@ def front_end(
     )
     with logged_lines(json_log), exit_on_sigterm(), metrics_page(metrics), opening as opened:
         console.print(
-            f"{len(enrolled().certificates)} devices are enrolled; this front end listens on"
+            f"{len(enrolled.read().certificates)} devices are enrolled; this front end listens on"
             f" {opened.address}"
         )
         opened.wait()
@@ -408,7 +412,7 @@ def _redis(url: str, enrolled: "EnrolledFile") -> "RedisStore":
         raise LinkError(
             "--store needs a package that is not installed: pip install 'taciturn[fleet-redis]'"
         ) from None
-    return RedisStore(url, enrolled().dismissed.fleet.hex())
+    return RedisStore(url, enrolled.read().dismissed.fleet.hex())
 
 
 def _serve(
@@ -419,10 +423,10 @@ def _serve(
     from taciturn.fleets.wire.metrics import COUNTS
     from taciturn.runs.loop import resume_run, train_run
 
-    with fleet_view(server.address, len(enrolled().certificates)) as view:
+    with fleet_view(server.address, len(enrolled.read().certificates)) as view:
         connected = ConnectedDevices(
             link=server.link,
-            enrolled=enrolled,
+            enrolled=enrolled.read,
             authority=fleet_authority(fleet / "for-devices"),
             watch=view.watch,
         )

@@ -66,7 +66,7 @@ def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None
     source = build.population(recipe)
     hint = "a fleet's authority and ledger are never replaced; choose another folder"
     with (
-        new_folder(enrolment.beside(folder), hint, mode=0o700) as authority,
+        new_folder(enrolment.authority_folder_beside(folder), hint, mode=0o700) as authority,
         new_folder(folder, hint) as made,
     ):
         _server_folder(
@@ -105,7 +105,7 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
         server = made / "server"
         _server_folder(
             server,
-            enrolment.beside(server),
+            enrolment.authority_folder_beside(server),
             recipe.with_settings("data", population=people),
             population,
             (),
@@ -123,16 +123,18 @@ def _server_folder(
     recipe = solve.with_noise(recipe, len(words_of.vocabulary))
     certificate = make_authority(authority)
     certify_server(authority, folder / "wire", [*LOCAL_NAMES, *names])
-    issuer = enrolment.new_authority(authority, folder)
+    signing_authority = enrolment.new_authority(authority, folder)
     save_recipe(recipe, folder / RECIPE)
     given = folder / "for-devices"
     given.mkdir()
     shutil.copy(certificate, given / AUTHORITY_CERTIFICATE)
-    write_atomically(given / ENROLMENT, b"".join(issuer.authority).hex().encode() + b"\n")
+    write_atomically(
+        given / ENROLMENT, b"".join(signing_authority.authority).hex().encode() + b"\n"
+    )
     # all noise is made from the seed, which only the server has
     theirs = recipe.with_settings("run", seed=None).with_settings("data", population="on devices")
     save_recipe(theirs, given / RECIPE)
-    worked_out = assemble.in_any_language(theirs, words_of.vocabulary, issuer.authority)
+    worked_out = assemble.in_any_language(theirs, words_of.vocabulary, signing_authority.authority)
     write_atomically(given / AGREEMENT, json.dumps(worked_out, indent=1).encode())
     words_of.vocabulary.save(given / "vocabulary.txt")
     write_atomically(given / "vocabulary.json", json.dumps(words_of.vocabulary.about).encode())
@@ -140,7 +142,9 @@ def _server_folder(
 
 def enrol(folder: Path, devices: list[Path]) -> None:
     """Enrol devices where they, the server and the authority are all on this machine."""
-    enrolment.enrol(enrolment.beside(folder), folder, list(map(device_request, devices)))
+    enrolment.enrol(
+        enrolment.authority_folder_beside(folder), folder, list(map(device_request, devices))
+    )
     for device in devices:
         shutil.copytree(folder / "for-devices", device / "fleet", dirs_exist_ok=True)
 
