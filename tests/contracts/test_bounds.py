@@ -57,7 +57,7 @@ def unpacking(bound):
 
 def steps(bound, total) -> list[int]:
     """What noise is added to, in Python's whole numbers."""
-    layers = jax.tree.leaves(unpacking(bound)(total), is_leaf=int64.is_wide)
+    layers = jax.tree.leaves(unpacking(bound)(total), is_leaf=int64.is_int64)
     return [int(number) for layer in layers for number in int64.to_numpy(layer).ravel()]
 
 

@@ -18,7 +18,7 @@ from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.token_shards import Texts
 from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import NotAdditive, SimulatedFleet
-from taciturn.models.layers import add_rows, looked_up
+from taciturn.models.layers import add_rows, look_up_rows
 from taciturn.privacy.bounding.clipping import encode, flat_clip, no_clip
 from taciturn.privacy.noise import int64
 
@@ -71,7 +71,7 @@ def test_totals_are_of_32_bits_where_a_process_switched_64_on(monkeypatch, side_
         total = fleet(monkeypatch, side_by_side).sum_reports(program(), MESSAGE, np.arange(4), KEY)
         assert {leaf.dtype for leaf in jax.tree.leaves(total)} == {jnp.dtype(jnp.int32)}
         with pytest.raises(TypeError, match="int32"):  # the twin: a plain sum
-            int64.of(jnp.sum(jnp.ones((2, 3), jnp.int32), axis=0))
+            int64.from_int32(jnp.sum(jnp.ones((2, 3), jnp.int32), axis=0))
 
 
 def seat_dependent(where: str):
@@ -221,7 +221,7 @@ def test_rows_that_several_changes_go_to_are_summed_first():
     expected = np.asarray(matrix, np.float64)
     np.add.at(expected, np.asarray(places), np.asarray(changes, np.float64))
     np.testing.assert_allclose(add_rows(matrix, places, changes), expected, rtol=1e-6)
-    gradient = jax.grad(lambda matrix: jnp.sum(looked_up(matrix, places) * changes))(matrix)
+    gradient = jax.grad(lambda matrix: jnp.sum(look_up_rows(matrix, places) * changes))(matrix)
     by_hand = np.zeros((7, 3))
     np.add.at(by_hand, np.asarray(places), np.asarray(changes, np.float64))
     np.testing.assert_allclose(gradient, by_hand, rtol=1e-6, atol=1e-7)

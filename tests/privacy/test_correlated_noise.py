@@ -164,7 +164,7 @@ def test_every_segment_of_a_tree_is_the_tree_of_its_own_length():
 
     def stepping(noise):
         def draw(row, stream):
-            return int64.of(
+            return int64.from_int32(
                 (
                     (row * 97 + stream * 1009 + jnp.arange(3, dtype=jnp.int32) * 31 + 1)
                     * jnp.int32(0x2C1B3C6D)

@@ -137,7 +137,7 @@ def float_white(spread, key, stream, size):
     name = jax.random.fold_in(jax.random.key(key[-1]), stream)
     draws = [jax.random.normal(one, (size,)) for one in jax.random.split(name, 4)]
     drawn = jnp.float32(spread.deviation * 2.0**-31) * (sum(draws[1:], draws[0]) / 2)
-    return int64.shift(int64.of(drawn.astype(jnp.int32)), 31)
+    return int64.shift(int64.from_int32(drawn.astype(jnp.int32)), 31)
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "independent", "blt", "independent + residues"))

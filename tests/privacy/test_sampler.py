@@ -281,9 +281,9 @@ def test_wide_numbers_are_integers_of_64_bits(a, b, factor, bits, divisor, fract
         (int64.times(left, factor), a * factor),
         (int64.shift(left, bits), a << bits),
         (int64.shift(left, bits + 32), a << (bits + 32)),
-        (int64.shifted_down(left, bits), a >> bits),
-        (int64.shifted_down(left, bits + 32), a >> (bits + 32)),
-        (int64.rounded_shift(left, bits), (a + (1 << (bits - 1))) >> bits),
+        (int64.shift_down(left, bits), a >> bits),
+        (int64.shift_down(left, bits + 32), a >> (bits + 32)),
+        (int64.shift_down_and_round(left, bits), (a + (1 << (bits - 1))) >> bits),
         (int64.times_fraction(left, fraction, 24), (a * fraction + 2**23) >> 24),
         (int64.divide(left, jnp.int32(divisor)), a // divisor),
     ):

@@ -93,7 +93,7 @@ def decoding(bound):
     def decoded(public, total):
         sums = bound.unpack(public, total)
         return jax.tree.map(
-            lambda sum: int64.to_float(sum, bound.step(public)), sums, is_leaf=int64.is_wide
+            lambda sum: int64.to_float(sum, bound.step(public)), sums, is_leaf=int64.is_int64
         )
 
     return of_any_round(jax.jit(decoded))

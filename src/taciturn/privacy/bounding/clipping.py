@@ -134,7 +134,8 @@ def pack(norm: jax.Array, update: Update, _key: Key | None = None) -> PyTree:
 
 def unpack(_norm: jax.Array, total: PyTree) -> PyTree:
     def layer(sums: Whole) -> Int64:
-        return int64.add(int64.shift(int64.of(sums.high), DIGIT), int64.of(sums.low))
+        high = int64.shift(int64.from_int32(sums.high), DIGIT)
+        return int64.add(high, int64.from_int32(sums.low))
 
     return jax.tree.map(layer, total, is_leaf=lambda node: isinstance(node, Whole))
 
@@ -237,7 +238,7 @@ def decode(bound: Bound, public: PyTree, total: Report) -> Report:
     update = bound.unpack(public, total.update)
     if math.isfinite(bound.reach):
         update = jax.tree.map(
-            lambda sum: int64.to_float(sum, bound.step(public)), update, is_leaf=int64.is_wide
+            lambda sum: int64.to_float(sum, bound.step(public)), update, is_leaf=int64.is_int64
         )
     return Report(update, total.weight / STEPS)
 

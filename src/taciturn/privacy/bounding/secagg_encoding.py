@@ -304,7 +304,7 @@ def _exactly_turned(whole: jax.Array) -> Int64:
     than the noise is made for.
     """
     high, low = hadamard(jnp.stack([whole >> DIGIT, whole & (2**DIGIT - 1)]))
-    return int64.add(int64.shift(int64.of(high), DIGIT), int64.of(low))
+    return int64.add(int64.shift(int64.from_int32(high), DIGIT), int64.from_int32(low))
 
 
 def _coins(encoded: Encoding, rotation: Rotation) -> jax.Array:

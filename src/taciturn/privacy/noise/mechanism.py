@@ -234,7 +234,8 @@ def adaptive_mechanism(
         noised = int64.add(int64.shift(sums, updating(size).bits), for_updates)
         step = whole.step(state.norms.clip_norm) * (unit * 2.0 ** -updating(size).bits)
         counted = int64.to_float(
-            int64.add(int64.shift(int64.of(halves), counting.bits), for_count), 2.0**-counting.bits
+            int64.add(int64.shift(int64.from_int32(halves), counting.bits), for_count),
+            2.0**-counting.bits,
         )
         share = 0.5 + counted / 2 / report_goal
         estimate = shaped(int64.to_float(noised, step))
@@ -274,7 +275,7 @@ def _flat(sums: PyTree) -> tuple[Int64, Callable[[jax.Array], Estimate]]:
     """Flatten all layers into one row of numbers; return also the function that turns a row into
     layers again.
     """
-    layers, structure = jax.tree.flatten(sums, is_leaf=int64.is_wide)
+    layers, structure = jax.tree.flatten(sums, is_leaf=int64.is_int64)
     shapes = [layer.low.shape for layer in layers]
     flat = jax.tree.map(
         lambda *words: jnp.concatenate([jnp.ravel(word) for word in words]), *layers

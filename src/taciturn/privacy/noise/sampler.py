@@ -269,7 +269,7 @@ def _halves(spread: Spread) -> tuple[jax.Array, jax.Array]:
 
 
 def _times(drawn: jax.Array, lower: jax.Array, upper: jax.Array) -> Int64:
-    number = int64.of(drawn)
+    number = int64.from_int32(drawn)
     return int64.add(int64.times(number, lower), int64.shift(int64.times(number, upper), 31))
 
 
