@@ -65,7 +65,7 @@ def test_a_long_text_is_scored_whole():
 
 def made_up_scores(top1: np.ndarray, tokens: float = 50.0) -> Scores:
     every = np.full(len(top1), tokens)
-    return Scores(every, every / 2, top1, top1, top1, top1)
+    return Scores(tokens=every, known=every / 2, top1=top1, top3=top1, top5=top1, loss=top1)
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says():

@@ -370,7 +370,7 @@ def test_scores_of_each_user_add_up_and_n_grams_are_scored_as_networks_are(made)
     test = own._test()
     each, all = (one(test.model, test.params, test.texts) for one in (evaluate_each, evaluate))
     np.testing.assert_allclose(each.together.loss, all.loss)
-    halves = each.of(np.arange(0, 40, 2)), each.of(np.arange(1, 40, 2))
+    halves = each.pool(np.arange(0, 40, 2)), each.pool(np.arange(1, 40, 2))
     assert sum(half.top1.sum() for half in halves) == all.top1.sum()
     stepped = evaluate_steps(own.model.model, test.texts, WINDOW)  # the same network, word by word
     np.testing.assert_array_equal(stepped.tokens, each.tokens)
