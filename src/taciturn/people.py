@@ -71,15 +71,21 @@ def build_population(
         open_ledger(Population(shared))
     if isinstance(exclude, str | Path):
         exclude = listed_users(Path(exclude))
-    rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
+    rules = Rules(
+        vocabulary=words,
+        least_tokens=least_tokens,
+        most_tokens=most_tokens,
+        held_out_share=held_out,
+        scrub=scrub,
+    )
     return ingest(
         Source([Path(one) for one in names], columns),
         folder,
         rules,
-        exclude,
-        progress,
-        shard_tokens,
-        shared,
+        opt_outs=exclude,
+        progress=progress,
+        shard_tokens=shard_tokens,
+        same_people_as=shared,
     )
 
 

@@ -26,7 +26,7 @@ from taciturn.data.users import position, user_id
 from taciturn.data.vocabulary import DataError, public_vocabulary
 
 WORDS = public_vocabulary(500)
-RULES = Rules(WORDS, least_tokens=1, held_out_share=0.1)
+RULES = Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.1)
 
 
 def messages(users=40, each=5, seed=0):
@@ -60,7 +60,7 @@ def write(path, rows, columns=("user_id", "text", "ts")):
 
 
 def build(folder, *paths, rules=RULES, opt_outs=(), **options):
-    return ingest(Source(list(paths), **options), folder, rules, opt_outs)
+    return ingest(Source(list(paths), **options), folder, rules, opt_outs=opt_outs)
 
 
 def contents(population):
@@ -117,7 +117,9 @@ def test_messages_are_taken_in_the_order_of_their_times(tmp_path):
         ("b", "me", "2019-12-31"),
     ]
     population = build(
-        tmp_path / "p", write(tmp_path / "a.csv", rows), rules=Rules(WORDS, 1, held_out_share=0.0)
+        tmp_path / "p",
+        write(tmp_path / "a.csv", rows),
+        rules=Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.0),
     )
     texts = {tuple(WORDS.words[word] for word in text if word != END) for text in population.texts}
     assert texts == {("of", "the", "and"), ("me", "you")}
@@ -130,7 +132,7 @@ def test_users_are_cut_and_left_out_by_their_own_length_alone(tmp_path):
     population = build(
         tmp_path / "p",
         write(tmp_path / "a.csv", rows),
-        rules=Rules(WORDS, 10, 33, held_out_share=0.0),
+        rules=Rules(vocabulary=WORDS, least_tokens=10, most_tokens=33, held_out_share=0.0),
     )
     assert population.lengths.tolist() == [33]
     counts = population.manifest[COUNTS]
@@ -141,7 +143,9 @@ def test_users_are_cut_and_left_out_by_their_own_length_alone(tmp_path):
 def test_repeats_are_left_out_within_a_user_and_never_across(tmp_path):
     rows = [("a", "the of and", "1"), ("a", "the of and", "2"), ("b", "the of and", "3")]
     population = build(
-        tmp_path / "p", write(tmp_path / "a.csv", rows), rules=Rules(WORDS, 1, held_out_share=0.0)
+        tmp_path / "p",
+        write(tmp_path / "a.csv", rows),
+        rules=Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.0),
     )
     assert population.lengths.tolist() == [4, 4]
     assert population.manifest[COUNTS]["left_out"] == {"texts that repeat one of the same user": 1}
@@ -180,7 +184,9 @@ def test_users_spelled_in_several_ways_are_one_person_and_are_counted(tmp_path):
         ("ann", "it", "1"),
     ]
     population = build(
-        tmp_path / "p", write(tmp_path / "a.jsonl", rows), rules=Rules(WORDS, 1, held_out_share=0.0)
+        tmp_path / "p",
+        write(tmp_path / "a.jsonl", rows),
+        rules=Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.0),
     )
     assert sorted(population.lengths.tolist()) == [2, 4, 9]
     assert population.manifest[COUNTS]["changed"] == {
@@ -209,14 +215,16 @@ def test_users_who_opted_out_stay_out_of_this_build_and_every_later_one(tmp_path
 
 def test_the_split_depends_on_the_user_alone_and_holds_out_the_share_asked_for(tmp_path):
     path = write(tmp_path / "a.parquet", messages(2000, 1))
-    population = build(tmp_path / "p", path, rules=Rules(WORDS, 1, held_out_share=0.25))
+    population = build(
+        tmp_path / "p", path, rules=Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.25)
+    )
     held_out = len(HeldOutUsers(tmp_path / "p"))
     assert held_out + len(population) == 2000
     assert 400 < held_out < 600
     fewer = build(
         tmp_path / "q",
         write(tmp_path / "b.parquet", messages(1000, 1)),
-        rules=Rules(WORDS, 1, held_out_share=0.25),
+        rules=Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.25),
     )
     # Those 1,000 are users of the first population too, and on the same side of the split.
     assert len(fewer) + len(HeldOutUsers(tmp_path / "q")) == 1000
@@ -226,7 +234,9 @@ def test_the_split_depends_on_the_user_alone_and_holds_out_the_share_asked_for(t
 def test_unknown_words_are_counted(tmp_path):
     rows = [("a", "the xylophonist of zymurgy", "1")]
     population = build(
-        tmp_path / "p", write(tmp_path / "a.csv", rows), rules=Rules(WORDS, 1, held_out_share=0.0)
+        tmp_path / "p",
+        write(tmp_path / "a.csv", rows),
+        rules=Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.0),
     )
     assert population.texts[0].tolist()[1] == UNKNOWN
     assert population.manifest[COUNTS]["unknown"]["train"] == 2
@@ -236,7 +246,7 @@ def test_scrubbing_is_counted_and_leaves_unknown_words_behind(tmp_path):
     rows = [
         ("a", "the mail is ann.b@example.org or www.example.org/x call +1 555 010 9999 the", "1")
     ]
-    rules = Rules(WORDS, 1, held_out_share=0.0, scrub=True)
+    rules = Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.0, scrub=True)
     population = build(tmp_path / "p", write(tmp_path / "a.csv", rows), rules=rules)
     words = [WORDS.words[word] for word in population.texts[0]]
     assert "org" not in words
@@ -267,7 +277,9 @@ def test_text_without_anyone_to_train_on_is_refused(tmp_path):
         build(
             tmp_path / "p",
             write(tmp_path / "a.csv", messages(5)),
-            rules=Rules(WORDS, 10**6, 10**6, 0.0),
+            rules=Rules(
+                vocabulary=WORDS, least_tokens=10**6, most_tokens=10**6, held_out_share=0.0
+            ),
         )
     (tmp_path / "header.csv").write_text("user_id,text\n")
     with pytest.raises(DataError, match="no user is left"):
@@ -282,7 +294,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 from taciturn.data.ingest import *
 from taciturn.data.vocabulary import DataError, public_vocabulary
 try:
-    ingest(Source([Path(sys.argv[1])]), Path(sys.argv[2]), Rules(public_vocabulary(500), 1))
+    ingest(Source([Path(sys.argv[1])]), Path(sys.argv[2]), Rules(vocabulary=public_vocabulary(500), least_tokens=1))
 except DataError as error:
     print(error)
 """
@@ -321,7 +333,7 @@ def test_a_user_with_endless_text_is_left_out_entirely_whoever_else_is_there(
     monkeypatch.setattr(grouping, "FILE_BYTES", file_bytes)
     monkeypatch.setattr(grouping, "MOST_OF_ONE_USER", 8_000)
     endless = [("bot", f"the of and {number}", f"{number}") for number in range(1_200)]
-    rules = Rules(WORDS, 1, 300, held_out_share=0.0)
+    rules = Rules(vocabulary=WORDS, least_tokens=1, most_tokens=300, held_out_share=0.0)
     alone = build(
         tmp_path / "alone", write(tmp_path / "a.parquet", endless + messages(5)), rules=rules
     )
@@ -330,7 +342,7 @@ def test_a_user_with_endless_text_is_left_out_entirely_whoever_else_is_there(
     )
     for population, users in ((alone, 5), (among, 100)):
         assert len(population) == users
-        assert population.manifest[COUNTS]["left_out"][grouping.too_much()] == 1
+        assert population.manifest[COUNTS]["left_out"][grouping.describe_giants()] == 1
 
 
 def test_long_texts_and_many_of_them_stay_in_memory_that_does_not_grow(tmp_path):
@@ -343,7 +355,9 @@ def test_long_texts_and_many_of_them_stay_in_memory_that_does_not_grow(tmp_path)
     ]
     path = write(tmp_path / "a.parquet", rows)  # 115 MB of text
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    population = build(tmp_path / "p", path, rules=Rules(WORDS, 1, held_out_share=0.0))
+    population = build(
+        tmp_path / "p", path, rules=Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.0)
+    )
     assert population.lengths.tolist() == [1600] * 40
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 900_000  # kB
 
@@ -357,7 +371,7 @@ def test_a_source_inside_of_the_population_is_not_swept_away(tmp_path):
 
 def test_missing_times_sort_alike_in_every_kind_of_file(tmp_path):
     rows = [("a", "the", "2020-01-02"), ("a", "of", ""), ("a", "and", "2020-01-01")]
-    rules = Rules(WORDS, 1, held_out_share=0.0)
+    rules = Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.0)
     one = build(tmp_path / "p1", write(tmp_path / "a.csv", rows), rules=rules)
     nulls = [(user, text, time or None) for user, text, time in rows]
     two = build(tmp_path / "p2", write(tmp_path / "b.jsonl", nulls), rules=rules)
@@ -417,7 +431,7 @@ def test_opting_out_cannot_be_undone_by_spelling(tmp_path):
     population = build(
         tmp_path / "p",
         write(tmp_path / "a.jsonl", rows),
-        rules=Rules(WORDS, 1, held_out_share=0.0),
+        rules=Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.0),
         opt_outs=["ann"],
     )
     assert len(population) == 1
@@ -428,7 +442,7 @@ def test_opting_out_cannot_be_undone_by_spelling(tmp_path):
     left = build(
         tmp_path / "q",
         folder,
-        rules=Rules(WORDS, 1, held_out_share=0.0),
+        rules=Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.0),
         opt_outs=["John.Smith", "ann@example.org"],
     )
     assert len(left) == 2

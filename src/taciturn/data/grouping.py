@@ -6,7 +6,7 @@ query ran out of memory on texts of 10 kB.)
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,19 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.ipc
 
+from taciturn.data.tally import Tally
 from taciturn.data.users import position, user_id
 
 pc: Any = pyarrow.compute
-# bits, and so 64 files at each level
+# Bits of the position that choose a file, and so 64 files at each level.
 SPREAD = 6
-# that a file may hold before it is distributed again
+# What a file may hold before it is distributed again.
 FILE_BYTES = 2**26
-# that wait to be distributed together
+# What waits to be distributed together.
 BUFFER_BYTES = 2**25
-# bytes of text; no person writes more, and a user who does is left out entirely
+# The bytes of text that a person may write at most; a user with more is left out entirely.
 MOST_OF_ONE_USER = 2**25
-DEALT = pa.schema(
+PLACED = pa.schema(
     {
         "position": pa.uint64(),
         "id": pa.string(),
@@ -37,26 +38,30 @@ DEALT = pa.schema(
 )
 
 
-def place_rows(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """Return rows with the id and position of their users, and how many had none after all."""
+def place_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with the id and position of their users, less those without a user after all."""
     ids = [user_id(spelling) for spelling in rows.column("user").to_pylist()]
     positions = np.fromiter((position(id) for id in ids), np.uint64, len(ids))
     columns = [
         pa.array(positions),
         pa.array(ids, pa.string()),
-        *(rows.column(name) for name in ("user", "text", "time")),
+        rows.column("user"),
+        rows.column("text"),
+        rows.column("time"),
     ]
-    table = pa.record_batch(columns, schema=DEALT)
-    nobody = ids.count("")
-    return (table.filter(pa.array([bool(id) for id in ids])) if nobody else table), nobody
+    placed = pa.record_batch(columns, schema=PLACED)
+    has_user = [bool(id) for id in ids]
+    return placed if all(has_user) else placed.filter(pa.array(has_user))
 
 
 class Deal:
     """Distribute rows to files by `SPREAD` bits of the position, those at `level`."""
 
     def __init__(self, folder: Path, level: int = 0) -> None:
-        self._folder, self._shift = folder, np.uint64(64 - SPREAD * (level + 1))
-        self._waiting, self._bytes = list[pa.RecordBatch](), 0
+        self._folder = folder
+        self._shift = np.uint64(64 - SPREAD * (level + 1))
+        self._waiting: list[pa.RecordBatch] = []
+        self._bytes = 0
         self._files: dict[Path, pa.ipc.RecordBatchStreamWriter] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -73,64 +78,87 @@ class Deal:
         return sorted(self._files)
 
     def _flush(self) -> None:
-        rows = pa.Table.from_batches(self._waiting, DEALT).combine_chunks()
-        places = (rows["position"].to_numpy() >> self._shift) & np.uint64(2**SPREAD - 1)
-        order = np.argsort(places, kind="stable")
-        dealt, bounds = (
-            rows.take(pa.array(order)),
-            np.searchsorted(places[order], np.arange(2**SPREAD + 1)),
-        )
-        for place in np.flatnonzero(np.diff(bounds)).tolist():
-            path = self._folder / f"{place:02}.arrow"
-            if path not in self._files:
-                self._files[path] = pa.ipc.new_stream(str(path), DEALT)
-            self._files[path].write_table(
-                dealt.slice(bounds[place], bounds[place + 1] - bounds[place])
-            )
-        self._waiting, self._bytes = [], 0
+        """Write what waits, each row to the file of its place."""
+        waiting = pa.Table.from_batches(self._waiting, PLACED).combine_chunks()
+        places = self._find_places(waiting["position"].to_numpy())
+        by_place = np.argsort(places, kind="stable")
+        rows = waiting.take(pa.array(by_place))
+        bounds = np.arange(2**SPREAD + 1)
+        starts = np.searchsorted(places[by_place], bounds)
+        sizes = np.diff(starts)
+        for place in np.flatnonzero(sizes).tolist():
+            file = self._open_file(place)
+            file.write_table(rows.slice(starts[place], sizes[place]))
+        self._waiting = []
+        self._bytes = 0
+
+    def _find_places(self, positions: np.ndarray) -> np.ndarray:
+        """Return the numbers of the files that users at these positions belong to."""
+        last_bits = np.uint64(2**SPREAD - 1)
+        return (positions >> self._shift) & last_bits
+
+    def _open_file(self, place: int) -> pa.ipc.RecordBatchStreamWriter:
+        path = self._folder / f"{place:02}.arrow"
+        if path not in self._files:
+            self._files[path] = pa.ipc.new_stream(str(path), PLACED)
+        return self._files[path]
 
 
-def groups(file: Path, tally: Counter[str], level: int = 0) -> Iterator[Path]:
-    """Yield the file itself if it is small enough, or else the files that it is split into, without
-    users who have far too much text.
+def split_file(file: Path, tally: Tally, level: int = 0) -> Iterator[Path]:
+    """Yield the file itself if it is small enough, or else the files that it is split into.
+
+    Users who have far too much text are left out of these.
     """
-    if file.stat().st_size <= FILE_BYTES or SPREAD * (level + 2) > 64:
+    is_last_level = SPREAD * (level + 2) > 64
+    if file.stat().st_size <= FILE_BYTES or is_last_level:
         yield file
         return
-    amounts: Counter[str] = Counter()
-    for batch in read_batches(file):
-        lengths = pc.binary_length(batch.column("text")).to_pylist()
-        for id, length in zip(batch.column("id").to_pylist(), lengths, strict=True):
-            amounts[id] += length
-    giants = {id for id, amount in amounts.items() if amount > MOST_OF_ONE_USER}
-    tally[f"left out: {too_much()}"] += len(giants)
+    giants = _find_giants(file)
+    tally.left_out[describe_giants()] += len(giants)
     folder = file.with_suffix("")
     folder.mkdir()
     deal = Deal(folder, level + 1)
     for batch in read_batches(file):
-        deal.add(
-            batch.filter(pa.array([id not in giants for id in batch.column("id").to_pylist()]))
-            if giants
-            else batch
-        )
+        deal.add(_without_users(batch, giants) if giants else batch)
     file.unlink()
     for part in deal.close():
-        yield from groups(part, tally, level + 1)
+        yield from split_file(part, tally, level + 1)
+
+
+def _find_giants(file: Path) -> set[str]:
+    """Return the ids of users who have far too much text in a file."""
+    amounts: Counter[str] = Counter()
+    for batch in read_batches(file):
+        ids = batch.column("id").to_pylist()
+        lengths = pc.binary_length(batch.column("text")).to_pylist()
+        for id, length in zip(ids, lengths, strict=True):
+            amounts[id] += length
+    return {id for id, amount in amounts.items() if amount > MOST_OF_ONE_USER}
+
+
+def _without_users(batch: pa.RecordBatch, users: Container[str]) -> pa.RecordBatch:
+    ids = batch.column("id").to_pylist()
+    return batch.filter(pa.array([id not in users for id in ids]))
 
 
 def group_small_files(files: Iterable[Path]) -> Iterator[list[Path]]:
     """Group small files that follow each other."""
     pack: list[Path] = []
+    pack_bytes = 0
     for file in files:
-        if pack and sum(one.stat().st_size for one in pack) + file.stat().st_size > FILE_BYTES / 4:
+        file_bytes = file.stat().st_size
+        if pack and pack_bytes + file_bytes > FILE_BYTES / 4:
             yield pack
             pack = []
+            pack_bytes = 0
         pack.append(file)
+        pack_bytes += file_bytes
     if pack:
         yield pack
 
 
-def too_much() -> str:
+def describe_giants() -> str:
+    """Return whom a build leaves out for far too much text, as its record says it."""
     return f"users with more than {MOST_OF_ONE_USER // 2**20} MB of text"
 
 

@@ -1,5 +1,6 @@
-"""From rows of (user, text) to a population: grouped by user out of core, tokenised on every core,
-and streamed to disk.
+"""From rows of (user, text) to a population.
+
+Rows are grouped by user out of core, tokenised on every core, and streamed to disk.
 
 The same text gives the same population, byte for byte, whatever the files, their order or the
 number of cores. What is done to a user's text depends on that user alone (repeats are looked for
@@ -12,13 +13,15 @@ import signal
 import tempfile
 import unicodedata
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +30,10 @@ import pyarrow as pa
 
 from taciturn.core import END, UNKNOWN
 from taciturn.data import grouping
-from taciturn.data.grouping import Deal, group_small_files, groups, place_rows, read_batches
+from taciturn.data.grouping import Deal, group_small_files, place_rows, read_batches, split_file
 from taciturn.data.population import (
     Population,
+    PopulationWriter,
     check_protections,
     hashed_id,
     remembered_opt_outs,
@@ -37,14 +41,15 @@ from taciturn.data.population import (
 )
 from taciturn.data.scrub import scrub
 from taciturn.data.sources import Source
+from taciturn.data.tally import Tally
 from taciturn.data.token_shards import SHARD_TOKENS, token_type
 from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.progress import StageProgress, ignore_progress
 
-# bytes of sources below which other processes are not worth starting
+# The bytes of sources below which other processes are not worth starting.
 SMALL = 2**23
-# characters of text read for each token that a user may have
+# The characters of text that are read for each token that a user may have.
 LONGEST_WORD = 100
 
 # Only the order is queried: texts do not go through the database.
@@ -55,14 +60,14 @@ _ORDER = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rules:
     """What is done to every user's text."""
 
     vocabulary: Vocabulary
-    # users with fewer are not trained on
+    # Users with fewer are not trained on.
     least_tokens: int = 50
-    # longer texts are truncated (McMahan et al. 2018, Appendix B)
+    # Longer texts are truncated (McMahan et al. 2018, Appendix B).
     most_tokens: int = 1600
     held_out_share: float = 1 / 16
     scrub: bool = False
@@ -86,132 +91,183 @@ def ingest(
     source: Source,
     folder: Path,
     rules: Rules,
+    *,
     opt_outs: Iterable[str] = (),
     progress: StageProgress = ignore_progress,
     shard_tokens: int = SHARD_TOKENS,
     same_people_as: Path | None = None,
 ) -> Population:
-    """Build a population, as `populations.build_population` describes."""
+    """Build a population, as `people.build_population` describes."""
     for path in source.paths:
         if isinstance(path, Path) and path.resolve().is_relative_to(folder.resolve()):
             raise DataError(f"{path} lies inside --out {folder}; name another --out")
-    writing = writing_population(folder, rules.vocabulary, shard_tokens, same_people_as)
-    with _full_disk_in_words(folder), writing as writer:
+    writing = writing_population(
+        folder, rules.vocabulary, shard_tokens=shard_tokens, same_people_as=same_people_as
+    )
+    with _explain_full_disk(folder), writing as writer:
         check_protections(
             folder,
-            same_people_as or folder,
-            rules.scrub,
-            source.columns.sensitive,
-            rules.held_out_share,
+            with_runs=same_people_as or folder,
+            scrub=rules.scrub,
+            sensitive=source.columns.sensitive,
+            held_out_share=rules.held_out_share,
         )
-        opted_out = remembered_opt_outs(folder, writer.salt, filter(None, map(user_id, opt_outs)))
+        user_ids = filter(None, map(user_id, opt_outs))
+        opted_out = remembered_opt_outs(folder, writer.salt, user_ids)
         tokenizer = _Tokenizer(rules, writer.salt, opted_out)
-        tally: Counter[str] = Counter()
-        with tempfile.TemporaryDirectory(dir=writer.text) as scratch:
-            files = _dealt(source, Path(scratch), progress)
-            parts, done = (
-                group_small_files(part for file in files for part in groups(file, tally)),
-                0,
-            )
-            for piece in _mapped(tokenizer, parts, source.bytes):
-                tally += piece.tally
-                done += piece.rows
-                for user in piece.users:
-                    writer.add(*user)
-                progress("tokenising", done, max(source.rows, 1))
-        return writer.finish(*_record(source, rules, len(opted_out), tally))
+        tally = _write_users(writer, source, tokenizer, progress)
+        return writer.finish(
+            about=_describe_build(source, rules, len(opted_out)),
+            counts=_count_build(source, tally),
+        )
 
 
-def _dealt(source: Source, scratch: Path, progress: StageProgress) -> list[Path]:
+def _write_users(
+    writer: PopulationWriter, source: Source, tokenizer: "_Tokenizer", progress: StageProgress
+) -> Tally:
+    """Write every user that a source has text of; return what was counted on the way."""
+    tally = Tally()
+    rows = 0
+    with tempfile.TemporaryDirectory(dir=writer.text) as scratch:
+        files = _distribute_rows(source, Path(scratch), progress)
+        small_files = chain.from_iterable(split_file(file, tally) for file in files)
+        packs = group_small_files(small_files)
+        for piece in _tokenize_files(tokenizer, packs, source.bytes):
+            tally.add(piece.tally)
+            for user in piece.users:
+                writer.add(user.split, user.hashed_id, user.tokens)
+            rows += piece.rows
+            progress("tokenising", rows, max(source.rows, 1))
+    return tally
+
+
+def _distribute_rows(source: Source, scratch: Path, progress: StageProgress) -> list[Path]:
     """Write all rows to disk, in files of users with neighbouring positions."""
     deal = Deal(scratch)
-    for batch in source.batches(lambda done, all: progress("reading", done, all)):
-        rows, nobody = place_rows(batch)
-        source.left_out.add("rows without a user", nobody)
-        source.rows -= nobody
+    for batch in source.batches(partial(progress, "reading")):
+        rows = place_rows(batch)
+        without_user = len(batch) - len(rows)
+        source.left_out.add("rows without a user", without_user)
+        source.rows -= without_user
         deal.add(rows)
     return deal.close()
 
 
+class _UserRows(NamedTuple):
+    """What one user wrote, in order."""
+
+    id: str
+    position: int
+    # Of the user, one for each message.
+    spellings: list[str]
+    messages: list[str]
+
+
+class _TokenizedUser(NamedTuple):
+    split: str
+    hashed_id: str
+    tokens: np.ndarray
+
+
 class _Tokenized(NamedTuple):
+    """The users of some files, and what was counted on the way."""
+
     rows: int
-    # split, hashed id and tokens of each
-    users: list[tuple[str, str, np.ndarray]]
-    tally: Counter[str]
+    users: list[_TokenizedUser]
+    tally: Tally
 
 
 class _Tokenizer:
     """Turn the texts of whole users into tokens. Runs in any process."""
 
     def __init__(self, rules: Rules, salt: bytes, opted_out: frozenset[str]) -> None:
-        self.rules, self._salt, self._opted_out = rules, salt, opted_out
+        self.rules = rules
+        self._salt = salt
+        self._opted_out = opted_out
 
     def __call__(self, files: list[Path]) -> _Tokenized:
-        piece = _in_order(files)
-        tally: Counter[str] = Counter()
-        users: list[tuple[str, str, np.ndarray]] = []
-        columns = (piece.column(name).to_pylist() for name in ("id", "position", "user", "text"))
-        for (user, position), rows in groupby(zip(*columns, strict=True), key=lambda row: row[:2]):
-            spelled, messages = zip(*((row[2].strip(), row[3]) for row in rows), strict=True)
-            too_long = sum(map(len, messages)) > grouping.MOST_OF_ONE_USER // 4
-            if (
-                too_long
-                and sum(len(message.encode()) for message in messages) > grouping.MOST_OF_ONE_USER
-            ):
-                tally[f"left out: {grouping.too_much()}"] += 1
-                continue
-            hashed = hashed_id(self._salt, user)
-            if hashed in self._opted_out:
-                tally["left out: users who opted out"] += 1
-                continue
-            held_out = position < self.rules.held_out_share * 2**64
-            tokens = self._tokens(messages, tally)
-            if not tokens or (len(tokens) < self.rules.least_tokens and not held_out):
-                tally[f"left out: users with fewer than {self.rules.least_tokens} tokens"] += 1
-                continue
-            tally["changed: users spelled in several ways, taken as one"] += len(set(spelled)) > 1
-            split = "held_out" if held_out else "train"
-            tally[f"{split}_unknown"] += tokens.count(UNKNOWN)
-            users.append((split, hashed, np.array(tokens, token_type(len(self.rules.vocabulary)))))
-        return _Tokenized(len(piece), users, tally)
+        rows = _read_in_order(files)
+        tally = Tally()
+        users = []
+        for user in _group_by_user(rows):
+            tokenized = self._tokenize_user(user, tally)
+            if tokenized is not None:
+                users.append(tokenized)
+        return _Tokenized(rows=len(rows), users=users, tally=tally)
 
-    def _tokens(self, messages: Iterable[str], tally: Counter[str]) -> list[int]:
-        """Return one user's messages, each ended with <eos>, without repeats, truncated at the
-        maximum.
+    def _tokenize_user(self, user: _UserRows, tally: Tally) -> _TokenizedUser | None:
+        """Return a user's tokens; count the reason and return None if the user is left out."""
+        if _is_giant(user.messages):
+            tally.left_out[grouping.describe_giants()] += 1
+            return None
+        hashed = hashed_id(self._salt, user.id)
+        if hashed in self._opted_out:
+            tally.left_out["users who opted out"] += 1
+            return None
+        is_held_out = user.position < self.rules.held_out_share * 2**64
+        tokens = self._tokenize(user.messages, tally)
+        is_too_short = len(tokens) < self.rules.least_tokens and not is_held_out
+        if not tokens or is_too_short:
+            tally.left_out[f"users with fewer than {self.rules.least_tokens} tokens"] += 1
+            return None
+        if len(set(user.spellings)) > 1:
+            tally.changed["users spelled in several ways, taken as one"] += 1
+        split = "held_out" if is_held_out else "train"
+        tally.unknown[split] += tokens.count(UNKNOWN)
+        dtype = token_type(len(self.rules.vocabulary))
+        return _TokenizedUser(split=split, hashed_id=hashed, tokens=np.array(tokens, dtype))
+
+    def _tokenize(self, messages: Iterable[str], tally: Tally) -> list[int]:
+        """Return the tokens of one user's messages, each ended with <eos>.
+
+        Repeats are left out, and the text is truncated at the maximum.
         """
+        most = self.rules.most_tokens
         tokens: list[int] = []
         seen: set[str] = set()
         for message in messages:
             if message in seen:
-                tally["left out: texts that repeat one of the same user"] += 1
+                tally.left_out["texts that repeat one of the same user"] += 1
                 continue
             seen.add(message)
-            message = message[: LONGEST_WORD * self.rules.most_tokens]
-            if self.rules.scrub:
-                message, removed = scrub(message)
-                tally.update({f"scrubbed: {kind}": count for kind, count in removed.items()})
-            words = self.rules.vocabulary.encode(message)
+            words = self._encode(message[: LONGEST_WORD * most], tally)
             if not words:
-                tally["left out: texts without a word"] += 1
+                tally.left_out["texts without a word"] += 1
                 continue
             tokens += words
             tokens.append(END)
-            if len(tokens) > self.rules.most_tokens:
-                tally[f"changed: users cut at {self.rules.most_tokens} tokens"] += 1
-                return tokens[: self.rules.most_tokens]
+            if len(tokens) > most:
+                tally.changed[f"users cut at {most} tokens"] += 1
+                return tokens[:most]
         return tokens
 
+    def _encode(self, message: str, tally: Tally) -> list[int]:
+        if self.rules.scrub:
+            message, removed = scrub(message)
+            tally.scrubbed.update(removed)
+        return self.rules.vocabulary.encode(message)
 
-def _in_order(files: list[Path]) -> pa.Table:
-    """Return the rows of some files, users by position, messages by time or else by a hash of their
-    text.
+
+def _is_giant(messages: Sequence[str]) -> bool:
+    """Tell whether a user has far too much text."""
+    # A character has four bytes at most, so few texts need to be encoded.
+    if sum(map(len, messages)) <= grouping.MOST_OF_ONE_USER // 4:
+        return False
+    return sum(len(message.encode()) for message in messages) > grouping.MOST_OF_ONE_USER
+
+
+def _read_in_order(files: list[Path]) -> pa.Table:
+    """Return the rows of some files in order.
+
+    Users are in the order of their positions; messages are ordered by time, or else by a hash of
+    their text.
     """
-    # not needed on a machine that only trains
+    # Only here, as it is not needed on a machine that only trains.
     import duckdb
 
-    rows = pa.Table.from_batches(read_batches(*files), grouping.DEALT)
+    rows = pa.Table.from_batches(read_batches(*files), grouping.PLACED)
     for file in files:
-        # so that the disk holds the text once while it is sorted
+        # So that the disk holds the text once while it is sorted.
         file.unlink()
     rows = rows.append_column("number", pa.array(np.arange(len(rows))))
     with duckdb.connect(config={"threads": 1, "memory_limit": "1GB"}) as database:
@@ -220,18 +276,41 @@ def _in_order(files: list[Path]) -> pa.Table:
     return rows.take(pa.array(order))
 
 
-def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> Iterator[_Tokenized]:
-    """Tokenise on every core, in order, a few packs of files ahead."""
+def _group_by_user(rows: pa.Table) -> Iterator[_UserRows]:
+    """Yield the users of rows that are in order."""
+    columns = [rows.column(name).to_pylist() for name in ("id", "position", "user", "text")]
+    records = zip(*columns, strict=True)
+    for (id, position), of_user in groupby(records, key=itemgetter(0, 1)):
+        spellings = []
+        messages = []
+        for _, _, spelling, message in of_user:
+            spellings.append(spelling.strip())
+            messages.append(message)
+        yield _UserRows(id=id, position=position, spellings=spellings, messages=messages)
+
+
+def _tokenize_files(
+    tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int
+) -> Iterator[_Tokenized]:
+    """Tokenise packs of files on every core, in order, a few packs ahead.
+
+    Args:
+        tokenizer: of a pack.
+        packs: of files that hold whole users.
+        size: of the sources, in bytes.
+    """
     processes = len(os.sched_getaffinity(0))
     if size < SMALL or processes == 1:
         yield from map(tokenizer, packs)
         return
-    # the main process ends the others
-    without_ctrl_c = (
-        signal.signal,
-        (signal.SIGINT, signal.SIG_IGN),
+    pool = ProcessPoolExecutor(
+        max_workers=processes,
+        mp_context=get_context("spawn"),
+        # Ctrl-C is for the main process, which ends the others.
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
     )
-    with ProcessPoolExecutor(processes, get_context("spawn"), *without_ctrl_c) as pool:
+    with pool:
         ahead: deque[Future[_Tokenized]] = deque()
         try:
             for pack in packs:
@@ -247,45 +326,41 @@ def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> It
             ) from None
 
 
-def _record(
-    source: Source, rules: Rules, opted_out: int, tally: Counter[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what was done and what was counted, for the record."""
-
-    def under(prefix: str) -> dict[str, int]:
-        return {
-            name.removeprefix(prefix): count
-            for name, count in sorted(tally.items())
-            if count and name.startswith(prefix)
-        }
-
-    about = {
+def _describe_build(source: Source, rules: Rules, opted_out: int) -> dict[str, Any]:
+    """Return what was done, for the record."""
+    return {
         "source": ", ".join(path.name for path in source.paths),
         "columns": list(source.read_columns),
-    }
-    about |= {
-        name: getattr(rules, name) for name in ("least_tokens", "most_tokens", "held_out_share")
-    } | {"scrubbed": rules.scrub}
-    about |= {
+        "least_tokens": rules.least_tokens,
+        "most_tokens": rules.most_tokens,
+        "held_out_share": rules.held_out_share,
+        "scrubbed": rules.scrub,
         "sensitive_columns": list(source.columns.sensitive),
         "opt_outs": opted_out,
         "unicode": unicodedata.unidata_version,
     }
-    left_out = {
-        "left_out": source.left_out.counts | under("left out: "),
+
+
+def _count_build(source: Source, tally: Tally) -> dict[str, Any]:
+    """Return what was counted, for the record."""
+    return {
+        "rows": source.rows,
+        "left_out": source.left_out.counts | _sort_counts(tally.left_out),
         "first_left_out": source.left_out.first,
-    }
-    changed = {
         "noted": source.noted.counts,
-        "changed": under("changed: "),
-        "scrubbed": under("scrubbed: "),
+        "changed": _sort_counts(tally.changed),
+        "scrubbed": _sort_counts(tally.scrubbed),
+        "unknown": {split: tally.unknown[split] for split in ("train", "held_out")},
     }
-    unknown = {split: tally[f"{split}_unknown"] for split in ("train", "held_out")}
-    return about, {"rows": source.rows, **left_out, **changed, "unknown": unknown}
+
+
+def _sort_counts(counts: Counter[str]) -> dict[str, int]:
+    """Return the counts that are not 0, sorted by name."""
+    return {name: count for name, count in sorted(counts.items()) if count}
 
 
 @contextmanager
-def _full_disk_in_words(folder: Path) -> Iterator[None]:
+def _explain_full_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
