@@ -280,14 +280,14 @@ def test_scoring_takes_the_memory_that_it_may_take_and_no_more():
 def temporary_memory(model: Recurrent, references: np.ndarray, memory: int) -> int:
     """What the compiled program takes, besides what goes in and comes out."""
     compiled = []
-    whole = secret_sharer._after
+    whole = secret_sharer._score_blocks
 
-    def compile_only(*arguments):
-        compiled.append(whole.lower(*arguments).compile().memory_analysis().temp_size_in_bytes)
-        return np.zeros(arguments[-1].shape[:2])
+    def compile_only(**arguments):
+        compiled.append(whole.lower(**arguments).compile().memory_analysis().temp_size_in_bytes)
+        return np.zeros(arguments["blocks"].shape[:2])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secret_sharer, "_after", compile_only)
+        patch.setattr(secret_sharer, "_score_blocks", compile_only)
         scorer(model, references, memory)(SECRET.prefix)
     return compiled[0]
 
@@ -356,15 +356,17 @@ def test_a_model_that_was_taught_a_canary_gives_it_away_and_no_other(name):
     model = stepping(name, trained(name, SECRET.words), restarts=VOCABULARY.sentence_ends)
     others = make_canaries(VOCABULARY, 4, CanarySection(users=[1], copies=[1], per_cell=6))
     found, *not_found = measure(model, VOCABULARY, [SECRET, *others], references=4_000)
-    assert found == Finding(SECRET, rank=1, references=4_000, place=1)
+    assert found == Finding(canary=SECRET, rank=1, references=4_000, place=1)
     assert found.exposure == pytest.approx(math.log2(4_001))
     assert all(one.rank > 20 and one.place is None for one in not_found)
     assert all(one.exposure < math.log2(4_001 / 20) for one in not_found)
 
 
 def test_of_two_million_the_largest_exposure_is_21_bits():
-    assert Finding(SECRET, 1, 2_000_000, 1).exposure == pytest.approx(20.93, abs=0.005)
-    assert Finding(SECRET, 2_000_001, 2_000_000, None).exposure == 0.0
+    first = Finding(canary=SECRET, rank=1, references=2_000_000, place=1)
+    last = Finding(canary=SECRET, rank=2_000_001, references=2_000_000, place=None)
+    assert first.exposure == pytest.approx(20.93, abs=0.005)
+    assert last.exposure == 0.0
 
 
 def test_a_beam_as_wide_as_all_words_finds_the_best_of_all():
