@@ -35,9 +35,9 @@ from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.errors import TaciturnError
 from taciturn.files import new_folder, not_a, to_json
 from taciturn.fleets import assemble, enrolment
-from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import Handler, LinkError
 from taciturn.fleets.fleet_folders import fleet_authority, fleet_recipe, new_fleet
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, make_device_context
 from taciturn.fleets.wire.tls import AUTHORITY_CERTIFICATE, DEVICE_KEY, device_request, load_key
 from taciturn.recipe.text import parse_recipe
@@ -100,6 +100,7 @@ class LoadDevice(DeviceEnd):
 
     def __init__(
         self,
+        *,
         server: str,
         key: Ed25519PrivateKey,
         handler: Handler,
@@ -110,8 +111,9 @@ class LoadDevice(DeviceEnd):
             with WORKERS:
                 return handler(kind, content)
 
-        super().__init__(server, key, in_turn, context)
-        self._load, self._known = load, False
+        super().__init__(server=server, key=key, handler=in_turn, context=context)
+        self._load = load
+        self._known = False
 
     def sign_in(self) -> None:
         with HANDSHAKES:
@@ -141,7 +143,7 @@ class LoadDevice(DeviceEnd):
             self._load.count(self._load.failures, why)
             return
         self._load.count(self._load.answered, kind)
-        if kind == fields.UNMASK:
+        if kind == Stage.UNMASK.question:
             self._load.rounds.add(name)
 
     def _request(self, method: str, path: str, *about: Any, **more: Any) -> Any:
@@ -224,9 +226,21 @@ def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDe
     for number in range(count):
         own = load_key(_device(folder, number) / DEVICE_KEY)
         handler = assemble.build_device(
-            recipe, VOCABULARY, _text(number), own, authority, _device(folder, number)
+            recipe=recipe,
+            words=VOCABULARY,
+            text=_text(number),
+            key=own,
+            authority=authority,
+            home=_device(folder, number),
         )
-        devices.append(LoadDevice(servers[number % len(servers)], own, handler, context, load))
+        device = LoadDevice(
+            server=servers[number % len(servers)],
+            key=own,
+            handler=handler,
+            context=context,
+            load=load,
+        )
+        devices.append(device)
     return devices, load
 
 

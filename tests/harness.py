@@ -70,7 +70,7 @@ def forget_programs() -> None:
         build._shared_algorithm,
         device_program,
         in_process._adder,
-        assemble._messages,
+        assemble._compile_messages,
     ):
         getattr(kept, "cache_clear", lambda: None)()  # a test may have put something else there
     jax.clear_caches()

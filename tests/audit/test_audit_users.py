@@ -72,7 +72,9 @@ def watched(recipe):
 
 
 def beside(fleet, users, most):
-    return WithSyntheticUsers(fleet, users, users.chosen, most)
+    return WithSyntheticUsers(
+        fleet, synthetic=users, choose=users.chosen, most_reports=most
+    )
 
 
 @pytest.mark.parametrize("privacy", [{}, {"encoding": "modular"}], ids=["whole", "residues"])

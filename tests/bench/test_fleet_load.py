@@ -38,7 +38,13 @@ def asked(tmp_path):
                 server.enrol(device_key(tmp_path / f"device-{number}"))
             keys = [load_device_key(tmp_path / f"device-{number}") for number in range(3)]
             load, trusted = Load(), make_device_context("", certificate)
-            with running([LoadDevice(server.address, key, failing, trusted, load) for key in keys]):
+            devices = [
+                LoadDevice(
+                    server=server.address, key=key, handler=failing, context=trusted, load=load
+                )
+                for key in keys
+            ]
+            with running(devices):
                 until(lambda: len(load.connected) == 3)
                 contents = dict.fromkeys(server.link.devices(), b"abc")
                 answers = [

@@ -114,7 +114,9 @@ def assert_same_total(one, other):
 def test_every_fleet_gives_the_total_of_a_plain_loop(population, fleet, cohort, weight_cap):
     program, message = program_and_message(population)
     cohort = np.array(cohort, int)
-    ours = fleet(population, LAYOUT, weight_cap, CHUNK).sum_reports(program, message, cohort, KEY)
+    ours = fleet(population, LAYOUT, weight_cap=weight_cap, cohort=CHUNK).sum_reports(
+        program, message, cohort, KEY
+    )
     reference = PlainLoop(population, LAYOUT, weight_cap).sum_reports(program, message, cohort, KEY)
     assert_same_total(ours, reference)
 

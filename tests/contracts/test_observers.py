@@ -38,7 +38,11 @@ class Crowd:
         self.room = most_reports
         everyone = np.arange(self.most_at_once)
         return WithSyntheticUsers(
-            fleet, self.theirs, lambda coins: everyone, most_reports, self.key_slot
+            fleet,
+            synthetic=self.theirs,
+            choose=lambda coins: everyone,
+            most_reports=most_reports,
+            key_slot=self.key_slot,
         )
 
 

@@ -58,7 +58,7 @@ def everyone(users):
 
 @pytest.fixture
 def fleet(tmp_path):
-    return QueuedFleet(Loop(), SIZE, in_flight=9, folder=tmp_path / "queue")
+    return QueuedFleet(Loop(), size=SIZE, in_flight=9, folder=tmp_path / "queue")
 
 
 def rounds(fleet, count, eligible=everyone, first=0):
@@ -88,7 +88,7 @@ def test_a_report_is_about_the_model_that_its_device_got(fleet):
 def test_a_round_that_is_summed_again_has_the_same_total_in_another_process_too(fleet, tmp_path):
     list(rounds(fleet, 6))
     cohort = fleet.users(everyone)
-    again = QueuedFleet(Loop(), SIZE, 9, tmp_path / "queue")
+    again = QueuedFleet(Loop(), size=SIZE, in_flight=9, folder=tmp_path / "queue")
     total = fleet.sum_reports(program, message(6), cohort, key(6))
     np.testing.assert_array_equal(
         again.users(everyone), cohort
@@ -100,7 +100,7 @@ def test_a_round_that_is_summed_again_has_the_same_total_in_another_process_too(
         assert float(again.sum_reports(program, message(6), cohort, key(6)).update["w"]) == float(
             total.update["w"]
         )
-        again = QueuedFleet(Loop(), SIZE, 9, tmp_path / "queue")
+        again = QueuedFleet(Loop(), size=SIZE, in_flight=9, folder=tmp_path / "queue")
 
 
 def test_a_device_in_flight_is_not_asked_again_and_who_rests_gets_no_model(fleet):

@@ -66,8 +66,8 @@ def asked(cluster, population):
     alone = SimulatedFleet(
         population,
         build.layout(recipe, population.vocabulary),
-        recipe.participation.weight_cap,
-        ray_engine.CPU_PIECE,
+        weight_cap=recipe.participation.weight_cap,
+        cohort=ray_engine.CPU_PIECE,
     )
     return question, alone.sum_reports(*question)
 

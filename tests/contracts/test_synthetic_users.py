@@ -53,7 +53,10 @@ class Padded(Counting):
 
 def fleet(rate: float, most: int = 50) -> tuple[WithSyntheticUsers, Counting, Padded]:
     real, synthetic = Counting(30), Padded(20, 30)
-    return WithSyntheticUsers(real, synthetic, choose_by_coins(20, rate), most), real, synthetic
+    mixed = WithSyntheticUsers(
+        real, synthetic=synthetic, choose=choose_by_coins(20, rate), most_reports=most
+    )
+    return mixed, real, synthetic
 
 
 def test_real_users_are_asked_as_if_there_were_no_others():
@@ -139,8 +142,18 @@ def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_ho
     """As a run nests them: room for all audit users of a round is kept free of canaries."""
     canaries, audited = 30, AUDITED_AT_ONCE
     most = 20 + canaries + audited
-    inner = WithSyntheticUsers(Nobody(), Nobody(), choose_by_coins(canaries, 1.0), most - audited)
-    outer = WithSyntheticUsers(inner, Nobody(), lambda coins: np.arange(audited), most)
+    inner = WithSyntheticUsers(
+        Nobody(),
+        synthetic=Nobody(),
+        choose=choose_by_coins(canaries, 1.0),
+        most_reports=most - audited,
+    )
+    outer = WithSyntheticUsers(
+        inner,
+        synthetic=Nobody(),
+        choose=lambda coins: np.arange(audited),
+        most_reports=most,
+    )
     if fits:
         assert (
             int(outer.sum_reports(None, None, np.arange(people), jax.random.key(0)).weight) == most
@@ -152,10 +165,17 @@ def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_ho
 
 def test_canaries_and_audit_users_of_one_round_have_keys_of_their_own():
     canaries, audited = Nobody(), Nobody()
-    inner = WithSyntheticUsers(Nobody(), canaries, choose_by_coins(3, 1.0), 100)
-    WithSyntheticUsers(inner, audited, lambda coins: np.arange(3), 100, key_slot=2).sum_reports(
-        None, None, np.arange(2), jax.random.key(0)
+    inner = WithSyntheticUsers(
+        Nobody(), synthetic=canaries, choose=choose_by_coins(3, 1.0), most_reports=100
     )
+    outer = WithSyntheticUsers(
+        inner,
+        synthetic=audited,
+        choose=lambda coins: np.arange(3),
+        most_reports=100,
+        key_slot=2,
+    )
+    outer.sum_reports(None, None, np.arange(2), jax.random.key(0))
     assert canaries.keys != audited.keys
 
 

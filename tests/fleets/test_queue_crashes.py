@@ -110,7 +110,9 @@ RELEASE, FOLLOW = jax.jit(ALGORITHM.mechanism.release), jax.jit(ALGORITHM.mechan
 
 
 def queue(folder, seed=0, without=None, in_flight=9) -> QueuedFleet:
-    return QueuedFleet(Loop(without), SIZE, in_flight, folder / "queue", seed)
+    return QueuedFleet(
+        Loop(without), size=SIZE, in_flight=in_flight, folder=folder / "queue", coins=seed
+    )
 
 
 def book(folder, limits=CLAIM.limits) -> CohortLog:

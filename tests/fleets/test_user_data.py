@@ -38,7 +38,7 @@ def on_devices(recipe, vocabulary, lengths, folder):
 def in_a_simulation(recipe, vocabulary, lengths):
     written = SimpleNamespace(texts=Texts.of(map(list, texts(lengths)), len(vocabulary)))
     fleet = SimulatedFleet(
-        written, build.layout(recipe, vocabulary), recipe.participation.weight_cap
+        written, build.layout(recipe, vocabulary), weight_cap=recipe.participation.weight_cap
     )
     together, _ = fleet._load(fleet._texts, np.arange(len(lengths)), jax.local_devices()[0])
     return [

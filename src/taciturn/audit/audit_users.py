@@ -74,7 +74,9 @@ class AuditUsers:
         self._round, self._seen = 0, dict[int, np.ndarray]()
 
     def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
-        return WithSyntheticUsers(fleet, self, self.chosen, most_reports, key_slot=2)
+        return WithSyntheticUsers(
+            fleet, synthetic=self, choose=self.chosen, most_reports=most_reports, key_slot=2
+        )
 
     def begin(self, round: int) -> None:
         self._round = round

@@ -219,11 +219,15 @@ class PlantedCanaries:
         )
 
     def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
-        theirs = SimulatedFleet(
-            self, self._layout, self._weight_cap, with_room(self._rate * len(self._users))
+        expected = self._rate * len(self._users)
+        synthetic = SimulatedFleet(
+            self, self._layout, weight_cap=self._weight_cap, cohort=with_room(expected)
         )
         return WithSyntheticUsers(
-            fleet, theirs, choose_by_coins(len(self._users), self._rate), most_reports
+            fleet,
+            synthetic=synthetic,
+            choose=choose_by_coins(len(self._users), self._rate),
+            most_reports=most_reports,
         )
 
     def begin(self, round: int) -> None: ...

@@ -1,19 +1,20 @@
-"""Build both ends of a fleet of real devices from one recipe: the server's fleet, and what a device
-answers with.
+"""Build both ends of a fleet of real devices from one recipe.
+
+They are the server's fleet, and what a device answers with.
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn import trees
-from taciturn.core import FleetWithStats, LanguageModel, Mechanism, Message, PyTree
+from taciturn.core import FleetWithStats, LanguageModel, Mechanism, Message, Params, PyTree
 from taciturn.data.population import Population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.devices import fields
@@ -30,51 +31,51 @@ from taciturn.fleets.simulation.ray_engine import RayFleet, is_joined
 from taciturn.privacy.curator import device_program
 from taciturn.privacy.ledger.account import Account
 from taciturn.privacy.participation import MinSeparation
+from taciturn.privacy.schemes import SCHEMES
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError
 
-# of the ledger's row that opened a run
+# A run is told from others of its name by so many digits of the hash of the ledger's row that
+# opened it.
 RUN_DIGITS = 16
 
 
+# What a fleet agrees on.
+
+
 def derive_terms(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> Terms:
-    """Return the terms that follow from a recipe, its words and the enrolment authority; a round
-    adds its own.
+    """Return the terms that follow from a recipe, its words and the enrolment authority.
+
+    A round adds its own.
     """
-    params = jax.eval_shape(
-        build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0)
-    )
-    encoded, participation, section = (
-        build.report_encoding(recipe, params),
-        _min_separation(recipe),
-        recipe.fleet,
-    )
-    most = min(section.most_reports or participation.asked, participation.asked)
-    # which devices do not get
-    told = recipe.with_settings("run", seed=None)
-    name = _fingerprint(told.fingerprint, vocabulary.words, authority)
+    model = build.language_model(recipe.model, len(vocabulary))
+    encoding = build.report_encoding(recipe, _params_shape(model))
+    participation = _min_separation(recipe)
     return Terms(
-        fingerprint=name,
-        modulus_bits=encoded.bits,
-        length=encoded.padded,
-        dropouts=section.max_dropout,
-        corrupt=section.max_colluding,
+        fingerprint=_fingerprint(_for_devices(recipe).fingerprint, vocabulary.words, authority),
+        modulus_bits=encoding.bits,
+        length=encoding.padded,
+        dropouts=recipe.fleet.max_dropout,
+        corrupt=recipe.fleet.max_colluding,
         least=participation.size,
-        most=most,
+        most=min(recipe.fleet.most_reports or participation.asked, participation.asked),
     )
 
 
-def in_any_language(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> dict[str, Any]:
+def describe_for_other_languages(
+    recipe: Recipe, vocabulary: Vocabulary, authority: Authority
+) -> dict[str, Any]:
     """Work out what devices without Python need from the recipe (docs/protocol.md)."""
-    terms, mechanism = (
-        derive_terms(recipe, vocabulary, authority),
-        build.algorithm(recipe, len(vocabulary)).mechanism,
-    )
-    like, public_part = _messages(mechanism, build.language_model(recipe.model, len(vocabulary)))
-    clip_norm = jax.tree.leaves(jax.device_get(public_part(0).clip_norm))
+    terms = derive_terms(recipe, vocabulary, authority)
+    mechanism = build.algorithm(recipe, len(vocabulary)).mechanism
+    model = build.language_model(recipe.model, len(vocabulary))
+    messages = _compile_messages(mechanism, model)
+    first_public_part = jax.device_get(messages.public_part(0))
+    clip_norms = jax.tree.leaves(first_public_part.clip_norm)
+    params = messages.shapes.params
     return {
-        "recipe": recipe.with_settings("run", seed=None).fingerprint,
+        "recipe": _for_devices(recipe).fingerprint,
         "bits": terms.modulus_bits,
         "length": terms.length,
         "dropouts": terms.dropouts,
@@ -84,18 +85,30 @@ def in_any_language(recipe: Recipe, vocabulary: Vocabulary, authority: Authority
         "hours": recipe.fleet.timer_hours,
         "min_separation": _min_separation(recipe).min_separation,
         "max_participations": _lifetime(recipe),
-        "leaves": [[str(leaf.dtype), leaf.shape] for leaf in jax.tree.leaves(like.params)],
-        "clip_norm": b"".join(leaf.astype("<f4").tobytes() for leaf in clip_norm).hex(),
-        "encoding": build.report_encoding(recipe, like.params)._asdict(),
+        "leaves": [[str(leaf.dtype), leaf.shape] for leaf in jax.tree.leaves(params)],
+        "clip_norm": b"".join(norm.astype("<f4").tobytes() for norm in clip_norms).hex(),
+        "encoding": build.report_encoding(recipe, params)._asdict(),
     }
 
 
+def _for_devices(recipe: Recipe) -> Recipe:
+    """Return the recipe without its seed, which devices do not get."""
+    return recipe.with_settings("run", seed=None)
+
+
 def _fingerprint(recipe: str, words: Sequence[str], authority: Authority) -> bytes:
-    groups = [recipe.encode()], [word.encode() for word in words], [b"".join(authority)]
-    counted = b"".join(
-        len(parts).to_bytes(8, "big") + fields.pack_fields(*parts) for parts in groups
-    )
-    return hashlib.sha256(b"taciturn fleet\0" + counted).digest()
+    recipe_parts = [recipe.encode()]
+    word_parts = [word.encode() for word in words]
+    authority_parts = [b"".join(authority)]
+    content = b""
+    for parts in (recipe_parts, word_parts, authority_parts):
+        count = len(parts)
+        content += count.to_bytes(8, "big")
+        content += fields.pack_fields(*parts)
+    return hashlib.sha256(b"taciturn fleet\0" + content).digest()
+
+
+# The server.
 
 
 def device_fleet(
@@ -105,7 +118,15 @@ def device_fleet(
     connected: ConnectedDevices | None,
     account: Account,
 ) -> DeviceFleet:
-    """Build the server's fleet; `folder` is the run's private one, `account` what it charges."""
+    """Build the server's fleet.
+
+    Args:
+        recipe: Has `[fleet] kind = "devices"`.
+        vocabulary: The words of its population.
+        folder: The private one of the run.
+        connected: The devices; None where there is no server.
+        account: What is charged.
+    """
     if connected is None:
         raise RecipeError(
             '[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices'
@@ -116,8 +137,9 @@ def device_fleet(
     check_enough(recipe, len(certificates) - len(dismissed.devices))
 
     def run_name() -> str:
-        # a folder's name may be reused
-        return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"
+        # A folder's name may be reused.
+        opening_hash = account.rows[0]["hash"]
+        return f"{account.terms.name} {opening_hash[:RUN_DIGITS]}"
 
     def next_row() -> int:
         return len(account.charges)
@@ -138,23 +160,37 @@ def device_fleet(
 def check_enough(recipe: Recipe, devices: int) -> None:
     """Refuse if too few devices are enrolled for the recipe's cohort and separation."""
     participation = _min_separation(recipe)
-    asked, apart = participation.asked, participation.min_separation
-    often = min(participation.max_participations, _lifetime(recipe))
-    for needed, why in (
-        (asked * min(apart + 1, participation.rounds), f"and a device rests for {apart} rounds"),
-        (
-            -(-asked * participation.rounds // often),
-            f"and a device takes part {often} times in {participation.rounds} rounds",
-        ),
-    ):
-        if devices < needed:
-            few = (
-                f"{devices} devices are too few, {needed} are needed: a round asks {asked}"
-                " (participation.cohort × fleet.over_selection)"
-            )
-            raise RecipeError(
-                f"{few}, {why}. Have more devices, or lower participation.cohort or min_separation"
-            )
+    asked = participation.asked
+    rest = participation.min_separation
+    rounds = participation.rounds
+    turns = min(participation.max_participations, _lifetime(recipe))
+    _check_enough_for(
+        asked,
+        devices=devices,
+        needed=asked * min(rest + 1, rounds),
+        reason=f"and a device rests for {rest} rounds",
+    )
+    # Rounded up.
+    needed_in_turns = -(-asked * rounds // turns)
+    _check_enough_for(
+        asked,
+        devices=devices,
+        needed=needed_in_turns,
+        reason=f"and a device takes part {turns} times in {rounds} rounds",
+    )
+
+
+def _check_enough_for(asked: int, *, devices: int, needed: int, reason: str) -> None:
+    """Refuse if fewer devices are there than are needed, for this reason."""
+    if devices < needed:
+        raise RecipeError(
+            f"{devices} devices are too few, {needed} are needed: a round asks {asked}"
+            f" (participation.cohort × fleet.over_selection), {reason}. Have more devices, or"
+            " lower participation.cohort or min_separation"
+        )
+
+
+# A device.
 
 
 def build_device(
@@ -166,93 +202,139 @@ def build_device(
     home: Path,
     wishes: OwnerWishes = OwnerWishes(),
 ) -> Device:
-    """Build one person's device with this `text`; `home` keeps its participation record. `recipe`
-    is the server's, noise included.
+    """Build one person's device.
+
+    Args:
+        recipe: The server's, noise included.
+        words: Its word list.
+        text: The person's, as ids of words.
+        key: The device's own.
+        authority: Whom the device believes about others.
+        home: The folder that keeps its participation record.
+        wishes: What its owner has chosen.
     """
     algorithm = build.algorithm(recipe, len(words))
-    message, public_part = _messages(
-        algorithm.mechanism, build.language_model(recipe.model, len(words))
-    )
-    user = build.layout(recipe, words).user_data(text, recipe.participation.weight_cap)
+    model = build.language_model(recipe.model, len(words))
+    messages = _compile_messages(algorithm.mechanism, model)
     limits = ParticipationLimits(
         hours=recipe.fleet.timer_hours,
         min_separation=_min_separation(recipe).min_separation,
         max_participations=_lifetime(recipe),
     )
+    layout = build.layout(recipe, words)
     return Device(
         key=key,
         authority=authority,
         terms=derive_terms(recipe, words, authority),
         program=device_program(algorithm),
-        message=message,
-        public_part=public_part,
-        user=user,
+        message=messages.shapes,
+        public_part=messages.public_part,
+        user=layout.user_data(text, recipe.participation.weight_cap),
         record=OwnParticipation(home, limits),
         wishes=wishes,
     )
 
 
-# so that devices of one fleet in one process compile once
-@lru_cache(maxsize=8)
-def _messages(
-    mechanism: Mechanism, model: LanguageModel
-) -> tuple[Message, Callable[[int], PyTree]]:
-    """Return the shapes of what a round sends, and its public part by the row of the noise."""
-    params = jax.eval_shape(model.init, jax.random.key(0))
+class _Messages(NamedTuple):
+    """What the messages of all rounds have in common."""
 
-    # so that only the public part of the mechanism's first state is computed
+    # Without content.
+    shapes: Message
+    # Of a round's message, by the row of the noise.
+    public_part: Callable[[int], PyTree]
+
+
+# So that devices of one fleet in one process compile once.
+@lru_cache(maxsize=8)
+def _compile_messages(mechanism: Mechanism, model: LanguageModel) -> _Messages:
+    params = _params_shape(model)
+
+    # Compiled, so that only the public part of the mechanism's first state is computed.
     @jax.jit
     def public_part(row: int) -> PyTree:
-        return mechanism.public(mechanism.init(trees.zeros_like(params))._replace(round=row))
+        first_state = mechanism.init(trees.zeros_like(params))
+        return mechanism.public(first_state._replace(round=row))
 
-    return Message(params, jax.eval_shape(public_part, 0)), public_part
+    public_shape = jax.eval_shape(public_part, 0)
+    return _Messages(shapes=Message(params, public_shape), public_part=public_part)
+
+
+def _params_shape(model: LanguageModel) -> Params:
+    return jax.eval_shape(model.init, jax.random.key(0))
 
 
 def _lifetime(recipe: Recipe) -> int:
+    """Return how often a device takes part in its life, at most."""
     return recipe.fleet.lifetime_participations or recipe.max_participations
 
 
 def _min_separation(recipe: Recipe) -> MinSeparation:
-    found = build.participation(recipe)
-    # the recipe is refused otherwise
-    assert isinstance(found, MinSeparation)
-    return found
+    participation = build.participation(recipe)
+    # The recipe is refused otherwise.
+    assert isinstance(participation, MinSeparation)
+    return participation
 
 
-def simulated_fleet(recipe: Recipe, population: Population) -> SimulatedFleet | RayFleet:
-    """Train users here, or on the cluster that was joined."""
-    if is_joined():
-        return RayFleet(recipe, population)
-    section = recipe.participation
-    cohort = (
-        with_room(section.cohort)
-        if section.kind in ("poisson", "cyclic-poisson")
-        else section.cohort
-    )
-    return SimulatedFleet(
-        population, build.layout(recipe, population.vocabulary), section.weight_cap, cohort
-    )
+# Simulations.
 
 
 def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0) -> FleetWithStats:
-    """Make a simulated fleet; `devices` is a folder for the devices' state, `coins` a secret seed
-    that decides which device comes when.
+    """Build a simulated fleet.
+
+    Args:
+        recipe: Says what is simulated.
+        population: The users.
+        devices: A folder for the devices' state.
+        coins: A secret seed that decides which device comes when.
     """
     everyone = simulated_fleet(recipe, population)
-    section = recipe.fleet
-    if section.kind == "simulated":
-        return everyone
+    match recipe.fleet.kind:
+        case "simulated":
+            return everyone
+        case "queue":
+            return QueuedFleet(
+                everyone,
+                size=_min_separation(recipe).size,
+                in_flight=recipe.in_flight,
+                folder=devices / "queue",
+                coins=coins,
+            )
+        case _:
+            return _check_in_fleet(recipe, everyone, len(population), devices, coins)
+
+
+def simulated_fleet(recipe: Recipe, population: Population) -> SimulatedFleet | RayFleet:
+    """Build a fleet that trains users here, or on the cluster that was joined."""
+    if is_joined():
+        return RayFleet(recipe, population)
+    section = recipe.participation
+    cohort = section.cohort
+    if SCHEMES[section.kind].varies_in_size:
+        cohort = with_room(cohort)
+    return SimulatedFleet(
+        population,
+        build.layout(recipe, population.vocabulary),
+        weight_cap=section.weight_cap,
+        cohort=cohort,
+    )
+
+
+def _check_in_fleet(
+    recipe: Recipe,
+    everyone: SimulatedFleet | RayFleet,
+    users: int,
+    folder: Path,
+    coins: int,
+) -> CheckInFleet:
     participation = _min_separation(recipe)
-    if section.kind == "queue":
-        return QueuedFleet(everyone, participation.size, recipe.in_flight, devices / "queue", coins)
+    section = recipe.fleet
     habits = Habits(time_zones=tuple(section.time_zones), drop_out=section.dropout_rate)
-    clock = Clock(Devices(len(population), habits, coins), section.timer_hours)
-    most = section.most_reports or participation.asked
+    devices = Devices(users, habits, coins)
     return CheckInFleet(
         fleet=everyone,
-        clock=clock,
+        clock=Clock(devices, section.timer_hours),
         report_goal=participation.size,
         asked=participation.asked,
-        most_reports=most,
-        path=devices / "devices.npz",
+        most_reports=section.most_reports or participation.asked,
+        path=folder / "devices.npz",
     )

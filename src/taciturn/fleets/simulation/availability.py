@@ -22,6 +22,9 @@ OVER_SELECTION = 1.3
 # A fleet that is only simulated ends after so many hours.
 MOST_HOURS = 150 * 24
 
+# The last round of a device that has not taken part.
+NEVER = -1
+
 # What a device's coins are tossed for; each has its own stream of random numbers.
 HABIT_COINS = 0
 NIGHT_COINS = 1
@@ -70,16 +73,31 @@ class Devices:
         self.count = count
         self.habits = habits
         self.seed = seed
-        generator = np.random.default_rng([seed, HABIT_COINS])
-        offsets, shares = zip(*habits.time_zones, strict=True)
-        probabilities = np.array(shares) / sum(shares)
-        self._offset = generator.choice(np.array(offsets), count, p=probabilities)
-        self._bedtime = generator.normal(habits.bedtime, habits.spread, count)
-        night = generator.normal(habits.night, habits.spread, count)
-        self._night = np.clip(night, 1.0, 14.0)
         # The coins of the last night that was asked about.
         self._night_number: int | None = None
         self._night_coins = np.zeros(0)
+        self._draw_habits()
+
+    def _draw_habits(self) -> None:
+        habits = self.habits
+        generator = np.random.default_rng([self.seed, HABIT_COINS])
+        offsets, shares = zip(*habits.time_zones, strict=True)
+        self._offset = generator.choice(
+            np.array(offsets),
+            size=self.count,
+            p=np.array(shares) / sum(shares),
+        )
+        self._bedtime = generator.normal(
+            loc=habits.bedtime,
+            scale=habits.spread,
+            size=self.count,
+        )
+        night = generator.normal(
+            loc=habits.night,
+            scale=habits.spread,
+            size=self.count,
+        )
+        self._night = np.clip(night, 1.0, 14.0)
 
     def is_available(self, hour: float) -> np.ndarray:
         """Return of each device whether it is idle, charging and unmetered.
@@ -189,13 +207,18 @@ class Clock:
             self._last_round = self.hour
         self._waiting[asked] = False
         self._resting_until[reports] = self.hour + self._timer
-        # Devices that waited in vain are told when to return, so that about one round's worth
-        # arrives in the time of a round.
-        sent_away = np.flatnonzero(self._waiting)
-        longest = ROUND_HOURS * len(sent_away) / len(asked)
-        hours_away = generator.uniform(0, longest, len(sent_away))
-        self._away_until[sent_away] = self.hour + hours_away
-        self._waiting[sent_away] = False
+        self._send_away(len(asked), generator)
+
+    def _send_away(self, asked: int, generator: np.random.Generator) -> None:
+        """Tell devices that waited in vain when to return.
+
+        About one round's worth of them arrives in the time of a round.
+        """
+        waiting = np.flatnonzero(self._waiting)
+        longest = ROUND_HOURS * len(waiting) / asked
+        hours_away = generator.uniform(0, longest, size=len(waiting))
+        self._away_until[waiting] = self.hour + hours_away
+        self._waiting[waiting] = False
 
     def state(self) -> dict[str, np.ndarray]:
         return {
@@ -218,7 +241,7 @@ class _Participations:
     """In which rounds simulated devices took part."""
 
     def __init__(self, devices: int) -> None:
-        self._last_round = np.full(devices, -1)
+        self._last_round = np.full(devices, NEVER)
         self._times = np.zeros(devices, int)
         self.min_separation: int | None = None
         self.reports = 0
@@ -229,16 +252,16 @@ class _Participations:
 
     def add(self, round: int, reports: np.ndarray) -> None:
         """Count the devices that reported in a round."""
-        last_rounds = self._last_round[reports]
-        last_rounds = last_rounds[last_rounds >= 0]
-        if len(last_rounds):
-            nearest = int(np.max(last_rounds))
-            separation = round - nearest - 1
-            if self.min_separation is None or separation < self.min_separation:
-                self.min_separation = separation
+        last_round = int(np.max(self._last_round[reports], initial=NEVER))
+        if last_round != NEVER:
+            self._note_separation(round - last_round - 1)
         self._last_round[reports] = round
         self._times[reports] += 1
         self.reports += len(reports)
+
+    def _note_separation(self, rounds: int) -> None:
+        if self.min_separation is None or rounds < self.min_separation:
+            self.min_separation = rounds
 
 
 def simulate_rounds(

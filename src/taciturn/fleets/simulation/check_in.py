@@ -82,7 +82,12 @@ class CheckInFleet:
         generator = np.random.default_rng(words)
         reports = self._clock.devices.draw_reporting(cohort, generator)
         if round != self._last:
-            self._clock.upload(asked=cohort, reports=reports, goal=self._goal, generator=generator)
+            self._clock.upload(
+                asked=cohort,
+                reports=reports,
+                goal=self._goal,
+                generator=generator,
+            )
             self.uploads += len(reports)
             self._save(round)
         return reports

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import cycle
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,7 @@ class SimulatedFleet:
         self,
         population: Written,
         layout: Layout,
+        *,
         weight_cap: float | None = None,
         cohort: float = 100,
     ) -> None:
@@ -93,8 +94,12 @@ class SimulatedFleet:
         sums = [self._begin_sum(message, key, device) for device in self._devices]
         chunks = self._chunks(cohort)
         loaded_chunks = self._load_ahead(chunks)
-        for running_sum, (users, ids) in zip(cycle(sums), loaded_chunks, strict=False):
-            running_sum.add(users, ids)
+        for running_sum, loaded in zip(cycle(sums), loaded_chunks, strict=False):
+            running_sum.add(loaded)
+        return self._add_up(sums)
+
+    def _add_up(self, sums: Sequence["_RunningSum"]) -> Report:
+        """Add the sums of all devices, on the first of them."""
         total, *others = [running_sum.total for running_sum in sums]
         for other in jax.device_put(others, self._devices[0]):
             total = trees.add(total, other)
@@ -157,7 +162,7 @@ class SimulatedFleet:
                     )
 
     def _sum_in_other_ways(self, message: Message, key: Key, device: Any) -> list[Report]:
-        """Sum the reports of the same simulated users in other ways, each of them on this device."""
+        """Sum the reports of the same simulated users in other ways, each on this device."""
         seats = np.arange(self._size)
         sum_seats = partial(self._sum_seats, message, key, device)
         sums_of_halves = []
@@ -191,8 +196,7 @@ class SimulatedFleet:
         """Sum the reports of one chunk, in whose seats these simulated users are."""
         running_sum = self._begin_sum(message, key, device)
         texts = self._simulate_texts()
-        users, ids = self._load(texts, seats, device)
-        running_sum.add(users, ids)
+        running_sum.add(self._load(texts, seats, device))
         return running_sum.total
 
     def _begin_sum(self, message: Message, key: Key, device: Any) -> "_RunningSum":
@@ -212,7 +216,10 @@ class SimulatedFleet:
         for place in range(self._size):
             length = max(1, most_words * (place + 1) // self._size)
             text = generator.integers(
-                low=first_word, high=first_word + SIMULATED_WORDS, size=length, dtype=np.int32
+                low=first_word,
+                high=first_word + SIMULATED_WORDS,
+                size=length,
+                dtype=np.int32,
             )
             texts.append(text)
         return texts
@@ -235,32 +242,41 @@ class SimulatedFleet:
             chunks.append(np.pad(piece, (0, empty_seats), constant_values=EMPTY))
         return chunks
 
-    def _load_ahead(self, chunks: list[np.ndarray]) -> Iterator[tuple[UserData, jax.Array]]:
+    def _load_ahead(self, chunks: list[np.ndarray]) -> Iterator["_LoadedChunk"]:
         """Yield each chunk, read while the one before computes.
 
         Starting a loop on a GPU blocks until it ends, so a second thread reads.
         """
         devices = cycle(self._devices)
         with ThreadPoolExecutor(1) as reader:
-            ahead: deque[Future[tuple[UserData, jax.Array]]] = deque()
+            ahead: deque[Future[_LoadedChunk]] = deque()
             for chunk, device in zip(chunks, devices, strict=False):
-                loading = reader.submit(self._load, self._texts, chunk, device)
-                ahead.append(loading)
+                reading = reader.submit(self._load, self._texts, chunk, device)
+                ahead.append(reading)
                 if len(ahead) > 1:
-                    loaded = ahead.popleft()
-                    yield loaded.result()
-            for loaded in ahead:
-                yield loaded.result()
+                    reading = ahead.popleft()
+                    yield reading.result()
+            for reading in ahead:
+                yield reading.result()
 
     def _load(
         self, texts: Texts | Sequence[np.ndarray], chunk: np.ndarray, device: Any
-    ) -> tuple[UserData, jax.Array]:
-        """Put the users of a chunk on a device, with their numbers."""
+    ) -> "_LoadedChunk":
+        """Put the users of a chunk on a device."""
         texts_in_chunk = [texts[user] if user >= 0 else NOTHING for user in chunk]
         users = self._layout.users_data(texts_in_chunk, self._weight_cap)
         if not self._on_cpu:
             users = users._replace(steps=users.steps.max())
-        return jax.device_put((users, chunk.astype(np.uint32)), device)
+        users, ids = jax.device_put((users, chunk.astype(np.uint32)), device)
+        return _LoadedChunk(users=users, ids=ids)
+
+
+class _LoadedChunk(NamedTuple):
+    """The users of a chunk, on the device that trains them."""
+
+    users: UserData
+    # Their numbers.
+    ids: jax.Array
 
 
 @dataclass(kw_only=True)
@@ -272,9 +288,9 @@ class _RunningSum:
     message: Message
     key: Key
 
-    def add(self, users: UserData, ids: jax.Array) -> None:
+    def add(self, loaded: _LoadedChunk) -> None:
         """Add the reports of a chunk."""
-        self.total = self.add_to(self.total, self.message, self.key, users, ids)
+        self.total = self.add_to(self.total, self.message, self.key, loaded.users, loaded.ids)
 
 
 def with_room(expected: float) -> float:

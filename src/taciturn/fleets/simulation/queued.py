@@ -35,7 +35,7 @@ class QueuedFleet:
     everyone_reports = False
 
     def __init__(
-        self, fleet: Fleet, size: int, in_flight: int, folder: Path, coins: int = 0
+        self, fleet: Fleet, *, size: int, in_flight: int, folder: Path, coins: int = 0
     ) -> None:
         """Open the fleet, with its queue if there is one.
 

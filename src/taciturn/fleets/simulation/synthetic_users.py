@@ -20,6 +20,7 @@ class WithSyntheticUsers:
     def __init__(
         self,
         fleet: Fleet,
+        *,
         synthetic: Fleet,
         choose: Callable[[Key], UserIds],
         most_reports: int,

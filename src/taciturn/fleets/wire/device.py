@@ -124,7 +124,12 @@ class DeviceEnd:
     retry_seconds = 1.0, 30.0
 
     def __init__(
-        self, server: str, key: Ed25519PrivateKey, handler: Handler, context: ssl.SSLContext | None
+        self,
+        *,
+        server: str,
+        key: Ed25519PrivateKey,
+        handler: Handler,
+        context: ssl.SSLContext | None,
     ) -> None:
         """Without a context the connection has no TLS."""
         self._server = server

@@ -48,6 +48,7 @@ class Listener:
 
     def __init__(
         self,
+        *,
         app: FrontEnd,
         listening_socket: socket.socket,
         context: ssl.SSLContext | None,

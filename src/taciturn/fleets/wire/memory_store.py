@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from taciturn.fleets.wire import store
 from taciturn.fleets.wire.store import NO_FILE, File, Outcome, Question
@@ -21,6 +22,36 @@ class _OpenQuestion:
     until: float
     # The answers since the server last collected them.
     outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
+
+
+class _Token(NamedTuple):
+    number: int
+    # By the monotonic clock.
+    valid_until: float
+
+
+class _Nonces:
+    """The nonces of sign-ins, forgotten a generation at a time.
+
+    Each generation is collected for `NONCE_SECONDS`.
+    """
+
+    def __init__(self) -> None:
+        self._current: set[bytes] = set()
+        self._earlier: set[bytes] = set()
+        self._collected_since = 0.0
+
+    def add(self, nonce: bytes) -> bool:
+        """Remember a nonce, and return whether it is new."""
+        now = time.monotonic()
+        if now - self._collected_since > store.NONCE_SECONDS:
+            self._earlier = self._current
+            self._current = set()
+            self._collected_since = now
+        if nonce in self._current or nonce in self._earlier:
+            return False
+        self._current.add(nonce)
+        return True
 
 
 class _Waiter:
@@ -58,14 +89,10 @@ class MemoryStore:
         self._file = NO_FILE
         # Until when each device counts as present.
         self._present_until: dict[int, float] = {}
-        # The device of each token, and until when the token is valid.
-        self._tokens: dict[str, tuple[int, float]] = {}
+        self._tokens: dict[str, _Token] = {}
         self._token_of: dict[int, str] = {}
         self._waiting: dict[int, set[_Waiter]] = {}
-        # Nonces are forgotten a generation at a time: each is collected for `NONCE_SECONDS`.
-        self._nonces: set[bytes] = set()
-        self._earlier_nonces: set[bytes] = set()
-        self._nonces_since = 0.0
+        self._nonces = _Nonces()
 
     def devices_present(self) -> list[int]:
         with self._lock:
@@ -116,34 +143,29 @@ class MemoryStore:
 
     async def sign_in(self, token: str, number: int, nonce: bytes) -> bool:
         with self._lock:
-            now = time.monotonic()
-            if now - self._nonces_since > store.NONCE_SECONDS:
-                self._earlier_nonces = self._nonces
-                self._nonces = set()
-                self._nonces_since = now
-            if nonce in self._nonces or nonce in self._earlier_nonces:
+            if not self._nonces.add(nonce):
                 return False
-            self._nonces.add(nonce)
+            now = time.monotonic()
             old_token = self._token_of.get(number, "")
             self._tokens.pop(old_token, None)
             self._token_of[number] = token
-            self._tokens[token] = (number, now + store.TOKEN_SECONDS)
+            self._tokens[token] = _Token(number, valid_until=now + store.TOKEN_SECONDS)
             self._present_until[number] = now + store.ALIVE_SECONDS
             return True
 
     async def sign_out(self, token: str) -> None:
         with self._lock:
-            number, _ = self._tokens.pop(token, (None, 0.0))
-            if number is not None:
-                self._present_until.pop(number, None)
+            forgotten = self._tokens.pop(token, None)
+            if forgotten is not None:
+                self._present_until.pop(forgotten.number, None)
 
     async def recognise(self, token: str) -> int | None:
         with self._lock:
-            number, until = self._tokens.get(token, (None, 0.0))
-            if number is None or until < time.monotonic():
+            known = self._tokens.get(token)
+            if known is None or known.valid_until < time.monotonic():
                 return None
-            self._present_until[number] = time.monotonic() + store.ALIVE_SECONDS
-            return number
+            self._present_until[known.number] = time.monotonic() + store.ALIVE_SECONDS
+            return known.number
 
     async def wait_for_question(self, number: int, seconds: float) -> Question | None:
         waiter = _Waiter()

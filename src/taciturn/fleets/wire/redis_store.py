@@ -210,11 +210,18 @@ class RedisStore:
         key = f"{self._prefix}outcomes:{name}"
         packed = []
         with self._name_failures():
-            first = self._redis.blpop([key], seconds) if seconds > 0 else None
-            if first:
-                packed.append(first[1])
+            if seconds > 0:
+                packed += self._wait_for_outcome(key, seconds)
             packed += self._redis.lpop(key, BATCH) or ()
         return [_unpack_outcome(content) for content in packed]
+
+    def _wait_for_outcome(self, key: str, seconds: float) -> list[bytes]:
+        """Return the first outcome that comes in time, or none."""
+        found = self._redis.blpop([key], seconds)
+        if not found:
+            return []
+        _, content = found
+        return [content]
 
     def withdraw(self, name: str) -> None:
         self._call("withdraw", name)

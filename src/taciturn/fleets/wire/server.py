@@ -29,7 +29,7 @@ from taciturn.fleets.devices.transport import (
     MOST_BYTES,
     ByDevice,
     LinkError,
-    answered,
+    select_answers,
 )
 from taciturn.fleets.wire.front_end import FrontEnd, NumberOf, Refusals
 from taciturn.fleets.wire.listener import Listener, load_server_context
@@ -86,7 +86,7 @@ class WireLink:
                 LOG.warning("“%s” ends here: %s", kind, gone)
             finally:
                 asking.withdraw()
-        answers = answered(kind, contents, asking.outcomes)
+        answers = select_answers(kind, contents, asking.outcomes)
         COUNTS.add("taciturn_questions_total", len(contents))
         COUNTS.add("taciturn_answers_total", len(answers))
         return answers
@@ -171,7 +171,7 @@ class OpenFrontEnd:
     """A front end that serves devices, in a thread with an event loop."""
 
     def __init__(
-        self, address: str, listener: Listener, listening_socket: socket.socket, store: Store
+        self, *, address: str, listener: Listener, listening_socket: socket.socket, store: Store
     ) -> None:
         self.address = address
         self.listener = listener
