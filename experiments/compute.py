@@ -103,7 +103,12 @@ def xu2023() -> Result:
             "blt_epsilon": blt.epsilon,
         }
         if timer and millions and "secure" not in name:
-            came = planning.simulated_timer(users, rounds, printed.XU_REPORT_GOAL, timer)
+            came = planning.simulate_timer(
+                population=users,
+                rounds=rounds,
+                report_goal=printed.XU_REPORT_GOAL,
+                timer_hours=timer,
+            )
             row |= {
                 "min_separation": came.min_separation,
                 "max_participations": came.max_participations,

@@ -17,9 +17,8 @@ from taciturn.privacy.accounting.accountant import epsilon
 from taciturn.privacy.accounting.conversions import gaussian_epsilon
 from taciturn.privacy.noise.strategies import optimal_bands, optimal_blt
 
-simulated_timer = functools.cache(
-    planning.simulated_timer
-)  # the same timer takes the same second each time
+# The same timer takes the same second each time.
+simulate_timer = functools.cache(planning.simulate_timer)
 
 
 def answers(question, *mechanisms):
@@ -158,18 +157,23 @@ def test_a_timer_comes_to_a_separation_that_grows_with_it():
     """Gboard's de-DE had 212 rounds with a timer of 48 hours, a population of 3.24M and 930 rounds
     (Table 1).
     """
-    short, usual, long = (simulated_timer(3_240_000, 930, 6500, hours) for hours in (24, 48, 144))
+    short, usual, long = (
+        simulate_timer(population=3_240_000, rounds=930, report_goal=6500, timer_hours=hours)
+        for hours in (24, 48, 144)
+    )
     assert short.min_separation < usual.min_separation < long.min_separation <= 497
     assert 140 < usual.min_separation < 300
     assert short.max_participations > long.max_participations
     with pytest.raises(PlanError, match="too few users"):
-        simulated_timer(8_000, 900, 6500, 48)
+        simulate_timer(population=8_000, rounds=900, report_goal=6500, timer_hours=48)
     with pytest.raises(PlanError, match="more than 0"):
-        simulated_timer(20_000, 900, 650, 0)
+        simulate_timer(population=20_000, rounds=900, report_goal=650, timer_hours=0)
 
 
 def test_the_command_takes_a_timer_in_place_of_a_separation(monkeypatch):
-    monkeypatch.setattr(planning, "simulated_timer", lambda *given: simulated_timer(*given[:4]))
+    monkeypatch.setattr(
+        planning, "simulate_timer", lambda progress, **settings: simulate_timer(**settings)
+    )
     common = [
         "plan",
         "--population",
@@ -194,20 +198,20 @@ def rests(monkeypatch):
     too long for it.
     """
 
-    def simulated(population, rounds, goal, hours, _):
-        if hours > 120:
+    def simulated(population, rounds, report_goal, timer_hours, progress):
+        if timer_hours > 120:
             raise PlanError("too few users")
-        rest = min(int(60 * hours / 24), population // goal - 1)
+        rest = min(int(60 * timer_hours / 24), population // report_goal - 1)
         return Rounds(
             hours=1000.0,
             succeeded=rounds,
             failed=0,
             min_separation=rest,
             max_participations=3,
-            reports=float(goal),
+            reports=float(report_goal),
         )
 
-    monkeypatch.setattr(planning, "simulated_timer", simulated)
+    monkeypatch.setattr(planning, "simulate_timer", simulated)
 
 
 def test_a_small_trial_grows_until_rho_is_met_and_its_noise_on_the_average_stays(monkeypatch):
@@ -218,7 +222,7 @@ def test_a_small_trial_grows_until_rho_is_met_and_its_noise_on_the_average_stays
     assert found.more_noise == 1.0
     assert found.question.noise_multiplier / found.question.report_goal == pytest.approx(0.54 / 500)
     assert found.timer_hours == 120  # the longest that this fleet bears
-    assert found.question.separation == found.came.min_separation == 300
+    assert found.question.separation == found.simulated.min_separation == 300
     smaller = planning.replace(found.question, report_goal=int(found.question.report_goal / 1.3))
     smaller = planning.replace(smaller, noise_multiplier=0.54 / 500 * smaller.report_goal)
     assert answers(smaller, "honaker")["honaker"].rho > 1.0  # no larger than it must be

@@ -1,5 +1,7 @@
-"""A population and its ledger: built from people's text, opened, never recreated once lost, adopted
-after a folder was moved.
+"""A population and its ledger.
+
+They are built from people's text, opened, never recreated once lost, and adopted after a folder was
+moved.
 """
 
 import os
@@ -36,8 +38,9 @@ def build_population(
     shard_tokens: int = SHARD_TOKENS,
     progress: StageProgress = ignore_progress,
 ) -> Population:
-    """Build a population of users from their text. Whatever is released about them is charged to
-    its ledger.
+    """Build a population of users from their text.
+
+    Whatever is released about them is charged to its ledger.
 
     Args:
         sources: files (Parquet, CSV, JSON lines, text) or folders of them.
@@ -62,12 +65,13 @@ def build_population(
         people = tt.build_population("messages.parquet", "people", vocabulary=1_000)
         assert len(people.vocabulary) == 1_000
     """
-    folder, names = Path(folder), [sources] if isinstance(sources, str | Path) else sources
+    folder = Path(folder)
+    names = [sources] if isinstance(sources, str | Path) else sources
     check_population_folder(folder, replace)
     words = vocabulary if isinstance(vocabulary, Vocabulary) else vocabulary_of(vocabulary)
     shared = Path(same_people_as) if same_people_as else None
     if shared:
-        # created now, if there is none
+        # It is created now, if there is none.
         open_ledger(Population(shared))
     if isinstance(exclude, str | Path):
         exclude = listed_users(Path(exclude))
@@ -79,7 +83,7 @@ def build_population(
         scrub=scrub,
     )
     return ingest(
-        Source([Path(one) for one in names], columns),
+        Source(paths=[Path(one) for one in names], columns=columns),
         folder,
         rules,
         opt_outs=exclude,
@@ -90,16 +94,13 @@ def build_population(
 
 
 def check_population_folder(folder: Path, replace: bool) -> None:
+    """Refuse a folder in which no population can be built."""
     if (folder / "manifest.json").exists() and not replace:
-        own = (
-            f"for other text of the same people too, with --same-people-as {folder}, so that what"
-            " both cost them is added up"
-        )
-        known = (
+        raise DataError(
             f"{folder} is a population already: put new text into it with --replace (its ledger"
-            " stays)"
+            " stays). For other people name another --out; for other text of the same people too,"
+            f" with --same-people-as {folder}, so that what both cost them is added up"
         )
-        raise DataError(f"{known}. For other people name another --out; {own}")
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file: name a new folder with --out")
 
@@ -110,9 +111,8 @@ def vocabulary_of(
     """Return a number of words of the public list, or the words of a folder."""
     number = str(words).replace("_", "")
     if number.isdecimal():
-        return public_vocabulary(
-            int(number), language.lower(), "character" if characters else "word"
-        )
+        unit = "character" if characters else "word"
+        return public_vocabulary(int(number), language.lower(), unit)
     if characters or language != "en":
         raise DataError(
             "--vocabulary FOLDER takes its words as they are: leave out --language and --characters"
@@ -123,10 +123,10 @@ def vocabulary_of(
     if (folder / "manifest.json").exists():
         return Population(folder).vocabulary
     if (folder / "model.safetensors").exists():
-        # only here, as it loads JAX
+        # Imported only here, as it loads JAX.
         from taciturn.release.model_file import load_model
 
-        card = load_model(folder)[1]
+        _, card = load_model(folder)
         return Vocabulary.of(card.vocabulary, card.text)
     raise DataError(
         "--vocabulary must be a number of words, or the folder of a corpus, population or run;"
@@ -135,20 +135,21 @@ def vocabulary_of(
 
 
 def open_ledger(population: Population) -> Ledger:
-    """Open these users' ledger. A lost one is not recreated: what was spent is then unknown."""
-    path, named = ledger_path(population), population.ledger
+    """Open these users' ledger.
+
+    A lost one is not recreated: what was spent is then unknown.
+    """
+    path = ledger_path(population)
+    named = population.ledger
     if named is None:
         ledger = Ledger(path)
         population.pin_ledger(NamedLedger(ledger.id))
         return ledger
     if not path.parent.is_dir():
-        moved = (
-            f"if it was moved, say where it is: taciturn ledger adopt {population.folder}"
-            " --same-people-as FOLDER"
-        )
         raise LedgerError(
             f"{population.folder} shares the ledger in {path.parent}, which cannot be reached."
-            f" Restore it; or, {moved}"
+            " Restore it; or, if it was moved, say where it is: taciturn ledger adopt"
+            f" {population.folder} --same-people-as FOLDER"
         )
     return Ledger(path, named.id)
 
@@ -156,29 +157,41 @@ def open_ledger(population: Population) -> Ledger:
 def ledger_path(population: Population) -> Path:
     """Return the path of its ledger, in this folder or in that of the same people."""
     named = population.ledger
-    return (population.folder / named.folder if named else population.folder).resolve() / FILE_NAME
+    folder = population.folder / named.folder if named else population.folder
+    return folder.resolve() / FILE_NAME
 
 
 def adopt_ledger(folder: Path, same_people_as: Path | None = None) -> tuple[Ledger, Path | None]:
-    """Adopt, on a person's word, the ledger of a folder that was copied, restored or moved; return
-    it, and the original that it retires. With another folder of the same people, which was moved:
-    the ledger in that folder.
+    """Adopt, on a person's word, the ledger of a folder that was copied, restored or moved.
+
+    Args:
+        folder: The population's.
+        same_people_as: Another folder of the same people, which was moved: the ledger in that
+            folder is adopted.
+
+    Returns:
+        The ledger, and the original that it retires, if it does.
     """
     population = Population(folder)
     if same_people_as:
-        named, own = Population(same_people_as).ledger, population.ledger
-        if own is None or named is None or own.id != named.id:
-            raise LedgerError(
-                f"{folder} does not share the ledger of {same_people_as}: name the folder that it"
-                " shares"
-            )
-        theirs = open_ledger(Population(same_people_as))
-        population.pin_ledger(
-            NamedLedger(own.id, os.path.relpath(theirs.path.parent, folder.resolve()))
-        )
-        return theirs, None
+        return _share_ledger(population, Population(same_people_as)), None
     named = population.ledger
     adopted, retired = adopt(ledger_path(population), named.id if named else None)
     if named is None:
         population.pin_ledger(NamedLedger(adopted.id))
     return adopted, retired
+
+
+def _share_ledger(population: Population, shared: Population) -> Ledger:
+    """Adopt a ledger that stands in the folder of the same people, wherever that is now."""
+    theirs = shared.ledger
+    own = population.ledger
+    if own is None or theirs is None or own.id != theirs.id:
+        raise LedgerError(
+            f"{population.folder} does not share the ledger of {shared.folder}: name the folder"
+            " that it shares"
+        )
+    ledger = open_ledger(shared)
+    path = os.path.relpath(ledger.path.parent, population.folder.resolve())
+    population.pin_ledger(NamedLedger(own.id, path))
+    return ledger

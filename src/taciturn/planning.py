@@ -1,5 +1,6 @@
-"""What a guarantee would take before anything is trained: the questions of Xu et al. 2023, §2.5,
-answered from the accounting alone.
+"""What a guarantee would take before anything is trained.
+
+These are the questions of Xu et al. 2023, §2.5, answered from the accounting alone.
 
 Nothing here touches users: a plan is made of public constants. Its error is that of the noise in
 the model, the sum of the noise of all rounds so far, as a root mean square over rounds and in units
@@ -10,41 +11,34 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import get_args
 
 import numpy as np
+from dp_accounting import DpEvent
 
 from taciturn.core import Participation, Strategy
 from taciturn.errors import TaciturnError
 from taciturn.fleets.simulation.availability import Devices, Habits, Rounds, simulate_rounds
-from taciturn.names import AccountantName, MechanismName
+from taciturn.names import AccountantName, MechanismName, NoiseName
 from taciturn.privacy.accounting.accountant import Budget, epsilon, noise_for_budget
 from taciturn.privacy.accounting.events import repeat
 from taciturn.privacy.accounting.zero_concentrated import rho
-from taciturn.privacy.noise.sensitivity import (
-    blt_coefficients,
-    independent,
-    most_participations,
-    toeplitz,
-    tree,
-)
-from taciturn.privacy.noise.strategies import optimal_bands, optimal_blt
-from taciturn.privacy.participation import (
-    CyclicPoisson,
-    MinSeparation,
-    PoissonSampling,
-    default_delta,
-)
+from taciturn.privacy.noise.registry import NOISES, Search, Segment
+from taciturn.privacy.noise.sensitivity import most_participations
+from taciturn.privacy.participation import default_delta
+from taciturn.privacy.schemes import SCHEMES, UNSAMPLED, Scheme, SchemeSettings
 from taciturn.progress import Progress, StageProgress, ignore_progress
 
 MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
 BANDS = 32
-# hours; a fleet whose devices rest for longer takes months
+# A fleet whose devices rest for more hours takes months.
 LONGEST_TIMER = 14 * 24
-# with fewer no δ makes sense: even 1/N² is a real chance of failure
+# With fewer no δ makes sense: even 1/N² is a real chance of failure.
 LEAST_POPULATION = 10
-SIMULATED_DEVICES, LEAST_GOAL = 20_000, 20
+SIMULATED_DEVICES = 20_000
+LEAST_GOAL = 20
+# Each report goal that is tried is so much larger than the one before it.
+GOAL_STEP = 1.25
 
 
 class PlanError(TaciturnError):
@@ -53,6 +47,12 @@ class PlanError(TaciturnError):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
+    """What a guarantee is wanted for.
+
+    Raises:
+        PlanError: It cannot be met, or has too few or too many numbers.
+    """
+
     population: int
     rounds: int
     report_goal: int
@@ -65,6 +65,12 @@ class Question:
     accountant: AccountantName = "pld"
 
     def __post_init__(self) -> None:
+        self._check_users()
+        self._check_target()
+        self._check_delta()
+        self._check_separation()
+
+    def _check_users(self) -> None:
         if self.population < LEAST_POPULATION:
             fails = (
                 "even at δ = 1/N² it would fail for someone with a probability of"
@@ -81,32 +87,36 @@ class Question:
             )
         if self.rounds < 1:
             raise PlanError("a run has at least one round: raise --rounds")
-        if sum(one is not None for one in (self.noise_multiplier, self.epsilon, self.rho)) != 1:
+
+    def _check_target(self) -> None:
+        targets = (self.noise_multiplier, self.epsilon, self.rho)
+        if sum(target is not None for target in targets) != 1:
             raise PlanError(
                 "give exactly one of --noise-multiplier, --epsilon and --rho; the others follow"
                 " from it"
             )
-        given = self.noise_multiplier or self.epsilon or self.rho
-        if given is None or not 0 < given < math.inf:
+        target = self.noise_multiplier or self.epsilon or self.rho
+        if target is None or not 0 < target < math.inf:
             raise PlanError(
                 "--noise-multiplier, --epsilon and --rho must be positive and finite: give another"
                 " number"
             )
+
+    def _check_delta(self) -> None:
         if self.delta is not None and not 0 < self.delta < 1 / self.population:
             raise PlanError(
                 f"--delta must be below one over the number of users, {1 / self.population:.1g},"
                 f" not {self.delta:g}: lower it"
             )
-        if (
-            self.min_separation is not None
-            and not 0 <= self.min_separation <= self.possible_separation
-        ):
-            rest = (
-                f"a user cannot rest {self.min_separation} rounds: lower --min-separation to"
-                f" {self.possible_separation}"
-            )
+
+    def _check_separation(self) -> None:
+        if self.min_separation is None:
+            return
+        if not 0 <= self.min_separation <= self.possible_separation:
             raise PlanError(
-                f"with {self.population:,} users and {self.report_goal:,} a round, {rest}"
+                f"with {self.population:,} users and {self.report_goal:,} a round, a user cannot"
+                f" rest {self.min_separation} rounds: lower --min-separation to"
+                f" {self.possible_separation}"
             )
 
     @property
@@ -120,140 +130,187 @@ class Question:
 
     @property
     def separation(self) -> int:
-        return self.possible_separation if self.min_separation is None else self.min_separation
+        if self.min_separation is None:
+            return self.possible_separation
+        return self.min_separation
 
     @property
     def participations(self) -> int:
         possible = most_participations(self.rounds, self.separation)
-        return (
-            possible if self.max_participations is None else min(possible, self.max_participations)
-        )
+        if self.max_participations is None:
+            return possible
+        return min(possible, self.max_participations)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
+    """What the guarantee takes with one mechanism."""
+
     mechanism: MechanismName
     noise_multiplier: float
     rho: float
     epsilon: float
-    # of the sum of all updates so far, in clip norms
+    # Of the sum of all updates so far, in clip norms.
     error: float
-    # of the strategy under the claim; 1 where a curator samples, and each round or turn counts by
-    # itself
+    # Of the strategy under the claim; 1 where a curator samples, and each round or turn counts by
+    # itself.
     sensitivity_squared: float
 
 
 def plan(question: Question, mechanism: MechanismName) -> Answer:
-    strategy, participation = _noise_and_turns(question, mechanism)
-    multiplier = question.noise_multiplier or _noise(question, strategy, participation)
-    cost = repeat(participation.event(multiplier, strategy), question.rounds)
-    error = (
-        multiplier
-        * math.sqrt(float(np.mean(strategy.prefix_variance(question.rounds))))
-        / question.report_goal
-    )
-    limits = question.rounds, question.separation, question.participations
-    squared = 1.0 if participation.sampled_by_curator else strategy.sensitivity_squared(*limits)
+    """Return what a guarantee would take with this mechanism.
+
+    Raises:
+        PlanError: No noise is enough for it.
+    """
+    planned = _describe_run(question, mechanism)
+    multiplier = question.noise_multiplier or _find_noise(question, planned)
+    cost = planned.cost(multiplier)
+    mean_variance = float(np.mean(planned.strategy.prefix_variance(question.rounds)))
     return Answer(
-        mechanism,
-        multiplier,
-        rho(cost),
-        epsilon(cost, question.at_delta, question.accountant),
-        error,
-        squared,
+        mechanism=mechanism,
+        noise_multiplier=multiplier,
+        rho=rho(cost),
+        epsilon=epsilon(cost, question.at_delta, question.accountant),
+        error=multiplier * math.sqrt(mean_variance) / question.report_goal,
+        sensitivity_squared=_sensitivity_squared(question, planned),
     )
 
 
-def _noise(question: Question, strategy: Strategy, participation: Participation) -> float:
-    # ρ falls with the square of z
+@dataclass(frozen=True, kw_only=True)
+class _PlannedRun:
+    """The noise of a run and who takes part in it, as far as its cost depends on them."""
+
+    rounds: int
+    strategy: Strategy
+    participation: Participation
+
+    def cost(self, noise_multiplier: float) -> DpEvent:
+        """Return the cost of all rounds."""
+        event = self.participation.event(noise_multiplier, self.strategy)
+        return repeat(event, self.rounds)
+
+
+def _sensitivity_squared(question: Question, planned: _PlannedRun) -> float:
+    if planned.participation.sampled_by_curator:
+        return 1.0
+    return planned.strategy.sensitivity_squared(
+        question.rounds, question.separation, question.participations
+    )
+
+
+def _find_noise(question: Question, planned: _PlannedRun) -> float:
+    """Return the noise multiplier that the wanted ε or ρ takes."""
     if question.rho is not None:
-        return math.sqrt(
-            rho(repeat(participation.event(1.0, strategy), question.rounds)) / question.rho
-        )
+        # ρ falls with the square of z.
+        return math.sqrt(rho(planned.cost(1.0)) / question.rho)
     budget = Budget(delta=question.at_delta, epsilon=question.epsilon)
     try:
-        return noise_for_budget(
-            lambda z: repeat(participation.event(z, strategy), question.rounds),
-            budget,
-            question.accountant,
-        )
+        return noise_for_budget(planned.cost, budget, question.accountant)
     except ValueError as error:
         raise PlanError(str(error)) from None
 
 
-def _noise_and_turns(
-    question: Question, mechanism: MechanismName
-) -> tuple[Strategy, Participation]:
-    rounds, share = question.rounds, question.report_goal / question.population
-    # at most the rounds between two turns of a user
-    bands = min(BANDS, rounds, question.separation + 1)
-    turns = MinSeparation(
-        question.report_goal, question.separation, question.participations, rounds
+def _describe_run(question: Question, mechanism: MechanismName) -> _PlannedRun:
+    scheme, noise = _find_row(mechanism)
+    # At most the rounds between two turns of a user.
+    bands = min(BANDS, question.rounds, question.separation + 1)
+    cycle = bands if scheme.takes_turns else 1
+    settings = SchemeSettings(
+        cohort=question.report_goal,
+        users=question.population,
+        rounds=question.rounds,
+        cycle=cycle,
+        probability=question.report_goal / question.population * cycle,
+        min_separation=question.separation,
+        max_participations=question.participations,
     )
-    match mechanism:
-        case "poisson":
-            return independent(rounds), PoissonSampling(share)
-        case "independent":
-            return independent(rounds), turns
-        case "tree" | "honaker":
-            return tree(rounds, honaker=mechanism == "honaker"), turns
-        case "banded" | "cyclic-poisson":
-            coefficients = np.pad(optimal_bands(rounds, bands)["bands"], (0, rounds - bands))
-            drawn = turns if mechanism == "banded" else CyclicPoisson(share * bands, bands, rounds)
-            return toeplitz(f"{bands}-banded Toeplitz", coefficients), drawn
-        case "blt":
-            found = optimal_blt(rounds, question.separation, question.participations)
-            return (
-                toeplitz(
-                    "BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds)
-                ),
-                turns,
-            )
+    return _PlannedRun(
+        rounds=question.rounds,
+        strategy=_best_strategy(question, noise, bands),
+        participation=scheme.build(settings),
+    )
 
 
-def simulated_timer(
+def _find_row(mechanism: MechanismName) -> tuple[Scheme, NoiseName]:
+    """Return the scheme and the noise that a row of the plan is about."""
+    for name, scheme in SCHEMES.items():
+        if name == mechanism:
+            return scheme, scheme.plan_noise
+    for noise in NOISES:
+        if noise == mechanism:
+            return UNSAMPLED, noise
+    raise AssertionError(f"{mechanism} is not a row of a plan")
+
+
+def _best_strategy(question: Question, noise: NoiseName, bands: int) -> Strategy:
+    kind = NOISES[noise]
+    coefficients = {}
+    if kind.optimize is not None:
+        search = Search(
+            rows=question.rounds,
+            min_separation=question.separation,
+            max_participations=question.participations,
+            bands=bands,
+        )
+        coefficients = kind.optimize(search)
+    return kind.strategy(Segment(rows=question.rounds, coefficients=coefficients))
+
+
+def simulate_timer(
+    *,
     population: int,
     rounds: int,
     report_goal: int,
     timer_hours: float,
     progress: Progress = ignore_progress,
 ) -> Rounds:
-    """Return what a timer on every device amounts to, simulated on a smaller fleet with the same
-    share of devices in a round.
+    """Return what a timer on every device amounts to.
+
+    It is simulated on a smaller fleet with the same share of devices in a round.
+
+    Raises:
+        PlanError: The fleet is too small for this timer.
     """
     if not timer_hours > 0:
         raise PlanError("--timer-hours must be more than 0: give another number")
     scale = min(1.0, max(SIMULATED_DEVICES / population, LEAST_GOAL / report_goal))
-    devices = Devices(max(int(population * scale), 1), Habits())
-    came = simulate_rounds(
-        devices, rounds, max(int(report_goal * scale), 1), timer_hours, progress=progress
+    scaled_population = max(int(population * scale), 1)
+    scaled_goal = max(int(report_goal * scale), 1)
+    devices = Devices(scaled_population, Habits())
+    simulated = simulate_rounds(
+        devices,
+        rounds=rounds,
+        report_goal=scaled_goal,
+        timer_hours=timer_hours,
+        progress=progress,
     )
-    if came.succeeded < rounds:
-        few = (
-            f"only {came.succeeded} of {rounds} rounds succeeded in {came.hours / 24:.0f} days:"
-            " there are too few users"
-        )
+    if simulated.succeeded < rounds:
         raise PlanError(
-            f"with a timer of {timer_hours:g} hours {few}. Lower --timer-hours or --report-goal"
+            f"with a timer of {timer_hours:g} hours only {simulated.succeeded} of {rounds} rounds"
+            f" succeeded in {simulated.hours / 24:.0f} days: there are too few users. Lower"
+            " --timer-hours or --report-goal"
         )
-    # in the whole population; where no device came twice, nothing contradicts it
-    possible = population // report_goal - 1
-    seen = possible if came.min_separation is None else came.min_separation
-    return replace(came, min_separation=min(seen, possible))
+    # Of the whole population.
+    separation = population // report_goal - 1
+    # Where no device came twice, nothing contradicts it.
+    if simulated.min_separation is not None:
+        separation = min(simulated.min_separation, separation)
+    return replace(simulated, min_separation=separation)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Grown:
     """How a small trial that was good enough becomes a large private run (Xu et al. 2023, §2.5)."""
 
-    # with the report goal, noise and separation to use
+    # With the report goal, noise and separation to use.
     question: Question
     answer: Answer
     timer_hours: int
-    # in a simulated fleet with that timer
-    came: Rounds
-    # relative to the trial; above 1 the model will be worse than it
-    more_noise: float
+    # What a fleet with that timer comes to.
+    simulated: Rounds
+    # Relative to the trial; above 1 the model will be worse than it.
+    more_noise: float = 1.0
 
 
 def grow_to_rho(
@@ -263,12 +320,23 @@ def grow_to_rho(
     mechanism: MechanismName,
     progress: StageProgress,
 ) -> Grown:
-    """Raise report goal and noise together, so that accuracy stays, until ρ is `target` with the
-    rest that a timer of whole days gives devices; where the largest goal is not enough, raise the
-    noise alone.
+    """Raise report goal and noise together, so that accuracy stays, until ρ is `target`.
+
+    Devices rest as a timer of whole days has them rest. Where the largest goal is not enough, only
+    the noise is raised further.
+
+    Args:
+        trial: With the report goal and the noise that were good enough.
+        target: The ρ to reach.
+        largest_goal: The most reports a round.
+        mechanism: What correlates the noise.
+        progress: Is told what is tried.
+
+    Raises:
+        PlanError: The trial has no noise, or a number makes no sense.
     """
-    tried = trial.noise_multiplier
-    if tried is None or not 0 < target < math.inf:
+    tried_noise = trial.noise_multiplier
+    if tried_noise is None or not 0 < target < math.inf:
         raise PlanError(
             "give the trial (--report-goal and --noise-multiplier), and a positive ρ to reach"
             " (--grow-to-rho)"
@@ -278,58 +346,126 @@ def grow_to_rho(
             "--largest-goal must lie between --report-goal and half of the users, not"
             f" {largest_goal:,}"
         )
-    steps = (
-        math.ceil(math.log(largest_goal / trial.report_goal, 1.25))
-        if largest_goal > trial.report_goal
-        else 0
+    growth = _Growth(
+        trial=trial,
+        tried_noise=tried_noise,
+        target=target,
+        goals=_goals_to_try(trial.report_goal, largest_goal),
+        mechanism=mechanism,
+        progress=progress,
     )
-    goals, tried_goals = (
-        [min(int(trial.report_goal * 1.25**step), largest_goal) for step in range(steps + 1)],
-        count(),
-    )
-
-    def with_goal(goal: int) -> Question:
-        return replace(trial, report_goal=goal, noise_multiplier=tried * goal / trial.report_goal)
-
-    def is_enough(goal: int) -> bool:
-        progress("report goals", next(tried_goals), len(goals).bit_length())
-        return plan(with_goal(goal), mechanism).rho <= target
-
-    def rested(goal: int, hours: int) -> Grown:
-        hours, came = _longest_rest(with_goal(goal), hours, progress)
-        question = replace(with_goal(goal), min_separation=came.min_separation)
-        return Grown(question, plan(question, mechanism), hours, came, 1.0)
-
-    # if everyone rested as long as possible
-    first = min(bisect_left(goals, True, key=is_enough), steps)
-    found = rested(goals[first], 24)
-    for goal in goals[first + 1 :]:
-        if found.answer.rho <= target:
-            return found
-        # rounds take longer, so the timer cannot be shorter
-        found = rested(goal, found.timer_hours)
-    if found.answer.rho <= target:
-        return found
-    louder = math.sqrt(found.answer.rho / target)
-    question = replace(found.question, noise_multiplier=louder * found.answer.noise_multiplier)
-    return replace(found, question=question, answer=plan(question, mechanism), more_noise=louder)
+    grown = growth.find_goal()
+    if grown.answer.rho <= target:
+        return grown
+    return growth.raise_noise(grown)
 
 
-def _longest_rest(question: Question, hours: int, progress: StageProgress) -> tuple[int, Rounds]:
-    """Try timers of whole days, starting at `hours`, while they lengthen the shortest rest."""
-    timed: list[tuple[int, Rounds]] = []
-    for tried in range(hours, LONGEST_TIMER + 1, 24):
-        shown = partial(progress, f"{question.report_goal:,} reports, {tried} h")
+def _goals_to_try(smallest: int, largest: int) -> list[int]:
+    steps = 0
+    if largest > smallest:
+        steps = math.ceil(math.log(largest / smallest, GOAL_STEP))
+    return [min(int(smallest * GOAL_STEP**step), largest) for step in range(steps + 1)]
+
+
+class _Growth:
+    """A trial on its way to a larger run."""
+
+    def __init__(
+        self,
+        *,
+        trial: Question,
+        tried_noise: float,
+        target: float,
+        goals: list[int],
+        mechanism: MechanismName,
+        progress: StageProgress,
+    ) -> None:
+        self._trial = trial
+        self._tried_noise = tried_noise
+        self._target = target
+        self._goals = goals
+        self._mechanism: MechanismName = mechanism
+        self._progress = progress
+        # Goals that were tried.
+        self._tries = 0
+
+    def find_goal(self) -> Grown:
+        """Return the smallest goal that is enough, or else the largest that may be."""
+        # If everyone rested as long as possible.
+        first = bisect_left(self._goals, True, key=self._is_enough)
+        first = min(first, len(self._goals) - 1)
+        goal, *larger_goals = self._goals[first:]
+        grown = self._with_longest_rest(goal, shortest_timer=24)
+        for goal in larger_goals:
+            if grown.answer.rho <= self._target:
+                return grown
+            # Rounds take longer, so the timer cannot be shorter.
+            grown = self._with_longest_rest(goal, shortest_timer=grown.timer_hours)
+        return grown
+
+    def raise_noise(self, grown: Grown) -> Grown:
+        """Raise the noise until ρ is met, though the model will be worse than that of the trial."""
+        more_noise = math.sqrt(grown.answer.rho / self._target)
+        multiplier = more_noise * grown.answer.noise_multiplier
+        question = replace(grown.question, noise_multiplier=multiplier)
+        return replace(
+            grown,
+            question=question,
+            answer=plan(question, self._mechanism),
+            more_noise=more_noise,
+        )
+
+    def _with_goal(self, goal: int) -> Question:
+        multiplier = self._tried_noise * goal / self._trial.report_goal
+        return replace(self._trial, report_goal=goal, noise_multiplier=multiplier)
+
+    def _is_enough(self, goal: int) -> bool:
+        self._progress("report goals", self._tries, len(self._goals).bit_length())
+        self._tries += 1
+        return plan(self._with_goal(goal), self._mechanism).rho <= self._target
+
+    def _with_longest_rest(self, goal: int, shortest_timer: int) -> Grown:
+        question = self._with_goal(goal)
+        timer_hours, simulated = _longest_rest(question, shortest_timer, self._progress)
+        question = replace(question, min_separation=simulated.min_separation)
+        return Grown(
+            question=question,
+            answer=plan(question, self._mechanism),
+            timer_hours=timer_hours,
+            simulated=simulated,
+        )
+
+
+def _longest_rest(
+    question: Question, shortest_timer: int, progress: StageProgress
+) -> tuple[int, Rounds]:
+    """Try longer and longer timers, by whole days, while they lengthen the shortest rest.
+
+    Returns:
+        The hours of the best timer, and what a fleet with it comes to.
+    """
+    best: tuple[int, Rounds] | None = None
+    for hours in range(shortest_timer, LONGEST_TIMER + 1, 24):
+        stage = f"{question.report_goal:,} reports, {hours} h"
         try:
-            came = simulated_timer(
-                question.population, question.rounds, question.report_goal, float(tried), shown
+            simulated = simulate_timer(
+                population=question.population,
+                rounds=question.rounds,
+                report_goal=question.report_goal,
+                timer_hours=float(hours),
+                progress=partial(progress, stage),
             )
-        # so long that too few devices are available
         except PlanError:
-            if not timed:
+            # So long that too few devices are available.
+            if best is None:
                 raise
             break
-        if timed and (came.min_separation or 0) <= (timed[-1][1].min_separation or 0):
+        if best is not None and not _rests_longer(simulated, best[1]):
             break
-        timed.append((tried, came))
-    return timed[-1]
+        best = (hours, simulated)
+    assert best is not None
+    return best
+
+
+def _rests_longer(simulated: Rounds, other: Rounds) -> bool:
+    return (simulated.min_separation or 0) > (other.min_separation or 0)

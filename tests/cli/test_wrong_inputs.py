@@ -19,7 +19,7 @@ from taciturn import cli
 from taciturn.data.population import Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.errors import in_words
+from taciturn.errors import describe_os_error
 from taciturn.fleets import enrolment
 from taciturn.fleets.wire.tls import certify_server, device_request, make_authority
 from taciturn.recipe.text import save_recipe
@@ -264,7 +264,7 @@ def test_a_full_disk_is_told_by_the_file_that_did_not_fit():
         errno.ENOSPC, "No space left on device", "runs/first/.model.safetensors.4711.partial"
     )
     assert (
-        in_words(error)
+        describe_os_error(error)
         == "runs/first/model.safetensors: no space left on device; free some space, then run the"
         " command again"
     )

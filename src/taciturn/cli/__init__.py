@@ -27,7 +27,7 @@ from taciturn.cli import (
 )
 from taciturn.cli.commands import Commands
 from taciturn.cli.output import console
-from taciturn.errors import TaciturnError, in_words
+from taciturn.errors import TaciturnError, describe_os_error
 
 app = Commands(
     no_args_is_help=True,
@@ -89,7 +89,7 @@ def main() -> None:
     try:
         app()
     except OSError as error:
-        _refuse(in_words(error))
+        _refuse(describe_os_error(error))
     except TaciturnError as error:
         _refuse(str(error))
 

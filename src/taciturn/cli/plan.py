@@ -71,8 +71,12 @@ def plan(
         if min_separation is not None:
             raise planning.PlanError("give --min-separation or --timer-hours, not both")
         with stages() as show:
-            came = planning.simulated_timer(
-                population, rounds, report_goal, timer_hours, partial(show, "simulating")
+            came = planning.simulate_timer(
+                population=population,
+                rounds=rounds,
+                report_goal=report_goal,
+                timer_hours=timer_hours,
+                progress=partial(show, "simulating"),
             )
         turns = (
             f"at least {came.min_separation} rounds between two turns of a device, at most"
@@ -149,7 +153,7 @@ def _grown(
         )
     with stages() as show:
         found = grow_to_rho(trial, target, largest_goal, mechanism, show)
-    question, answer, came = found.question, found.answer, found.came
+    question, answer, came = found.question, found.answer, found.simulated
     say(
         f"{question.report_goal:,} reports a round with a noise multiplier of"
         f" {answer.noise_multiplier:.3g} ({mechanism}), and a timer of {found.timer_hours} hours on"
