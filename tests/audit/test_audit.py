@@ -194,7 +194,7 @@ def test_the_command_leaves_with_1_where_noise_is_missing(wide, tmp_path, capsys
 
 def test_users_have_all_turns_that_the_claim_allows_and_no_more(wide):
     recipe = with_noise(watched(wide, **FTRL), 30_000)
-    turns = audit_users.patterns(recipe)
+    turns = audit_users.choose_patterns(recipe)
     assert (
         max(map(len, turns)) == 4 == recipe.max_participations
     )  # of 16 rounds with four between two turns
@@ -203,7 +203,8 @@ def test_users_have_all_turns_that_the_claim_allows_and_no_more(wide):
         range(16)
     )  # each round is somebody's, and of one pattern
     rare = FTRL | {"participation": FTRL["participation"] | {"max_participations": 3}}
-    assert max(map(len, audit_users.patterns(with_noise(watched(wide, **rare), 30_000)))) == 3
+    fewer = audit_users.choose_patterns(with_noise(watched(wide, **rare), 30_000))
+    assert max(map(len, fewer)) == 3
 
 
 def test_the_whole_cost_of_a_run_is_tested_and_not_that_of_one_row(honest):
@@ -215,9 +216,9 @@ def test_the_whole_cost_of_a_run_is_tested_and_not_that_of_one_row(honest):
 def test_without_a_claim_about_turns_they_have_as_many_as_make_much_noise_visible(wide):
     for multiplier, turns in ((0.5, 1), (1.0, 1), (2.0, 4), (4.0, 16), (40.0, 16)):
         recipe = watched(wide, privacy={"noise_multiplier": multiplier})
-        assert max(map(len, audit_users.patterns(recipe))) == turns
+        assert max(map(len, audit_users.choose_patterns(recipe))) == turns
     many = watched(wide, users=5000, privacy={"noise_multiplier": 4.0})
-    found = audit_users.patterns(many)
+    found = audit_users.choose_patterns(many)
     assert 5000 / len(found) <= audit_users.AUDITED_AT_ONCE
     assert max(map(len, found)) == 3  # fewer turns, where too many would come at once
 
@@ -228,33 +229,27 @@ def test_however_large_a_cohort_no_more_come_at_once_than_a_total_has_room_for(w
     """
     monkeypatch.setattr(audit_users, "MOST_BESIDE", 1e6)  # as a cohort of tens of thousands has it
     monkeypatch.setattr(audit_users, "_people_are_counted", lambda recipe: True)
-    found = audit_users.patterns(watched(wide, users=5000, privacy={"noise_multiplier": 4.0}))
+    many = watched(wide, users=5000, privacy={"noise_multiplier": 4.0})
+    found = audit_users.choose_patterns(many)
     assert -(-5000 // len(found)) <= audit_users.AUDITED_AT_ONCE
-    monkeypatch.setattr(
-        audit_users, "AUDITED_AT_ONCE", 10**9
-    )  # the twin: without that limit they would
-    assert (
-        -(
-            -5000
-            // len(
-                audit_users.patterns(watched(wide, users=5000, privacy={"noise_multiplier": 4.0}))
-            )
-        )
-        > 1024
-    )
+    # The twin: without that limit more would come.
+    monkeypatch.setattr(audit_users, "AUDITED_AT_ONCE", 10**9)
+    assert -(-5000 // len(audit_users.choose_patterns(many))) > 1024
 
 
 def test_half_of_them_are_in_and_each_comes_in_its_own_rounds(wide):
     recipe = watched(wide, users=200, rounds=30)
     algorithm = build.algorithm(recipe, 400)
     params = build.language_model(recipe.model, 400).init(jax.random.key(0))
-    users = audit_users.AuditUsers(recipe, algorithm, params, bytes(32))
+    users = audit_users.AuditUsers(
+        recipe=recipe, algorithm=algorithm, params=params, root=bytes(32)
+    )
     asked = []
     for round in range(30):
         users.begin(round)
-        asked.append(users.chosen(jax.random.key(round)).tolist())
+        asked.append(users.choose_cohort(jax.random.key(round)).tolist())
         assert (
-            users.chosen(jax.random.key(99)).tolist() == asked[-1]
+            users.choose_cohort(jax.random.key(99)).tolist() == asked[-1]
         )  # the same, however often a round is summed
     everyone = [user for some in asked for user in some]
     assert sorted(everyone) == np.flatnonzero(users.included).tolist()  # of one turn each
@@ -264,7 +259,11 @@ def test_half_of_them_are_in_and_each_comes_in_its_own_rounds(wide):
 def directions_of(recipe, words=40, root=bytes(32)):
     algorithm = build.algorithm(recipe, words)
     params = build.language_model(recipe.model, words).init(jax.random.key(0))
-    return audit_users.AuditUsers(recipe, algorithm, params, root), algorithm, params
+    return (
+        audit_users.AuditUsers(recipe=recipe, algorithm=algorithm, params=params, root=root),
+        algorithm,
+        params,
+    )
 
 
 def flat(update):

@@ -68,13 +68,15 @@ def test_an_audit_that_cannot_be_made_has_another_exit_status_than_a_broken_clai
 
 def watched(recipe):
     algorithm, start = started(recipe)
-    return audit_users.AuditUsers(recipe, algorithm, start, bytes(32)), algorithm, start
+    return (
+        audit_users.AuditUsers(recipe=recipe, algorithm=algorithm, params=start, root=bytes(32)),
+        algorithm,
+        start,
+    )
 
 
 def beside(fleet, users, most):
-    return WithSyntheticUsers(
-        fleet, synthetic=users, choose=users.chosen, most_reports=most
-    )
+    return WithSyntheticUsers(fleet, synthetic=users, choose=users.choose_cohort, most_reports=most)
 
 
 @pytest.mark.parametrize("privacy", [{}, {"encoding": "modular"}], ids=["whole", "residues"])
@@ -108,7 +110,7 @@ def test_a_total_with_audit_users_is_that_of_the_people_and_theirs_to_the_bit(po
     # The twin: in their round they are there, as whole numbers that come off again without a trace
     # of the people.
     nobody = both.sum_reports(program, message, np.arange(0), key)
-    assert len(users.chosen(key))
+    assert len(users.choose_cohort(key))
     assert any(np.any(np.asarray(leaf) != 0) for leaf in jax.tree.leaves(nobody.update))
     off = jax.tree.map(lambda total, theirs: total - theirs, sums[theirs], nobody)
     assert all(map(np.array_equal, jax.tree.leaves(off), jax.tree.leaves(alone)))

@@ -53,7 +53,7 @@ def run_observers(
     if recipe.canaries.text is not None:
         found.append(PlantedCanaries(recipe, vocabulary, root))
     if recipe.audit.users:
-        found.append(AuditUsers(recipe, algorithm, params, root))
+        found.append(AuditUsers(recipe=recipe, algorithm=algorithm, params=params, root=root))
     return found
 
 
