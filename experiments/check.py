@@ -21,7 +21,6 @@ import page
 import results
 import train
 from taciturn import build_population
-from taciturn.data.columns import Columns
 from taciturn.data.public import ingest_public
 from taciturn.data.sources import Source
 from taciturn.people import vocabulary_of
@@ -95,7 +94,7 @@ def made_up(folder: Path) -> tuple[Path, Path]:
     ):
         pass
     people = build_population(folder / "text", folder / "people", vocabulary=words, held_out=0.25)
-    source = Source([folder / "text"], Columns(), with_user=False)
+    source = Source(paths=[folder / "text"], with_user=False)
     ingest_public(source, folder / "public", words, "simulated text", "en", lambda *_: None)
     for kind, tied in (("lstm", False), ("cifg", False), ("cifg", True)):
         settings = ModelSection(kind=kind, width=16, units=24, tied=tied)

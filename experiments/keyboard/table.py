@@ -16,7 +16,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from taciturn.data.columns import Columns
 from taciturn.data.population import trained_on
 from taciturn.data.sources import Source
 from taciturn.evaluation.intervals import Interval
@@ -55,7 +54,7 @@ def typed(messages: list[list[str]], path: str) -> Typing:
 
 def held_out(population: Path, text: Path, model: str) -> list[list[str]]:
     """What those type whom the population does not train on, in words that the model has."""
-    found = read_people(Source([text], Columns()), trained_on(population), PEOPLE)
+    found = read_people(Source(paths=[text]), trained_on(population), PEOPLE)
     words = load_word_model(Path(model.removesuffix("+history"))).vocabulary
     return [kept for one in found.messages if (kept := enough_words(one, words, WORDS))]
 

@@ -60,7 +60,7 @@ def write(path, rows, columns=("user_id", "text", "ts")):
 
 
 def build(folder, *paths, rules=RULES, opt_outs=(), **options):
-    return ingest(Source(list(paths), **options), folder, rules, opt_outs=opt_outs)
+    return ingest(Source(paths=list(paths), **options), folder, rules, opt_outs=opt_outs)
 
 
 def contents(population):
@@ -294,7 +294,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 from taciturn.data.ingest import *
 from taciturn.data.vocabulary import DataError, public_vocabulary
 try:
-    ingest(Source([Path(sys.argv[1])]), Path(sys.argv[2]), Rules(vocabulary=public_vocabulary(500), least_tokens=1))
+    rules = Rules(vocabulary=public_vocabulary(500), least_tokens=1)
+    ingest(Source(paths=[Path(sys.argv[1])]), Path(sys.argv[2]), rules)
 except DataError as error:
     print(error)
 """

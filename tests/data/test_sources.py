@@ -27,7 +27,7 @@ ROWS = [
 
 
 def read(*paths, **options):
-    source = Source(list(paths), **options)
+    source = Source(paths=list(paths), **options)
     return [tuple(row.values()) for batch in source.batches() for row in batch.to_pylist()], source
 
 
@@ -386,7 +386,7 @@ def test_progress_comes_to_an_end(tmp_path):
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(as_csv() * 2000))
     (tmp_path / "b.parquet").write_bytes(as_parquet())
     told = []
-    source = Source([tmp_path / "a.csv.gz", tmp_path / "b.parquet"])
+    source = Source(paths=[tmp_path / "a.csv.gz", tmp_path / "b.parquet"])
     list(source.batches(lambda done, all: told.append((done, all))))
     assert told[-1] == (source.bytes, source.bytes)
     assert told == sorted(told)
@@ -484,6 +484,6 @@ def test_a_damaged_parquet_file_is_read_or_refused_in_a_sentence(tmp_path, damag
 def test_batches_are_small_whatever_a_file_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "BATCH_BYTES", 1000)
     (tmp_path / "a.csv").write_bytes(as_csv([("bob", "x" * 300, "1")] * 50))
-    sizes = [len(batch) for batch in Source([tmp_path / "a.csv"]).batches()]
+    sizes = [len(batch) for batch in Source(paths=[tmp_path / "a.csv"]).batches()]
     assert sum(sizes) == 50
     assert max(sizes) <= 4

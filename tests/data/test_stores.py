@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from typer.testing import CliRunner
 
 from taciturn.cli import app
-from taciturn.data.places import place
+from taciturn.data.places import locate
 from taciturn.data.population import Population
 from taciturn.data.sources import Source
 from taciturn.data.vocabulary import DataError
@@ -34,7 +34,7 @@ READ = [("bob", "hello there", None), ("ann", "she left", None), ("bob", "ünïc
 
 
 def read(*addresses):
-    source = Source([Path(one) for one in addresses])
+    source = Source(paths=[Path(one) for one in addresses])
     return [tuple(row.values()) for batch in source.batches() for row in batch.to_pylist()], source
 
 
@@ -277,8 +277,8 @@ def test_other_addresses_go_by_fsspec():
 
 def test_no_store_is_asked_about_files_of_this_machine(tmp_path):
     (tmp_path / "s3").mkdir()
-    assert place(tmp_path / "s3") == tmp_path / "s3"
-    assert place("messages.csv") == Path("messages.csv")
+    assert locate(tmp_path / "s3") == tmp_path / "s3"
+    assert locate("messages.csv") == Path("messages.csv")
 
 
 @pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file], ids=["stream", "file"])
@@ -306,5 +306,5 @@ def test_an_incomplete_dataset_is_refused(tmp_path):
 def test_large_batches_are_read_in_pieces(tmp_path):
     rows = {"user_id": ["bob"] * 3000, "text": [f"text {number}" for number in range(3000)]}
     (tmp_path / "one.arrow").write_bytes(as_arrow(rows))
-    source = Source([tmp_path / "one.arrow"])
+    source = Source(paths=[tmp_path / "one.arrow"])
     assert [len(batch) for batch in source.batches()] == [1024, 1024, 952]

@@ -30,7 +30,7 @@ def texts_of(path: Path, *users: str) -> Source:
         csv.writer(file).writerows(
             [("user", "text"), *((user, "worda wordb wordc wordd.") for user in users)]
         )
-    return Source([path])
+    return Source(paths=[path])
 
 
 def test_people_who_were_trained_on_are_known_in_any_spelling(finished_runs, tmp_path):

@@ -407,8 +407,8 @@ def test_its_address_is_not_shown_to_others_as_an_argument_of_a_browser(made, mo
 
 def test_people_may_type_with_it(made, tmp_path):
     text = messages(tmp_path)
-    mine = simulate_typing([made / "mine"], Source([text]), False, 10, 100)
-    private = simulate_typing([made / "private"], Source([text]), False, 10, 100)
+    mine = simulate_typing([made / "mine"], Source(paths=[text]), False, 10, 100)
+    private = simulate_typing([made / "private"], Source(paths=[text]), False, 10, 100)
     assert mine.typings[0]["keystroke_saving"].value > private.typings[0]["keystroke_saving"].value
     assert (
         mine.trained_on is None

@@ -198,7 +198,9 @@ def public(
             words if not isinstance(words, int) else vocabulary_of(vocabulary, language, False)
         ).save(out)
     else:
-        source = Source([Path(one) for one in sources], Columns(text=text_column), with_user=False)
+        source = Source(
+            paths=[Path(one) for one in sources], columns=Columns(text=text_column), with_user=False
+        )
         with stages() as show:
             ingest_public(
                 source,

@@ -129,7 +129,7 @@ def evaluate(
     source = (
         None
         if text == [Path("sotu")]
-        else Source(text, Columns(user=user_column, text=text_column))
+        else Source(paths=text, columns=Columns(user=user_column, text=text_column))
     )
     paths = [model] if other is None else [model, other]
     with stages() as show:

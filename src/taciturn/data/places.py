@@ -1,5 +1,6 @@
-"""Files that are elsewhere, with the part of `Path` that readers need: s3:// and gs:// by pyarrow's
-own filesystems, others by fsspec.
+"""Files that are elsewhere, with the part of `Path` that readers need.
+
+s3:// and gs:// are read by pyarrow's own filesystems, other addresses by fsspec.
 
 Nothing is reached over a network unless an address is named. Credentials come from the environment,
 as pyarrow takes them.
@@ -18,11 +19,11 @@ import pyarrow.fs as filesystems
 
 from taciturn.data.vocabulary import DataError
 
-# a Path turns s3://bucket into s3:/bucket
+# One slash or more: a Path turns s3://bucket into s3:/bucket.
 ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+(.+)")
-# bytes of a request
+# The bytes of a request.
 BUFFER = 2**22
-# what a store reports, and what that means to its user; the first that matches
+# What a store reports, and what that means to its user; the first that matches holds.
 WHY = {
     r"access_denied|\b40[13]\b|forbidden|credential|permission|access token": (
         "access is denied; set the credentials in the environment "
@@ -37,13 +38,15 @@ WHY = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Remote:
+    """A file or a folder at an address."""
+
     scheme: str
     path: PurePosixPath
-    # a filesystem of pyarrow's
+    # One of pyarrow's filesystems.
     store: Any
-    # file, folder, or nothing
+    # Of pyarrow: a file, a folder, or nothing.
     kind: Any
     size: int
 
@@ -68,14 +71,17 @@ class Remote:
         return self.kind == filesystems.FileType.Directory
 
     def rglob(self, _: str) -> Iterator["Remote"]:
-        with _explained(self):
-            inside = self.store.get_file_info(
-                filesystems.FileSelector(str(self.path), recursive=True)
+        with _explain_errors(self):
+            everything = filesystems.FileSelector(str(self.path), recursive=True)
+            inside = self.store.get_file_info(everything)
+        for info in inside:
+            yield Remote(
+                scheme=self.scheme,
+                path=PurePosixPath(info.path),
+                store=self.store,
+                kind=info.type,
+                size=info.size or 0,
             )
-        return (
-            Remote(self.scheme, PurePosixPath(one.path), self.store, one.type, one.size or 0)
-            for one in inside
-        )
 
     def stat(self) -> SimpleNamespace:
         return SimpleNamespace(st_size=self.size)
@@ -90,7 +96,7 @@ class Remote:
 Place = Path | Remote
 
 
-def place(named: Path | str) -> Place:
+def locate(named: Path | str) -> Place:
     """Return where something is: on this machine, or at an address."""
     address = ADDRESS.fullmatch(str(named))
     if address is None:
@@ -101,18 +107,30 @@ def place(named: Path | str) -> Place:
             f"{scheme}://…@{rest.split('@')[-1]}: addresses end up in logs: put keys into the"
             " environment instead"
         )
-    with _explained(f"{scheme}://{rest}"):
-        if scheme in ("s3", "gs", "gcs"):
-            # by default a quarter of an hour
-            limit = "?retry_limit_seconds=20" if scheme != "s3" and "?" not in rest else ""
-            store, path = filesystems.FileSystem.from_uri(f"{scheme}://{rest}{limit}")
-        else:
-            store, path = _by_fsspec(f"{scheme}://{rest}")
-        found = store.get_file_info(path)
-    return Remote(scheme, PurePosixPath(path), store, found.type, found.size or 0)
+    with _explain_errors(f"{scheme}://{rest}"):
+        store, path = _open_store(scheme, rest)
+        info = store.get_file_info(path)
+    return Remote(
+        scheme=scheme,
+        path=PurePosixPath(path),
+        store=store,
+        kind=info.type,
+        size=info.size or 0,
+    )
 
 
-def _by_fsspec(address: str) -> tuple[Any, str]:
+def _open_store(scheme: str, rest: str) -> tuple[Any, str]:
+    """Return the filesystem of an address, and the path in it."""
+    address = f"{scheme}://{rest}"
+    if scheme not in ("s3", "gs", "gcs"):
+        return _open_by_fsspec(address)
+    if scheme != "s3" and "?" not in rest:
+        # By default Google's library tries again for a quarter of an hour.
+        address = f"{address}?retry_limit_seconds=20"
+    return filesystems.FileSystem.from_uri(address)
+
+
+def _open_by_fsspec(address: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
 
@@ -125,15 +143,18 @@ def _by_fsspec(address: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def _explained(address: Any) -> Iterator[None]:
+def _explain_errors(address: Any) -> Iterator[None]:
     try:
         yield
-    # ArrowInvalid, for a malformed address, is a ValueError
+    # A malformed address is ArrowInvalid, which is a ValueError.
     except (OSError, ValueError) as error:
-        # Google's details repeat it, and name functions
-        said = str(error).split("\n")[0].split(" error_info=")[0]
-        why = next(
-            (why for pattern, why in WHY.items() if re.search(pattern, said.lower())),
-            "it cannot be read",
-        )
-        raise DataError(f"{address}: {why} ({said})") from None
+        # Google's details repeat what comes before, and name functions.
+        reason = str(error).split("\n")[0].split(" error_info=")[0]
+        raise DataError(f"{address}: {_explain(reason)} ({reason})") from None
+
+
+def _explain(reason: str) -> str:
+    for pattern, meaning in WHY.items():
+        if re.search(pattern, reason.lower()):
+            return meaning
+    return "it cannot be read"

@@ -7,7 +7,9 @@ import io
 import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -20,14 +22,17 @@ from taciturn.data.columns import LONGEST, USUAL, Batch, Columns, LeftOut
 from taciturn.data.places import Place
 from taciturn.data.vocabulary import DataError
 
-BATCH_ROWS, BATCH_BYTES = 1024, 2**22
-# of a paragraph
+BATCH_ROWS = 1024
+BATCH_BYTES = 2**22
+# The lines of a paragraph.
 MOST_LINES = 1000
+# The objects of a JSON file that name its columns.
+HEAD_ROWS = 500
 csv.field_size_limit(LONGEST)
-# which of a file's columns to read
+# Which of a file's columns to read.
 Choose = Callable[[list[str]], Columns]
 Read = Iterator[tuple[float, Batch]]
-# values of the wanted columns, and where they stand
+# The values of the columns to read, and where they stand.
 Row = tuple[Sequence[str | None], str]
 
 
@@ -38,170 +43,236 @@ def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Read:
         )
     except pa.ArrowInvalid:
         raise DataError(f"{path} is not a Parquet file, or is incomplete; write it again") from None
-    columns, rows = choose(file.schema_arrow.names), max(file.metadata.num_rows, 1)
-    batches = file.iter_batches(BATCH_ROWS, columns=columns.names)
-    yield from _as_strings(path, columns, batches, lambda row: row / rows, left_out)
+    columns = choose(file.schema_arrow.names)
+    rows = max(file.metadata.num_rows, 1)
+    tables = file.iter_batches(BATCH_ROWS, columns=columns.names)
+    reader = _TableReader(path, columns, left_out)
+    for batch in reader.read(tables):
+        yield reader.rows / rows, batch
 
 
 def read_arrow(path: Place, choose: Choose, left_out: LeftOut) -> Read:
-    """Read an Arrow stream, as Hugging Face saves datasets; or an Arrow file: eight bytes, a
-    stream, a table of contents.
+    """Read an Arrow stream, as Hugging Face saves datasets, or an Arrow file.
+
+    A file is eight bytes, a stream, and a table of contents.
     """
-    with _opened(path) as (stream, position):
+    with _open_file(path) as (stream, position):
         if stream.peek(6).startswith(b"ARROW1"):
             stream.read(8)
-        reader = pa.ipc.open_stream(stream)
-        columns = choose(reader.schema.names)
-        wanted = (batch.select(columns.names) for batch in reader)
-        pieces = (
-            batch.slice(start, BATCH_ROWS)
-            for batch in wanted
-            for start in range(0, len(batch), BATCH_ROWS)
-        )
-        yield from _as_strings(path, columns, pieces, lambda _: position(), left_out)
+        tables = pa.ipc.open_stream(stream)
+        columns = choose(tables.schema.names)
+        reader = _TableReader(path, columns, left_out)
+        for batch in reader.read(_cut_tables(tables, columns.names)):
+            yield position(), batch
 
 
-def _as_strings(
-    path: Place,
-    columns: Columns,
-    tables: Iterable[pa.RecordBatch],
-    share: Callable[[int], float],
-    left_out: LeftOut,
-) -> Read:
-    row = 0
+def _cut_tables(tables: Iterable[pa.RecordBatch], names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of tables, a few rows at a time."""
     for table in tables:
-        numbers = np.arange(row + 1, row + len(table) + 1)
-        row += len(table)
+        columns = table.select(names)
+        for start in range(0, len(columns), BATCH_ROWS):
+            yield columns.slice(start, BATCH_ROWS)
+
+
+class _TableReader:
+    """Batches of the tables of a file, and the number of rows so far."""
+
+    def __init__(self, path: Place, columns: Columns, left_out: LeftOut) -> None:
+        self._path = path
+        self._columns = columns
+        self._left_out = left_out
+        self.rows = 0
+
+    def read(self, tables: Iterable[pa.RecordBatch]) -> Iterator[Batch]:
+        for table in tables:
+            numbers = np.arange(self.rows + 1, self.rows + len(table) + 1)
+            self.rows += len(table)
+            try:
+                batch = self._make_batch(table, numbers)
+            except TypeError as error:
+                raise DataError(f"{self._path}: {error}") from None
+            yield batch
+
+    def _make_batch(self, table: pa.RecordBatch, numbers: np.ndarray) -> Batch:
+        """Return the rows that are UTF-8; count the others."""
+        text = self._columns.text
         try:
-            strings = _strings(table, columns.text)
+            strings = _to_strings(table, text)
         except pa.ArrowInvalid:
-            keep = _not_broken(table)
-            left_out.add(
-                "rows that are not UTF-8",
-                keep.count(False),
-                f"{path.name}, row {numbers[keep.index(False)]}",
-            )
-            numbers = numbers[keep]
-            strings = _strings(table.filter(pa.array(keep, pa.bool_())), columns.text)
-        except TypeError as error:
-            raise DataError(f"{path}: {error}") from None
-        yield (
-            share(row),
-            Batch(columns, strings, lambda index, numbers=numbers: f"row {numbers[index]}"),
-        )
+            is_utf8 = _find_utf8_rows(table)
+            first = numbers[is_utf8.index(False)]
+            where = f"{self._path.name}, row {first}"
+            self._left_out.add("rows that are not UTF-8", is_utf8.count(False), where)
+            numbers = numbers[is_utf8]
+            readable = table.filter(pa.array(is_utf8, pa.bool_()))
+            strings = _to_strings(readable, text)
+        return Batch(self._columns, strings, partial(_name_row, numbers))
 
 
-def _strings(table: pa.RecordBatch, text: str | None) -> dict[str, pa.Array]:
-    """Return all columns as strings; ArrowInvalid if one is not UTF-8, TypeError if they cannot be
-    strings.
+def _name_row(numbers: np.ndarray, index: int) -> str:
+    return f"row {numbers[index]}"
+
+
+def _to_strings(table: pa.RecordBatch, text: str | None) -> dict[str, pa.Array]:
+    """Return all columns as strings.
+
+    Args:
+        table: of any types.
+        text: the name of the column of the text.
+
+    Raises:
+        ArrowInvalid: a column is not UTF-8.
+        TypeError: a column cannot be strings, or the text is not text.
     """
-    found = {}
+    strings = {}
     for name, array in zip(table.schema.names, table.columns, strict=True):
-        plain: Any = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        if pa.types.is_nested(plain.type) or (name == text and not _holds_bytes(plain.type)):
-            raise TypeError(
-                f"the column {'of the text ' if name == text else ''}holds {plain.type}; name"
-                " another"
-            )
-        found[name] = plain.cast(pa.string())
-        found[name].validate(full=True)
-    return found
+        values: Any = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        is_text = name == text
+        if pa.types.is_nested(values.type) or (is_text and not _holds_bytes(values.type)):
+            which = "of the text " if is_text else ""
+            raise TypeError(f"the column {which}holds {values.type}; name another")
+        strings[name] = values.cast(pa.string())
+        strings[name].validate(full=True)
+    return strings
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.null())
 
 
-def _not_broken(table: pa.RecordBatch) -> list[bool]:
-    """Return which rows are UTF-8 throughout."""
-    columns = [
-        column.cast(pa.large_binary()).to_pylist()
-        for column in table.columns
-        if _holds_bytes(column.type)
-    ]
-    return [
-        all(value is None or _is_utf8(value) for value in row) for row in zip(*columns, strict=True)
-    ]
+def _find_utf8_rows(table: pa.RecordBatch) -> list[bool]:
+    """Return, for each row, whether it is UTF-8 throughout."""
+    columns = []
+    for column in table.columns:
+        if _holds_bytes(column.type):
+            columns.append(column.cast(pa.large_binary()).to_pylist())
+    return [all(map(_is_utf8, row)) for row in zip(*columns, strict=True)]
 
 
-def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> Read:
-    is_tsv = ".tsv" in [suffix.lower() for suffix in path.suffixes]
-    with _opened(path) as (stream, position):
+def read_csv(path: Place, choose: Choose, *, left_out: LeftOut, noted: LeftOut) -> Read:
+    with _open_file(path) as (stream, position):
         lines = _Lines(stream, path, left_out)
-        first = next(lines, "")
-        if not first.strip():
+        header = next(lines, "")
+        if not header.strip():
             raise DataError(
                 f"{path} is empty: its first line must name the columns, for example user,text"
             )
-        # Tab-separated text is not quoted: a quote in it belongs to the text.
-        style: Any = (
-            {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-            if is_tsv
-            else {"delimiter": max(",;\t|", key=first.count)}
-        )
+        style = _guess_style(path, header)
         try:
-            names = [name.strip() for name in next(csv.reader([first], **style))]
+            names = [name.strip() for name in next(csv.reader([header], **style))]
         except csv.Error:
             raise DataError(
                 f"{path}, line 1, does not name columns: name a file of text whose first line is"
                 " such as user,text"
             ) from None
         columns = choose(names)
-        wanted = [names.index(name) for name in columns.names]
-        rows = _csv_rows(
-            path, lines, csv.reader(lines, strict=True, **style), len(names), left_out, noted
+        rows = _CsvRows(
+            path=path,
+            lines=lines,
+            reader=csv.reader(lines, strict=True, **style),
+            width=len(names),
+            left_out=left_out,
+            noted=noted,
         )
-        yield from _batches(
-            columns, (([row[column] for column in wanted], place) for row, place in rows), position
-        )
+        places = [names.index(name) for name in columns.names]
+        yield from _batches(columns, _select_fields(rows, places), position)
 
 
-def _csv_rows(
-    path: Place, lines: "_Lines", reader: Any, width: int, left_out: LeftOut, noted: LeftOut
-) -> Iterator[tuple[list[str], str]]:
-    while True:
-        at, skipped, lines.broken = lines.number + 1, lines.skipped, False
-        row, problem, unsure = [], "", ""
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            problem = "malformed rows"
-            if "unexpected end" in str(error) or "field larger" in str(error):
-                unsure = (
-                    "a quote is opened and not closed (or a field is longer than"
-                    f" {LONGEST // 2**20} MB)"
+def _guess_style(path: Place, header: str) -> dict[str, Any]:
+    """Return how a file separates its fields, as csv.reader takes it."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if ".tsv" in suffixes:
+        # Tab-separated text is not quoted: a quote in it belongs to the text.
+        return {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    return {"delimiter": max(",;\t|", key=header.count)}
+
+
+def _select_fields(rows: Iterable[tuple[list[str], str]], places: list[int]) -> Iterator[Row]:
+    for fields, where in rows:
+        yield [fields[place] for place in places], where
+
+
+class _CsvRows:
+    """The rows of a CSV file that can be used, and the lines that they begin on.
+
+    The others are counted. Where a row makes everything after it unsure, the file is refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: Place,
+        lines: "_Lines",
+        reader: Iterator[list[str]],
+        width: int,
+        left_out: LeftOut,
+        noted: LeftOut,
+    ) -> None:
+        self._path = path
+        self._lines = lines
+        self._reader = reader
+        self._width = width
+        self._left_out = left_out
+        self._noted = noted
+
+    def __iter__(self) -> Iterator[tuple[list[str], str]]:
+        lines = self._lines
+        while True:
+            start = lines.number + 1
+            skipped = lines.skipped
+            lines.is_broken = False
+            row: list[str] = []
+            error = ""
+            try:
+                row = next(self._reader)
+            except StopIteration:
+                return
+            except csv.Error as problem:
+                error = str(problem)
+            skipped_here = lines.skipped - skipped
+            # Lines that are too long are skipped, so the row begins after them.
+            start += skipped_here
+            spans_lines = lines.number > start
+            problem = self._find_problem(row, error)
+            is_swallowing = spans_lines and (problem or skipped_here)
+            doubt = self._find_doubt(error, is_swallowing=bool(is_swallowing))
+            if doubt:
+                raise DataError(
+                    f"{self._path}, line {start}: {doubt}, so everything after it is unsure;"
+                    " correct that line"
                 )
-        at += lines.skipped - skipped
-        if lines.broken:
-            problem = "rows that are not UTF-8"
-        elif row and len(row) != width:
-            problem = "malformed rows"
-        if (lines.number > at and (problem or lines.skipped > skipped)) or lines.skipped_quotes % 2:
-            unsure = unsure or "a quote opened there swallows other lines, and the row is malformed"
-        if unsure:
-            raise DataError(
-                f"{path}, line {at}: {unsure}, so everything after it is unsure; correct that line"
+            if spans_lines:
+                where = f"{self._path.name}, line {start}"
+                self._noted.add("rows that span several lines", where=where)
+            if problem:
+                self._left_out.add(problem, where=f"{self._path.name}, line {start}")
+            elif row:
+                yield row, f"line {start}"
+
+    def _find_problem(self, row: list[str], error: str) -> str:
+        """Return why a row cannot be used; nothing if it can."""
+        if self._lines.is_broken:
+            return "rows that are not UTF-8"
+        if error or (row and len(row) != self._width):
+            return "malformed rows"
+        return ""
+
+    def _find_doubt(self, error: str, is_swallowing: bool) -> str:
+        """Return why everything after a row is unsure; nothing if it is not."""
+        if "unexpected end" in error or "field larger" in error:
+            return (
+                "a quote is opened and not closed (or a field is longer than"
+                f" {LONGEST // 2**20} MB)"
             )
-        if lines.number > at:
-            noted.add("rows that span several lines", 1, f"{path.name}, line {at}")
-        if problem:
-            left_out.add(problem, 1, f"{path.name}, line {at}")
-        elif row:
-            yield row, f"line {at}"
+        if is_swallowing or self._lines.skipped_quotes % 2:
+            return "a quote opened there swallows other lines, and the row is malformed"
+        return ""
 
 
 def read_json(path: Place, choose: Choose, left_out: LeftOut) -> Read:
-    with _opened(path) as (stream, position):
-        objects = _objects(path, stream, left_out)
-        # An object may lack a key that others have; the first few hundred name the columns.
-        head, size = [], 0
-        for content, place in objects:
-            head.append((content, place))
-            size += sum(len(value) for value in content.values() if isinstance(value, str))
-            if len(head) == 500 or size > BATCH_BYTES:
-                break
+    with _open_file(path) as (stream, position):
+        objects = _read_objects(path, stream, left_out)
+        head = _read_head(objects)
         if not head:
             raise DataError(
                 f"{path} has no line with a JSON object; write one on each line: "
@@ -209,43 +280,70 @@ def read_json(path: Place, choose: Choose, left_out: LeftOut) -> Read:
             )
         names = dict.fromkeys(chain.from_iterable(content for content, _ in head))
         columns = choose(list(names))
-        late = [
-            name
-            for usual in USUAL.values()
-            for name in usual
-            if name not in names and columns.time is None
-        ]
-        yield from _batches(
-            columns, _json_rows(path, columns, late, chain(head, objects), left_out), position
-        )
+        # A time that appears only after the head would be missing before.
+        usual = set(chain.from_iterable(USUAL.values()))
+        late = usual - names.keys() if columns.time is None else set[str]()
+        rows = _JsonRows(path=path, columns=columns, late=late, left_out=left_out)
+        yield from _batches(columns, rows.read(chain(head, objects)), position)
 
 
-def _json_rows(
-    path: Place, columns: Columns, late: list[str], objects: Iterable, left_out: LeftOut
-) -> Iterator[Row]:
-    """Read rows. `late` are names of columns that must not appear any more."""
-    for content, place in objects:
-        if any(name in content for name in late):
-            raise DataError(
-                f"{path}, {place}: a column that may be the time appears only here; name it with"
-                " --time-column"
-            )
-        found = (content.get(name) for name in columns.names)
-        values = [one if one is None or isinstance(one, str) else json.dumps(one) for one in found]
-        if not isinstance(content.get(columns.text or ""), str | None):
-            left_out.add("malformed rows", 1, f"{path.name}, {place}")
-        elif all(
-            value is None or _is_utf8(value.encode("utf-8", "surrogatepass")) for value in values
-        ):
-            yield values, place
-        else:
-            left_out.add("rows that are not UTF-8", 1, f"{path.name}, {place}")
+def _read_head(objects: Iterable[tuple[dict[str, Any], str]]) -> list[tuple[dict[str, Any], str]]:
+    """Return the first objects, which name the columns: one may lack a key that others have."""
+    head = []
+    size = 0
+    for content, where in objects:
+        head.append((content, where))
+        size += sum(len(value) for value in content.values() if isinstance(value, str))
+        if len(head) == HEAD_ROWS or size > BATCH_BYTES:
+            break
+    return head
 
 
-def _objects(
+class _JsonRows:
+    """Rows of JSON objects; those that cannot be used are counted.
+
+    `late` are names of columns that must not appear any more.
+    """
+
+    def __init__(
+        self, *, path: Place, columns: Columns, late: AbstractSet[str], left_out: LeftOut
+    ) -> None:
+        self._path = path
+        self._text = columns.text or ""
+        self._names = columns.names
+        self._late = late
+        self._left_out = left_out
+
+    def read(self, objects: Iterable[tuple[dict[str, Any], str]]) -> Iterator[Row]:
+        for content, where in objects:
+            if not self._late.isdisjoint(content):
+                raise DataError(
+                    f"{self._path}, {where}: a column that may be the time appears only here; name"
+                    " it with --time-column"
+                )
+            values = [_to_string(content.get(name)) for name in self._names]
+            if not isinstance(content.get(self._text), str | None):
+                self._left_out.add("malformed rows", where=f"{self._path.name}, {where}")
+            elif all(map(_is_encodable, values)):
+                yield values, where
+            else:
+                self._left_out.add("rows that are not UTF-8", where=f"{self._path.name}, {where}")
+
+
+def _to_string(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _is_encodable(value: str | None) -> bool:
+    """Tell a string from one with half a character, which JSON can escape and UTF-8 cannot hold."""
+    return value is None or _is_utf8(value.encode("utf-8", "surrogatepass"))
+
+
+def _read_objects(
     path: Place, stream: IO[bytes], left_out: LeftOut
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    for number, line in _Lines(stream, path, left_out).sound():
+    """Yield the objects of a file, and where they stand; count lines that are not objects."""
+    for number, line in _Lines(stream, path, left_out).read_sound():
         if number == 1 and line.lstrip().startswith("["):
             raise DataError(
                 f"{path} is one JSON list; write it as JSON lines, one object a line (jq -c '.[]')"
@@ -258,80 +356,109 @@ def _objects(
             if isinstance(content, dict):
                 yield content, f"line {number}"
             else:
-                left_out.add("malformed rows", 1, f"{path.name}, line {number}")
+                left_out.add("malformed rows", where=f"{path.name}, line {number}")
 
 
-def read_messages(path: Place, user: str, name: str, left_out: LeftOut) -> Read:
-    """Read a text file of one user: a line is a message, and their order is kept."""
-    with _opened(path) as (stream, position):
-        lines = _Lines(stream, path, left_out).sound("rows", name)
-        rows = (
-            ([user, line, f"{name} {number:012}"], f"line {number}")
-            for number, line in lines
-            if line.strip()
-        )
-        yield from _batches(Columns(user="user", text="text", time="time"), rows, position)
+def read_messages(path: Place, *, user: str, name: str, left_out: LeftOut) -> Read:
+    """Read a text file of one user: a line is a message, and their order is kept.
+
+    Args:
+        path: of the file.
+        user: who wrote it.
+        name: of the file, in the folder that was named.
+        left_out: counts the lines that cannot be used.
+    """
+    columns = Columns(user="user", text="text", time="time")
+    with _open_file(path) as (stream, position):
+        lines = _Lines(stream, path, left_out).read_sound(name=name)
+        rows = _read_message_rows(lines, user=user, name=name)
+        yield from _batches(columns, rows, position)
+
+
+def _read_message_rows(lines: Iterable[tuple[int, str]], *, user: str, name: str) -> Iterator[Row]:
+    for number, line in lines:
+        if line.strip():
+            time = f"{name} {number:012}"
+            yield [user, line, time], f"line {number}"
 
 
 def read_paragraphs(path: Place, left_out: LeftOut) -> Read:
     """Read a public text file: lines belong together up to an empty one."""
+    with _open_file(path) as (stream, position):
+        lines = _Lines(stream, path, left_out)
+        yield from _batches(Columns(text="text"), _read_paragraph_rows(lines), position)
 
-    def paragraphs(stream: IO[bytes]) -> Iterator[Row]:
-        lines, paragraph = _Lines(stream, path, left_out), list[str]()
-        for _, line in chain(lines.sound("lines"), [(0, "")]):
-            if line.strip():
-                paragraph.append(line)
-            if paragraph and (not line.strip() or len(paragraph) >= MOST_LINES):
-                yield [" ".join(paragraph)], f"line {lines.number}"
-                paragraph = []
 
-    with _opened(path) as (stream, position):
-        yield from _batches(Columns(text="text"), paragraphs(stream), position)
+def _read_paragraph_rows(lines: "_Lines") -> Iterator[Row]:
+    paragraph: list[str] = []
+    # An empty line after the last ends the last paragraph.
+    for _, line in chain(lines.read_sound("lines"), [(0, "")]):
+        is_empty = not line.strip()
+        if not is_empty:
+            paragraph.append(line)
+        if paragraph and (is_empty or len(paragraph) >= MOST_LINES):
+            yield [" ".join(paragraph)], f"line {lines.number}"
+            paragraph = []
 
 
 def _batches(columns: Columns, rows: Iterable[Row], position: Callable[[], float]) -> Read:
     """Collect the rows of a text file into batches."""
-    values, places, size = [], [], 0
-    for row, place in chain(rows, [(None, "")]):
-        if values and (row is None or len(values) >= BATCH_ROWS or size >= BATCH_BYTES):
-            found = zip(columns.names, zip(*values, strict=True), strict=True)
-            yield (
-                position(),
-                Batch(
-                    columns,
-                    {name: pa.array(column, pa.string()) for name, column in found},
-                    places.__getitem__,
-                ),
-            )
-            values, places, size = [], [], 0
-        if row is not None:
-            values.append(row)
-            places.append(place)
-            size += sum(map(len, filter(None, row)))
+    values: list[Sequence[str | None]] = []
+    places: list[str] = []
+    size = 0
+    for row, place in rows:
+        is_full = len(values) >= BATCH_ROWS or size >= BATCH_BYTES
+        if values and is_full:
+            yield position(), _make_batch(columns, values, places)
+            values = []
+            places = []
+            size = 0
+        values.append(row)
+        places.append(place)
+        size += sum(map(len, filter(None, row)))
+    if values:
+        yield position(), _make_batch(columns, values, places)
+
+
+def _make_batch(
+    columns: Columns, values: Sequence[Sequence[str | None]], places: list[str]
+) -> Batch:
+    by_column = zip(*values, strict=True)
+    strings = {}
+    for name, column in zip(columns.names, by_column, strict=True):
+        strings[name] = pa.array(column, pa.string())
+    return Batch(columns, strings, places.__getitem__)
 
 
 class _Lines:
-    """The lines of a file as strings. One that is too long is left out; `broken` is set when one
-    was not UTF-8, until it is reset.
+    """The lines of a file as strings.
+
+    One that is too long is left out; `is_broken` is set when one was not UTF-8, until it is reset.
     """
 
     def __init__(self, stream: IO[bytes], path: Place, left_out: LeftOut) -> None:
-        self._stream, self._path, self._left_out = stream, path, left_out
-        self.number, self.broken = 0, False
-        self.skipped, self.skipped_quotes = 0, 0
+        self._stream = stream
+        self._path = path
+        self._left_out = left_out
+        self.number = 0
+        self.is_broken = False
+        self.skipped = 0
+        self.skipped_quotes = 0
 
-    def sound(self, what: str = "rows", name: str = "") -> Iterator[tuple[int, str]]:
-        """Yield the numbers and the lines that are UTF-8; count the others."""
+    def read_sound(self, what: str = "rows", name: str = "") -> Iterator[tuple[int, str]]:
+        """Yield the numbers and the lines that are UTF-8; count the others.
+
+        Args:
+            what: the lines are.
+            name: of the file, where it is not the last part of its path.
+        """
         for line in self:
-            broken, self.broken = self.broken, False
-            if not broken:
+            if not self.is_broken:
                 yield self.number, line
-            else:
-                self._left_out.add(
-                    f"{what} that are not UTF-8",
-                    1,
-                    f"{name or self._path.name}, line {self.number}",
-                )
+                continue
+            self.is_broken = False
+            where = f"{name or self._path.name}, line {self.number}"
+            self._left_out.add(f"{what} that are not UTF-8", where=where)
 
     def __iter__(self) -> "_Lines":
         return self
@@ -343,29 +470,35 @@ class _Lines:
                 raise StopIteration
             self.number += 1
             if self.number == 1:
-                if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-                    raise DataError(
-                        f"{self._path} is UTF-16; save it as UTF-8 (iconv -f utf-16 -t utf-8)"
-                    )
-                if b"\0" in line:
-                    raise DataError(
-                        f"{self._path} is not text, as it has null bytes in it; name a file of text"
-                        " in UTF-8"
-                    )
-                line = line.removeprefix(b"\xef\xbb\xbf")
+                line = self._check_first(line)
             if len(line) > LONGEST:
-                self.skipped += 1
-                while line:
-                    self.skipped_quotes += line.count(b'"')
-                    line = b"" if line.endswith(b"\n") else self._stream.readline(LONGEST)
-                where = f"{self._path.name}, line {self.number}"
-                self._left_out.add(f"lines longer than {LONGEST // 2**20} MB", 1, where)
+                self._skip(line)
                 continue
             try:
                 return line.decode()
             except UnicodeDecodeError:
-                self.broken = True
+                self.is_broken = True
                 return line.decode(errors="replace")
+
+    def _check_first(self, line: bytes) -> bytes:
+        """Return the first line without a byte order mark; refuse a file that is not UTF-8 text."""
+        if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise DataError(f"{self._path} is UTF-16; save it as UTF-8 (iconv -f utf-16 -t utf-8)")
+        if b"\0" in line:
+            raise DataError(
+                f"{self._path} is not text, as it has null bytes in it; name a file of text in"
+                " UTF-8"
+            )
+        return line.removeprefix(b"\xef\xbb\xbf")
+
+    def _skip(self, line: bytes) -> None:
+        """Read a line to its end; count it and the quotes in it."""
+        self.skipped += 1
+        while line:
+            self.skipped_quotes += line.count(b'"')
+            line = b"" if line.endswith(b"\n") else self._stream.readline(LONGEST)
+        where = f"{self._path.name}, line {self.number}"
+        self._left_out.add(f"lines longer than {LONGEST // 2**20} MB", where=where)
 
 
 UNPACK: dict[str, Callable[[Any], Any]] = {
@@ -377,19 +510,22 @@ UNPACK: dict[str, Callable[[Any], Any]] = {
 
 
 @contextmanager
-def _opened(path: Place) -> Iterator[tuple[Any, Callable[[], float]]]:
-    """Open a file, unpacked while it is read; yield it and a function that returns the fraction
-    read.
-    """
+def _open_file(path: Place) -> Iterator[tuple[Any, Callable[[], float]]]:
+    """Open a file; yield it, unpacked while it is read, and what returns the fraction read."""
     size = max(path.stat().st_size, 1)
     with path.open("rb") as file:
-        yield (
-            UNPACK.get(path.suffix.lower(), lambda file: file)(file),
-            lambda: min(file.tell() / size, 1.0),
-        )
+
+        def fraction_read() -> float:
+            return min(file.tell() / size, 1.0)
+
+        unpack = UNPACK.get(path.suffix.lower())
+        yield unpack(file) if unpack else file, fraction_read
 
 
-def _is_utf8(content: bytes) -> bool:
+def _is_utf8(content: bytes | None) -> bool:
+    """Tell whether bytes are UTF-8, if there are any."""
+    if content is None:
+        return True
     try:
         content.decode()
     except UnicodeDecodeError:

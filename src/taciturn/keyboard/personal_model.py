@@ -195,7 +195,7 @@ def messages_of(path: Path, vocabulary: Vocabulary) -> tuple[list[list[int]], di
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder; name one file, of one person's text")
-    source, people = Source([path]), set()
+    source, people = Source(paths=[path]), set()
     messages: list[list[int]] = []
     for batch in source.batches():
         people.update(map(user_id, batch.column("user").to_pylist()))
