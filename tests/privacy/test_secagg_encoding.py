@@ -27,12 +27,12 @@ from taciturn.privacy.bounding.secagg_encoding import (
     MOST_BITS,
     Rotation,
     centre_residues,
-    conditionally_rounded,
     encoding,
     hadamard,
     inflated_square,
+    is_within_limit,
     modular,
-    within,
+    round_conditionally,
 )
 from taciturn.privacy.curator import device_program
 from taciturn.privacy.noise import int64
@@ -100,8 +100,8 @@ def decoding(bound):
 
 
 turned = jax.jit(hadamard)
-turned_exactly = jax.jit(secagg_encoding._exactly_turned)
-rounded = jax.jit(conditionally_rounded, static_argnums=0)
+turned_exactly = jax.jit(secagg_encoding._hadamard_exactly)
+rounded = jax.jit(round_conditionally, static_argnums=0)
 
 
 def square(whole) -> int:
@@ -210,7 +210,7 @@ def worst(encoded):
 
 def test_rounding_is_repeated_until_it_fits():
     encoded = encoding(600, 100, 13)
-    roundings = jax.vmap(lambda key: conditionally_rounded(encoded, worst(encoded), key))(
+    roundings = jax.vmap(lambda key: round_conditionally(encoded, worst(encoded), key))(
         jax.random.split(KEY, 300)
     )
     squares = [square(one) for one in roundings]
@@ -224,7 +224,7 @@ def test_rounding_without_a_second_try_breaks_the_bound():
     """
     encoded = encoding(600, 100, 13)
     anything = encoded._replace(limit=2**60)
-    roundings = jax.vmap(lambda key: conditionally_rounded(anything, worst(encoded), key))(
+    roundings = jax.vmap(lambda key: round_conditionally(anything, worst(encoded), key))(
         jax.random.split(KEY, 300)
     )
     assert sum(square(one) > encoded.limit for one in roundings) > 10
@@ -484,7 +484,7 @@ def test_every_encoding_has_room_for_its_reports_and_none_to_spare(size, most_re
     assert 1 <= encoded.largest <= LARGEST_COORDINATE
     assert encoded.largest <= encoded.radius
     assert encoded.limit <= inflated_square(encoded.radius, encoded.padded)
-    # What `within` and `_exactly_turned` need to be exact.
+    # What `is_within_limit` and `_hadamard_exactly` need to be exact.
     assert encoded.block <= 2**16
     assert encoded.padded // encoded.block <= 2**15
     assert encoded.block * (encoded.modulus // 2 >> 15) <= 2**30
@@ -513,14 +513,14 @@ def test_sums_of_nothing_or_of_too_much_are_refused(size, most_reports):
 )
 def test_norms_of_integers_are_compared_exactly(whole, off):
     limit = max(square(whole) + off, 0)
-    assert bool(within(jnp.asarray(whole), limit)) == (square(whole) <= limit)
+    assert bool(is_within_limit(jnp.asarray(whole), limit)) == (square(whole) <= limit)
 
 
 @pytest.mark.parametrize("shape", [(2**16, 40), (2**16, 1), (1, 2**15)])
 def test_the_longest_reports_are_compared_exactly_as_floats_cannot(shape):
     whole = jnp.full(shape, -LARGEST_COORDINATE, jnp.int32)
     exact = math.prod(shape) * LARGEST_COORDINATE**2
-    assert [bool(within(whole, exact + off)) for off in (-1, 0, 1)] == [False, True, True]
+    assert [bool(is_within_limit(whole, exact + off)) for off in (-1, 0, 1)] == [False, True, True]
     assert float(jnp.sum(jnp.square(whole.astype(jnp.float32)))) != exact
 
 

@@ -1,6 +1,8 @@
-"""Reports for a secure sum: integers mod M (Xu et al. 2023, §2.4 and Algorithm 2: the device's
-lines, and "unshift, unscale, and unrotate"; conditional rounding is from Kairouz, Liu and Steinke
-2021, "The distributed discrete Gaussian mechanism").
+"""Encode reports for a secure sum: integers mod M.
+
+They follow Xu et al. 2023, §2.4 and Algorithm 2 (the device's lines, and "unshift, unscale, and
+unrotate"); conditional rounding is from Kairouz, Liu and Steinke 2021, "The distributed discrete
+Gaussian mechanism".
 
 **Guarantee:** for every update, weight, round and coin, a report is a vector of integers, each at
 most C_∞ in size, of ℓ2 norm at most s · C_inflated. Both are checked on the integers, in integers,
@@ -27,7 +29,8 @@ guaranteed holds for all of them.
 """
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,20 +42,23 @@ from taciturn.privacy.bounding.clipping import DIGIT, MOST_REPORTS, Bound
 from taciturn.privacy.noise import chacha20, int64
 from taciturn.privacy.noise.int64 import Int64
 
-# α, as in production: the largest share of roundings that are refused, of the longest updates
+# α, as in production: the largest share of roundings that are refused, of the longest updates.
 ALPHA = math.exp(-0.5)
-# which all fail once in 10¹⁴
+# A device rounds at random this many times at most; all of them fail once in 10¹⁴.
 TRIES = 64
-# how often an update with all its length in one block loses anything to C_∞
+# How often an update with all its length in one block loses anything to C_∞.
 CLIPPED = 1e-6
+# The largest C_inflated/C that a number of bits may lead to.
 MOST_INFLATION = 2.0
-# C_inflated/C at most, where the number of bits is not given; the paper's settings give 1.0005
+# The largest C_inflated/C where the number of bits is not given; the paper's settings give 1.0005.
 INFLATION = 1.001
-# of integers below 2¹⁵ this many add up in 32 bits
+# This many integers below 2¹⁵ add up in 32 bits.
 LARGEST_BLOCK = 2**16
 LARGEST_COORDINATE = 2**15 - 1
 LARGEST_SIZE = 2**31
 MOST_BITS = 30
+# Padding is at most this share of the parameters.
+MOST_PADDING = 1 / 16
 
 
 class Encoding(NamedTuple):
@@ -63,20 +69,20 @@ class Encoding(NamedTuple):
     (24, 2424832, 7274496)
     """
 
-    # d
+    # d.
     size: int
     block: int
-    # d̃, a multiple of the block
+    # d̃, a multiple of the block.
     padded: int
-    # n_max
+    # n_max.
     most_reports: int
-    # log₂ M
+    # log₂ M.
     bits: int
-    # C_∞
+    # C_∞.
     largest: int
-    # s · C, of an update before it is rounded
+    # s · C, of an update before it is rounded.
     radius: float
-    # (s · C_inflated)², of a report
+    # (s · C_inflated)², of a report.
     limit: int
 
     @property
@@ -91,8 +97,9 @@ class Encoding(NamedTuple):
 
     @property
     def upload_bytes(self) -> int:
-        """Return the size of a report whose residues are packed without gaps
-        (fleets/secure_aggregation/bit_packing.py).
+        """Return the size of a report whose residues are packed without gaps.
+
+        fleets/secure_aggregation/bit_packing.py packs them.
         """
         return math.ceil(self.padded * self.bits / 8)
 
@@ -101,218 +108,360 @@ class Rotation(NamedTuple):
     """What devices must know of a round."""
 
     clip_norm: jax.Array
-    # names the signs ξ
+    # It names the signs ξ.
     round: jax.Array
 
 
 def encoding(size: int, most_reports: int, bits: int | None = None) -> Encoding:
-    """Choose constants for sums of up to `most_reports` updates of `size` parameters, in `bits`
-    bits or as many as `INFLATION` takes.
+    """Choose the constants for sums of reports.
+
+    Args:
+        size: the number of parameters.
+        most_reports: how many reports one sum may hold.
+        bits: of each residue; None for as many as `INFLATION` takes.
+
+    Raises:
+        ValueError: if no secure sum of that size, or of that many reports, is possible in the bits.
     """
     if not 0 < size <= LARGEST_SIZE:
         raise ValueError(f"a secure sum is of 1 to {LARGEST_SIZE} parameters, not {size}")
     if not 0 < most_reports <= MOST_REPORTS:
         raise ValueError(f"a secure sum holds 1 to {MOST_REPORTS} reports, not {most_reports}")
-    least = (2 * most_reports).bit_length()
-    made = [_encoding(size, most_reports, number) for number in range(least, MOST_BITS + 1)]
+    least_bits = (2 * most_reports).bit_length()
+    encodings = [
+        _encoding_in(number, size=size, most_reports=most_reports)
+        for number in range(least_bits, MOST_BITS + 1)
+    ]
     if bits is None:
-        return next((one for one in made if one.inflation <= INFLATION), made[-1])
-    enough = next((one.bits for one in made if one.inflation <= MOST_INFLATION), MOST_BITS)
+        return _first_within(INFLATION, encodings) or encodings[-1]
+    sufficient = _first_within(MOST_INFLATION, encodings)
+    enough = sufficient.bits if sufficient else MOST_BITS
     if not enough <= bits <= MOST_BITS:
         raise ValueError(
             f"a secure sum of {most_reports} reports of {size} parameters takes {enough} to"
             f" {MOST_BITS} bits each, not {bits}"
         )
-    return made[bits - least]
+    return encodings[bits - least_bits]
 
 
-def _encoding(size: int, most_reports: int, bits: int) -> Encoding:
-    block = next(
-        2**k for k in range(LARGEST_BLOCK.bit_length() - 1, -1, -1) if -size % 2**k <= size / 16
-    )
+def _first_within(inflation: float, encodings: list[Encoding]) -> Encoding | None:
+    """Return the first encoding whose reports are inflated no more than this."""
+    for candidate in encodings:
+        if candidate.inflation <= inflation:
+            return candidate
+    return None
+
+
+def _encoding_in(bits: int, *, size: int, most_reports: int) -> Encoding:
+    """Return the constants that make the most of this many bits."""
+    block = _choose_block(size)
     padded = size + -size % block
-    largest = min((2**bits - 1) // (2 * most_reports), LARGEST_COORDINATE)
+    room_of_a_report = (2**bits - 1) // (2 * most_reports)
+    largest = min(room_of_a_report, LARGEST_COORDINATE)
     # Hoeffding: a sum of x_i with random signs passes t·‖x‖ with a probability of at most 2
     # exp(−t²/2); there are d̃ of them.
     deviations = math.sqrt(2 * math.log(2 * padded / CLIPPED))
     radius = largest * max(1.0, math.sqrt(block) / deviations)
-    # the smallest M ≥ 2 · C_∞ · n_max + 1
-    needed = (2 * largest * most_reports).bit_length()
-    limit = math.floor(inflated_square(radius, padded))
-    return Encoding(size, block, padded, most_reports, needed, largest, radius, limit)
+    # The smallest M ≥ 2 · C_∞ · n_max + 1.
+    bits_needed = (2 * largest * most_reports).bit_length()
+    return Encoding(
+        size=size,
+        block=block,
+        padded=padded,
+        most_reports=most_reports,
+        bits=bits_needed,
+        largest=largest,
+        radius=radius,
+        limit=math.floor(inflated_square(radius, padded)),
+    )
+
+
+def _choose_block(size: int) -> int:
+    """Return the largest power of two whose blocks need no more than `MOST_PADDING`."""
+    block = LARGEST_BLOCK
+    while -size % block > size * MOST_PADDING:
+        block //= 2
+    return block
 
 
 def inflated_square(radius: float, size: int) -> float:
-    """Return s²C² + d/4 + √(2 ln(1/α)) · (sC + √d/2): stochastic rounding passes it with a
-    probability of at most α.
+    """Return s²C² + d/4 + √(2 ln(1/α)) · (sC + √d/2).
+
+    Stochastic rounding passes it with a probability of at most α.
     """
-    return (
-        radius**2 + size / 4 + math.sqrt(2 * math.log(1 / ALPHA)) * (radius + math.sqrt(size) / 2)
-    )
+    deviations = math.sqrt(2 * math.log(1 / ALPHA))
+    return radius**2 + size / 4 + deviations * (radius + math.sqrt(size) / 2)
 
 
 def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
-    """Encode what `clip` leaves of an update in residues mod M. `params` may be only shapes.
+    """Encode what a bound leaves of an update in residues mod M.
+
     Reports do not state their weight: a fixed denominator does not need it, and no other is
     possible, because rounding makes light reports longer than weight × clip norm.
+
+    Args:
+        clip: the bound.
+        params: the model's parameters, or only their shapes.
+        encoded: the constants of the encoding.
+
+    Raises:
+        ValueError: if the encoding is for another number of parameters.
     """
-    shapes, structure = (
-        [jnp.shape(leaf) for leaf in jax.tree.leaves(params)],
-        jax.tree.structure(params),
-    )
     if trees.size(params) != encoded.size:
         raise ValueError(
             f"the encoding is for {encoded.size} parameters, and the model has {trees.size(params)}"
         )
-
-    def public(round: jax.Array) -> Rotation:
-        return Rotation(clip.public(round), jnp.asarray(round, jnp.int32))
-
-    def project(rotation: Rotation, update: Update) -> Update:
-        return clip.project(rotation.clip_norm, update)
-
-    def pack(rotation: Rotation, update: Update, key: Key) -> jax.Array:
-        flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(update)])
-        scaled = jnp.pad(
-            flat * (encoded.radius / rotation.clip_norm), (0, encoded.padded - encoded.size)
-        )
-        signed = scaled * (1.0 - 2.0 * _coins(encoded, rotation).astype(jnp.float32))
-        # a block is a column, of distant parameters
-        turned = hadamard(signed.reshape(encoded.block, -1)) / math.sqrt(encoded.block)
-        whole = conditionally_rounded(encoded, turned, key)
-        return jnp.ravel(jax.lax.bitcast_convert_type(whole, jnp.uint32)) & jnp.uint32(
-            encoded.modulus - 1
-        )
-
-    def unpack(rotation: Rotation, total: jax.Array) -> PyTree:
-        """Return H · x: turned back but for the factor 1/√(size of a block), which is in the length
-        of a step.
-        """
-        turned = jax.tree.map(
-            jnp.ravel, _exactly_turned(centre_residues(encoded, total).reshape(encoded.block, -1))
-        )
-        flat = int64.where(_coins(encoded, rotation) == 1, int64.negative(turned), turned)
-        ends = np.cumsum([math.prod(shape) for shape in shapes])
-        parts = [
-            jax.tree.map(
-                lambda words, end=end, shape=shape: words[end - math.prod(shape) : end].reshape(
-                    shape
-                ),
-                flat,
-            )
-            for end, shape in zip(ends, shapes, strict=True)
-        ]
-        return jax.tree.unflatten(structure, parts)
-
-    def step(rotation: Rotation) -> jax.Array:
-        return rotation.clip_norm * (1 / (encoded.radius * math.sqrt(encoded.block)))
-
-    def check(params: Params) -> None:
-        if (
-            jax.tree.structure(params) != structure
-            or [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] != shapes
-        ):
-            raise ValueError("reports were to be encoded for a model of other layers")
-        clip.check(params)
-
-    # As long as the longest report, turned back: a little more, for the rounding of this product.
-    reach = math.sqrt(encoded.limit) * math.sqrt(encoded.block) * (1 + 2.0**-50)
+    residues = _Residues(
+        clip=clip,
+        encoded=encoded,
+        shapes=_shapes(params),
+        structure=jax.tree.structure(params),
+    )
     return Bound(
-        public,
-        project,
-        pack,
-        unpack,
-        step,
-        reach,
-        check,
-        clip.clip_norms,
-        encoded.modulus,
-        encoded.most_reports,
+        public=residues.public,
+        project=residues.project,
+        pack=residues.pack,
+        unpack=residues.unpack,
+        step=residues.step,
+        reach=residues.reach,
+        check=residues.check,
+        clip_norms=clip.clip_norms,
+        modulus=encoded.modulus,
+        most_reports=encoded.most_reports,
     )
 
 
-def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax.Array:
-    """Round each value up or down at random, on average to itself, and repeat until the norm is
-    within the limit.
+def _flatten(update: Update) -> jax.Array:
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(update)])
+
+
+def _shapes(params: Params) -> list[tuple[int, ...]]:
+    return [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+
+
+# Compared by identity, as functions are.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Residues:
+    """The parts of a bound whose reports are residues; `Bound` says what each of them is."""
+
+    clip: Bound
+    encoded: Encoding
+    # Of the model's layers, and how they are nested.
+    shapes: list[tuple[int, ...]]
+    structure: Any
+
+    def public(self, round: jax.Array) -> Rotation:
+        return Rotation(self.clip.public(round), jnp.asarray(round, jnp.int32))
+
+    def project(self, rotation: Rotation, update: Update) -> Update:
+        return self.clip.project(rotation.clip_norm, update)
+
+    def pack(self, rotation: Rotation, update: Update, key: Key) -> jax.Array:
+        """Scale, rotate, round: Algorithm 2."""
+        scaled = _flatten(update) * (self.encoded.radius / rotation.clip_norm)
+        rotated = self._rotate(rotation, scaled)
+        whole = round_conditionally(self.encoded, rotated, key)
+        words = jax.lax.bitcast_convert_type(whole, jnp.uint32)
+        return jnp.ravel(words) & jnp.uint32(self.encoded.modulus - 1)
+
+    def _rotate(self, rotation: Rotation, flat: jax.Array) -> jax.Array:
+        """Return the blocks, rotated; a block is a column, of distant parameters."""
+        encoded = self.encoded
+        padded = jnp.pad(flat, (0, encoded.padded - encoded.size))
+        coins = _coins(encoded, rotation).astype(jnp.float32)
+        signed = padded * (1.0 - 2.0 * coins)
+        columns = signed.reshape(encoded.block, -1)
+        return hadamard(columns) / math.sqrt(encoded.block)
+
+    def unpack(self, rotation: Rotation, total: jax.Array) -> PyTree:
+        """Return H · x: turned back but for the factor 1/√(size of a block).
+
+        That factor is in the length of a step.
+        """
+        sums = centre_residues(self.encoded, total)
+        columns = _hadamard_exactly(sums.reshape(self.encoded.block, -1))
+        turned_back = jax.tree.map(jnp.ravel, columns)
+        is_minus = _coins(self.encoded, rotation) == 1
+        flat = int64.where(is_minus, int64.negative(turned_back), turned_back)
+        return jax.tree.unflatten(self.structure, self._cut_into_layers(flat))
+
+    def _cut_into_layers(self, flat: Int64) -> list[Int64]:
+        layers = []
+        start = 0
+        for shape in self.shapes:
+            place = slice(start, start + math.prod(shape))
+            high = flat.high[place].reshape(shape)
+            low = flat.low[place].reshape(shape)
+            layers.append(Int64(high, low))
+            start = place.stop
+        return layers
+
+    def step(self, rotation: Rotation) -> jax.Array:
+        return rotation.clip_norm * (1 / (self.encoded.radius * math.sqrt(self.encoded.block)))
+
+    @property
+    def reach(self) -> float:
+        """Return the length of the longest report, turned back.
+
+        It is a little more, for the rounding of this product.
+        """
+        longest = math.sqrt(self.encoded.limit)
+        return longest * math.sqrt(self.encoded.block) * (1 + 2.0**-50)
+
+    def check(self, params: Params) -> None:
+        if jax.tree.structure(params) != self.structure or _shapes(params) != self.shapes:
+            raise ValueError("reports were to be encoded for a model of other layers")
+        self.clip.check(params)
+
+
+class _Rounding(NamedTuple):
+    """A rounding that was tried."""
+
+    # How many there were, this one included.
+    tries: jax.Array
+    whole: jax.Array
+    # Whether its norm is within the limit.
+    fits: jax.Array
+
+
+def round_conditionally(encoded: Encoding, values: jax.Array, key: Key) -> jax.Array:
+    """Round each value up or down at random, on average to itself, until the norm fits.
+
+    Args:
+        encoded: the constants of the encoding, the limit of the norm among them.
+        values: what is rounded.
+        key: of the coins.
     """
     below = jnp.floor(values)
-    # exact in floats, unlike a sum with the coin
+    # Exact in floats, unlike a sum with the coin.
     fraction = values - below
 
-    def attempt(
-        state: tuple[jax.Array, jax.Array, jax.Array],
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        tries, _, _ = state
-        up = jax.random.uniform(jax.random.fold_in(key, tries), values.shape) < fraction
-        rounded = jnp.where(tries < TRIES, below + up, jnp.trunc(values))
+    def is_to_be_tried(rounding: _Rounding) -> jax.Array:
+        return ~rounding.fits & (rounding.tries <= TRIES)
+
+    def try_again(rounding: _Rounding) -> _Rounding:
+        key_of_try = jax.random.fold_in(key, rounding.tries)
+        is_up = jax.random.uniform(key_of_try, values.shape) < fraction
+        at_random = below + is_up
+        towards_zero = jnp.trunc(values)
+        rounded = jnp.where(rounding.tries < TRIES, at_random, towards_zero)
         whole = jnp.clip(rounded.astype(jnp.int32), -encoded.largest, encoded.largest)
-        return tries + 1, whole, within(whole, encoded.limit)
+        return _Rounding(
+            tries=rounding.tries + 1,
+            whole=whole,
+            fits=is_within_limit(whole, encoded.limit),
+        )
 
     nothing = jnp.zeros(values.shape, jnp.int32)
-    start = jnp.int32(0), nothing, jnp.asarray(False)
-    _, whole, fits = jax.lax.while_loop(
-        lambda state: ~state[2] & (state[0] <= TRIES), attempt, start
+    before = _Rounding(
+        tries=jnp.int32(0),
+        whole=nothing,
+        fits=jnp.asarray(False),
     )
-    return jnp.where(fits, whole, nothing)
+    last = jax.lax.while_loop(is_to_be_tried, try_again, before)
+    return jnp.where(last.fits, last.whole, nothing)
 
 
-def within(whole: jax.Array, limit: int) -> jax.Array:
-    """Tell whether the squares of integers below 2¹⁵, in at most 2¹⁵ columns of at most 2¹⁶, add up
-    to at most the limit, exactly: in halves of 16 bits, so that no sum overflows.
+def is_within_limit(whole: jax.Array, limit: int) -> jax.Array:
+    """Tell whether the squares of integers add up to at most the limit, exactly.
+
+    Args:
+        whole: integers below 2¹⁵, in at most 2¹⁵ columns of at most 2¹⁶.
+        limit: less than 2⁶⁴.
     """
+    square = _sum_of_squares(whole)
+    upper_limit = jnp.uint32(limit >> 32)
+    lower_limit = jnp.uint32(limit & 0xFFFFFFFF)
+    is_below = square.upper < upper_limit
+    is_level = square.upper == upper_limit
+    return is_below | (is_level & (square.lower <= lower_limit))
+
+
+class _Words(NamedTuple):
+    """A number of 64 bits, which is not negative: upper · 2³² + lower."""
+
+    upper: jax.Array
+    lower: jax.Array
+
+
+def _sum_of_squares(whole: jax.Array) -> _Words:
+    """Add up the squares in halves of 16 bits, so that no sum overflows."""
     squares = jnp.square(whole).astype(jnp.uint32)
-    low, high = (jnp.sum(half, axis=0, dtype=jnp.uint32) for half in _halves(squares))
-    ones, carried, more, top = (
-        jnp.sum(half, dtype=jnp.uint32) for half in (*_halves(low), *_halves(high))
-    )
+    low, high = _halves(squares)
+    low_of_columns = _add_up(low, axis=0)
+    high_of_columns = _add_up(high, axis=0)
+    low_of_low, high_of_low = _halves(low_of_columns)
+    low_of_high, high_of_high = _halves(high_of_columns)
+    # The sum is ones + (carried + more) · 2¹⁶ + top · 2³².
+    ones = _add_up(low_of_low)
+    carried = _add_up(high_of_low)
+    more = _add_up(low_of_high)
+    top = _add_up(high_of_high)
     middle = carried + more + (ones >> 16)
-    upper, lower = top + (middle >> 16), (middle << 16) | (ones & 0xFFFF)
-    most, least = jnp.uint32(limit >> 32), jnp.uint32(limit & 0xFFFFFFFF)
-    return (upper < most) | ((upper == most) & (lower <= least))
+    upper = top + (middle >> 16)
+    lower = (middle << 16) | (ones & 0xFFFF)
+    return _Words(upper, lower)
+
+
+def _add_up(numbers: jax.Array, axis: int | None = None) -> jax.Array:
+    return jnp.sum(numbers, axis=axis, dtype=jnp.uint32)
 
 
 def _halves(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the lower and the upper 16 bits."""
     return numbers & 0xFFFF, numbers >> 16
 
 
 def centre_residues(encoded: Encoding, total: jax.Array) -> jax.Array:
-    """Return the number next to zero with this residue mod M: the sum of up to n_max reports, added
-    in integers of enough bits.
+    """Return the number next to zero with this residue mod M.
+
+    It is the sum of up to n_max reports, added in integers of enough bits.
     """
     spare = 32 - encoded.bits
-    return (
-        jax.lax.bitcast_convert_type(jnp.asarray(total).astype(jnp.uint32) << spare, jnp.int32)
-        >> spare
-    )
+    shifted = jnp.asarray(total).astype(jnp.uint32) << spare
+    return jax.lax.bitcast_convert_type(shifted, jnp.int32) >> spare
 
 
 def hadamard(columns: jax.Array) -> jax.Array:
-    """Return H · x for every column x, over the last axis but one: exact in integers, its own
-    inverse up to a factor of its size.
+    """Return H · x for every column x, over the last axis but one.
+
+    It is exact in integers, and its own inverse up to a factor of its size.
     """
-    *_, size, width = columns.shape
-    turned, step = columns, 1
+    *others, size, width = columns.shape
+    transformed = columns
+    step = 1
     while step < size:
-        pairs = turned.reshape(*columns.shape[:-2], size // (2 * step), 2, step * width)
-        first, second = pairs[..., 0, :], pairs[..., 1, :]
-        turned, step = jnp.stack([first + second, first - second], axis=-2), 2 * step
-    return turned.reshape(columns.shape)
+        pairs = transformed.reshape(*others, size // (2 * step), 2, step * width)
+        transformed = _sums_and_differences(pairs)
+        step = 2 * step
+    return transformed.reshape(columns.shape)
 
 
-def _exactly_turned(whole: jax.Array) -> Int64:
-    """Return H · x of integers below 2²⁹, exactly. By roundings one user could move a total further
-    than the noise is made for.
+def _sums_and_differences(pairs: jax.Array) -> jax.Array:
+    first = pairs[..., 0, :]
+    second = pairs[..., 1, :]
+    return jnp.stack([first + second, first - second], axis=-2)
+
+
+def _hadamard_exactly(whole: jax.Array) -> Int64:
+    """Return H · x of integers below 2²⁹, exactly.
+
+    By roundings one user could move a total further than the noise is made for.
     """
-    high, low = hadamard(jnp.stack([whole >> DIGIT, whole & (2**DIGIT - 1)]))
+    digits = jnp.stack([whole >> DIGIT, whole & (2**DIGIT - 1)])
+    high, low = hadamard(digits)
     return int64.add(int64.shift(int64.from_int32(high), DIGIT), int64.from_int32(low))
 
 
 def _coins(encoded: Encoding, rotation: Rotation) -> jax.Array:
-    """Return the signs ξ (1 for minus) of a round: the same on all devices and the server; not
-    secret, so under a key of zeros.
+    """Return the signs ξ of a round, 1 for minus: the same on all devices and the server.
+
+    They are not secret, and so under a key of zeros.
     """
-    blocks = jnp.arange(math.ceil(encoded.padded / (32 * chacha20.WORDS)), dtype=jnp.uint32)
-    nonce = jax.lax.bitcast_convert_type(rotation.round, jnp.uint32), jnp.uint32(0), jnp.uint32(0)
+    count = math.ceil(encoded.padded / (32 * chacha20.WORDS))
+    blocks = jnp.arange(count, dtype=jnp.uint32)
+    round = jax.lax.bitcast_convert_type(rotation.round, jnp.uint32)
+    nonce = round, jnp.uint32(0), jnp.uint32(0)
     words = jnp.concatenate(chacha20.blocks(np.zeros(8, np.uint32), blocks, nonce))
     coins = (words[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
     return jnp.ravel(coins)[: encoded.padded]
