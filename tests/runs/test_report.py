@@ -44,7 +44,7 @@ from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.ngram_baselines import count_population
 from taciturn.runs.page import groups_of
-from taciturn.runs.page_html import chart, tag, ticks
+from taciturn.runs.page_html import Notation, Point, chart, tag, ticks
 
 NASTY = '<script>alert("x")</script>'
 
@@ -101,7 +101,7 @@ def figures_missing(text: str, run) -> list[str]:
 def loop_gain(run):
     own = FinishedRun(run)
     population = build.population(own.recipe)
-    texts = own._test().texts
+    texts = own._open_test().texts
     model = build.language_model(own.recipe.model, len(population.vocabulary))
     now, before = (
         evaluate(model, load_model(folder)[0], texts)
@@ -367,7 +367,7 @@ def test_groups_are_thirds_and_never_so_small_that_they_tell_of_one_person(vocab
 
 def test_scores_of_each_user_add_up_and_n_grams_are_scored_as_networks_are(made):
     own = FinishedRun(made / "first")
-    test = own._test()
+    test = own._open_test()
     each, all = (one(test.model, test.params, test.texts) for one in (evaluate_each, evaluate))
     np.testing.assert_allclose(each.together.loss, all.loss)
     halves = each.pool(np.arange(0, 40, 2)), each.pool(np.arange(1, 40, 2))
@@ -403,17 +403,16 @@ def test_an_axis_has_few_round_marks_around_everything(low, high):
 
 def test_a_curve_leaves_out_what_is_not_finite():
     nan, inf = float("nan"), float("inf")
-    drawn = chart(
-        "loss",
-        [(0, Interval(1.0, 0.0)), (1, Interval(nan, 0.0)), (2, Interval(inf, nan))],
-        "{:g}".format,
-        "{:g}".format,
-    )
+    points = [
+        Point(0, Interval(1.0, 0.0)),
+        Point(1, Interval(nan, 0.0)),
+        Point(2, Interval(inf, nan)),
+    ]
+    notation = Notation(in_text="{:g}".format, on_axis="{:g}".format)
+    drawn = chart("loss", points, notation)
     assert "nan" not in drawn
     assert "inf" not in drawn
-    assert "no finite figures" in chart(
-        "loss", [(0, Interval(inf, 0.0))], "{:g}".format, "{:g}".format
-    )
+    assert "no finite figures" in chart("loss", [Point(0, Interval(inf, 0.0))], notation)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,13 +1,15 @@
-"""Finished models: whom they protect, what the ledger says about them, and what they are worth on
-held-out users, alone or compared.
+"""Open finished models: whom they protect, what the ledger says, and what they are worth.
+
+They are measured on held-out users, one model at a time or compared.
 """
 
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -49,8 +51,10 @@ def population_of(folder: Path) -> Population:
 
 
 def guarantee_of(loaded: LoadedModel) -> Guarantee:
-    """Return what its users' ledger says about exactly this model; refuse a model that the ledger
-    does not know.
+    """Return what its users' ledger says about exactly this model.
+
+    Raises:
+        ExportRefused: the ledger does not know it, or it protects nobody.
     """
     if loaded.card is None:
         raise ExportRefused(
@@ -62,15 +66,17 @@ def guarantee_of(loaded: LoadedModel) -> Guarantee:
             f"{loaded.path} is made of public text only: it protects nobody, so there is no"
             " guarantee to export it with"
         )
-    return verified_guarantee(loaded.params, loaded.card, open_ledger(population_of(loaded.path)))
+    ledger = open_ledger(population_of(loaded.path))
+    return verified_guarantee(loaded.params, loaded.card, ledger)
 
 
-def opened_row(loaded: LoadedModel) -> Row:
+def opening_of(loaded: LoadedModel) -> Row:
     """Return what its run declared before the first round."""
-    return open_ledger(population_of(loaded.path)).run_rows(guarantee_of(loaded).run)[0]
+    ledger = open_ledger(population_of(loaded.path))
+    return ledger.run_rows(guarantee_of(loaded).run)[0]
 
 
-def learned_from(loaded: LoadedModel) -> str | None:
+def origin_of(loaded: LoadedModel) -> str | None:
     """Say whose text it learned from; None where that is unknown."""
     if loaded.card is None:
         return None
@@ -79,57 +85,72 @@ def learned_from(loaded: LoadedModel) -> str | None:
     if not loaded.is_of_users:
         return "public text"
     if (loaded.path / "recipe.toml").exists():
-        return whose_text(recipe_of(loaded.path), opened_row(loaded))
+        return whose_text(recipe_of(loaded.path), opening_of(loaded))
     return "people's text"
 
 
 def folder_known_to(loaded: LoadedModel) -> Path:
-    """Return the population of all on whom this model and its starts were trained; refuse if that
-    is unknown.
+    """Return the population of all on whom this model and its starts were trained.
+
+    Raises:
+        RunError: some of them are unknown.
     """
     population = population_of(loaded.path)
-    ledger, opened = open_ledger(population), opened_row(loaded)
+    ledger = open_ledger(population)
+    opening = opening_of(loaded)
     while True:
-        if opened["population"] != population.id:
+        if opening["population"] != population.id:
             raise RunError(
-                f"{population.folder} was built again since {opened['run']} was trained on it, so"
+                f"{population.folder} was built again since {opening['run']} was trained on it, so"
                 " its users are no longer known"
             )
-        if not opened["lineage"]:
+        if not opening["lineage"]:
             return population.folder
-        # a run also records its start, as its own round 0
-        earlier = ledger.rows[: ledger.rows.index(opened)]
-        before = next((row for row in earlier if row.get("params") == opened["start"]), None)
-        if before is None:
+        start = _row_of_start(ledger, opening)
+        if start is None:
             raise RunError(
-                f"{opened['run']} started from a model of other users than {population.folder}'s,"
+                f"{opening['run']} started from a model of other users than {population.folder}'s,"
                 " and they are unknown here"
             )
-        opened = ledger.run_rows(before["run"])[0]
+        opening = ledger.run_rows(start["run"])[0]
 
 
-class Evaluation(NamedTuple):
-    """A run's model on held-out users, with what the ledger says about it. Every figure has a
-    `value` and a 95 % `margin` over users.
+def _row_of_start(ledger: Ledger, opening: Row) -> Row | None:
+    """Return the row of the model that a run started from, if this ledger has it."""
+    # A run also records its start, as its own round 0: only what is before the run counts.
+    for row in ledger.rows[: ledger.rows.index(opening)]:
+        if row.get("params") == opening["start"]:
+            return row
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A run's model on held-out users, with what the ledger says about it.
+
+    Every figure has a `value` and a 95 % `margin` over users.
     """
 
     scores: Scores
     guarantee: Guarantee
-    # whether the population's text was replaced since the run
+    # Whether the population's text was replaced since the run.
     rebuilt: bool
 
     @property
     def accuracy_top1(self) -> Interval:
+        """Return how often the most likely word is the right one."""
         return self.scores["accuracy_top1"]
 
     @property
     def perplexity(self) -> Interval:
+        """Return among how many words the model hesitates, so to speak."""
         return self.scores["perplexity"]
 
 
 class FinishedRun:
-    """A run that has ended: its guarantee, its accuracy, and its exports. Made by `train`, or
-    opened by its folder.
+    """A run that has ended: its guarantee, its accuracy, and its exports.
+
+    `train` makes it, or it is opened by its folder.
 
     Example:
         run = tt.FinishedRun("runs/first")
@@ -148,24 +169,29 @@ class FinishedRun:
 
     @cached_property
     def model(self) -> LoadedModel:
+        """Return the model, with what its file says about it."""
         return load_word_model(self.folder)
 
     @property
     def params(self) -> Params:
+        """Return the parameters of the model."""
         return self.model.params
 
     @property
     def guarantee(self) -> Guarantee:
-        """Return what its users' ledger says about exactly this model. Raises where the two do not
-        match.
+        """Return what its users' ledger says about exactly this model.
+
+        Raises:
+            ExportRefused: the two do not match.
         """
         return guarantee_of(self.model)
 
     def predictor(self, blocklist: Iterable[str] = ()) -> Predictor:
-        """Answer a keyboard: `suggest("see you ")` gives the next words; those of `blocklist` are
-        never among them.
+        """Return what answers a keyboard: `suggest("see you ")` gives the next words.
+
+        Those of `blocklist` are never among them.
         """
-        return Predictor(self.model.model, self.model.vocabulary, blocklist)
+        return Predictor(self.model.model, self.model.vocabulary, blocklist=blocklist)
 
     def export(
         self, out: str | Path, to: ExportFormat = "model", non_private: bool = False, **how: Any
@@ -186,7 +212,7 @@ class FinishedRun:
         export = Export(
             loaded=self.model,
             guarantee=self.guarantee,
-            learned_from=learned_from(self.model),
+            learned_from=origin_of(self.model),
             to=to,
             non_private=non_private,
             **how,
@@ -196,64 +222,55 @@ class FinishedRun:
     def evaluate(
         self, on: str | Path | None = None, progress: Progress = ignore_progress
     ) -> Evaluation:
-        """Measure on the held-out users of the run's population, or of another one of the same
-        words (`on`). They have no guarantee.
+        """Measure on held-out users, who have no guarantee.
+
+        Args:
+            on: another population of the same words; by default the run's own.
+            progress: called with how much is done, and of how much.
         """
-        test = self._test(on)
+        test = self._open_test(on)
         scores = evaluate(test.model, test.params, test.texts, test.cut, progress)
-        return Evaluation(scores, test.guarantee, test.is_rebuilt and on is None)
+        is_rebuilt = test.is_rebuilt and on is None
+        return Evaluation(scores=scores, guarantee=test.guarantee, rebuilt=is_rebuilt)
 
     def report(
         self, beside: Sequence[str | Path] | None = None, progress: StageProgress = ignore_progress
     ) -> Path:
-        """Write RUN/report.html: the guarantee, curves, and what the model is worth to which
-        people, beside its start and n-grams.
+        """Write RUN/report.html, and return its path.
+
+        It shows the guarantee, curves, and what the model is worth to which people, beside its
+        start and n-grams.
 
         Args:
             beside: folders of n-grams to compare with; by default those that lie beside the run's
                 folder and know the same words.
             progress: called with what is being measured, how much of it is done, and of how much.
         """
-        test = self._test()
-        ngrams = (
-            _ngrams_beside(self.folder, test)
-            if beside is None
-            else [_ngrams(Path(one), test) for one in beside]
-        )
-
-        def scores(stage: str, params: Params) -> Scores:
-            return evaluate_each(test.model, params, test.texts, test.cut, partial(progress, stage))
-
-        def tested(one: LoadedModel) -> Tested:
-            # an ARPA file does not describe itself
-            privacy, name = (
-                "none: ε = ∞" if one.is_of_users else "nobody's text" if one.card else "unknown",
-                one.path.resolve().name,
-            )
-            return Tested(
-                name,
-                privacy,
-                evaluate_steps(one.model, test.texts, test.cut, partial(progress, name)),
-            )
-
-        model, start = scores("this model", test.params), _start_of(self.recipe, test.opened)
-        measured = (
-            model,
-            None if start is None else scores("its start", start),
-            [tested(one) for one in ngrams],
-        )
+        test = self._open_test()
+        if beside is None:
+            ngrams = _load_ngrams_beside(self.folder, test)
+        else:
+            ngrams = [_load_ngrams(Path(folder), test) for folder in beside]
+        model_scores = test.score(test.params, partial(progress, "this model"))
+        start_scores = None
+        start = _load_start(self.recipe, test.opening)
+        if start is not None:
+            start_scores = test.score(start, partial(progress, "its start"))
         return write_report(
             self.folder,
-            test.guarantee,
-            test.ledger,
-            test.texts,
-            test.vocabulary,
-            *measured,
-            test.is_rebuilt,
+            guarantee=test.guarantee,
+            ledger=test.ledger,
+            texts=test.texts,
+            vocabulary=test.vocabulary,
+            model=model_scores,
+            start=start_scores,
+            beside=[_test_ngrams(loaded, test, progress) for loaded in ngrams],
+            rebuilt=test.is_rebuilt,
         )
 
-    def _test(self, on: str | Path | None = None) -> "_Test":
-        params, card = _model_to_measure(self.folder)
+    def _open_test(self, on: str | Path | None = None) -> "_Test":
+        """Open the model, and what it is measured on; refuse people who know it already."""
+        params, card = _load_model_to_measure(self.folder)
         recipe = self.recipe
         own = build.population(recipe)
         ledger = open_ledger(own)
@@ -268,21 +285,18 @@ class FinishedRun:
             check_strangers(population.folder, folder_known_to(load_word_model(self.folder)))
         people = HeldOutUsers(population.folder)
         people.check_enough()
-        model = build.language_model(recipe.model, len(card.vocabulary))
-        cut = build.evaluation_cut(recipe, population.vocabulary)
-        opened = ledger.run_rows(guarantee.run)[0]
-        is_rebuilt = opened["population"] != own.id
+        opening = ledger.run_rows(guarantee.run)[0]
         return _Test(
-            model,
-            params,
-            people.texts,
-            population.vocabulary,
-            cut,
-            guarantee,
-            ledger,
-            own.folder,
-            opened,
-            is_rebuilt,
+            model=build.language_model(recipe.model, len(card.vocabulary)),
+            params=params,
+            texts=people.texts,
+            vocabulary=population.vocabulary,
+            cut=build.evaluation_cut(recipe, population.vocabulary),
+            guarantee=guarantee,
+            ledger=ledger,
+            own=own.folder,
+            opening=opening,
+            is_rebuilt=opening["population"] != own.id,
         )
 
     def compare(
@@ -291,22 +305,23 @@ class FinishedRun:
         on: str | Path | None = None,
         progress: StageProgress = ignore_progress,
     ) -> tuple[Evaluation, Evaluation]:
-        """Measure both on the same held-out users: of the population `on`, or else of this
-        run's.
+        """Measure both runs on the same held-out users.
+
+        Args:
+            other: the run to compare with.
+            on: the population of the users; by default this run's.
+            progress: called with what is being measured, how much of it is done, and of how much.
         """
-        if (
-            _model_to_measure(self.folder)[1].vocabulary
-            != _model_to_measure(other.folder)[1].vocabulary
-        ):
+        _, own_card = _load_model_to_measure(self.folder)
+        _, other_card = _load_model_to_measure(other.folder)
+        if own_card.vocabulary != other_card.vocabulary:
             raise RunError(
                 f"{self.folder} and {other.folder} know different words, so their figures cannot be"
                 " compared"
             )
         on = on or self.recipe.data.population
-        ours, theirs = (
-            run.evaluate(on, progress=partial(progress, f"measuring {name}"))
-            for run, name in ((self, "A"), (other, "B"))
-        )
+        ours = self.evaluate(on, partial(progress, "measuring A"))
+        theirs = other.evaluate(on, partial(progress, "measuring B"))
         if not np.array_equal(ours.scores.tokens, theirs.scores.tokens):
             raise RunError(
                 f"{self.folder} and {other.folder} read text in different pieces ([data] layout),"
@@ -317,16 +332,19 @@ class FinishedRun:
     def audit(
         self, references: int = REFERENCES, progress: Progress = ignore_progress
     ) -> AuditResults:
-        """Audit the run from outside; refuse one that was trained with nothing to audit."""
-        if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, canaries)):
+        """Audit the run from outside; refuse one that was trained with nothing to audit.
+
+        Args:
+            references: random continuations to compare each canary with.
+            progress: called with canaries looked for, and of how many.
+        """
+        if not any((self.folder / kind.FILE_NAME).exists() for kind in (audit_users, canaries)):
+            # A folder that is not a run is refused first.
             recipe_of(self.folder)
-            to_do = (
-                "(users of random directions), or with [canaries] text = a folder of public text"
-                " (shared secrets), and audit that run"
-            )
             raise RunError(
                 f"{self.folder} has neither audit users nor canaries: train with --audit 1000"
-                f" {to_do}"
+                " (users of random directions), or with [canaries] text = a folder of public text"
+                " (shared secrets), and audit that run"
             )
         evaluation = self.evaluate()
         canary_results = find_canaries(
@@ -347,7 +365,8 @@ class FinishedRun:
         )
 
 
-class _Test(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class _Test:
     """A run's model, and what it is measured on."""
 
     model: LanguageModel
@@ -357,33 +376,57 @@ class _Test(NamedTuple):
     cut: Cut
     guarantee: Guarantee
     ledger: Ledger
-    # of the population that the run was trained on
+    # Of the population that the run was trained on.
     own: Path
-    # what the run declared
-    opened: Row
-    # whether the population's text was replaced since
+    # What the run declared.
+    opening: Row
+    # Whether the population's text was replaced since.
     is_rebuilt: bool
 
+    def score(self, params: Params, progress: Progress) -> Scores:
+        """Return the scores of these parameters, a column for each of the people."""
+        return evaluate_each(self.model, params, self.texts, self.cut, progress)
 
-def _start_of(recipe: Recipe, opened: Row) -> Params | None:
+
+def _load_start(recipe: Recipe, opening: Row) -> Params | None:
     """Return what a run started from, if the file is still there and unchanged."""
-    with suppress(ModelFileError):
-        params = load_model(Path(recipe.model.warm_start))[0] if recipe.model.warm_start else None
-        return params if params and params_digest(params) == opened.get("start") else None
+    if not recipe.model.warm_start:
+        return None
+    try:
+        params, _ = load_model(Path(recipe.model.warm_start))
+    except ModelFileError:
+        return None
+    return params if params and params_digest(params) == opening.get("start") else None
 
 
-def _ngrams_beside(folder: Path, test: _Test) -> list[LoadedModel]:
+def _load_ngrams_beside(folder: Path, test: _Test) -> list[LoadedModel]:
     """Load the n-grams in folders beside the run's that can be compared with it."""
-    found = []
+    ngrams = []
     for path in sorted(folder.resolve().parent.glob("*/model.safetensors")):
-        # a run is not n-grams, and large
-        if not (path.parent / "recipe.toml").exists():
-            with suppress(TaciturnError):
-                found.append(_ngrams(path.parent, test))
-    return found
+        # A run is not an n-gram model, and large.
+        if (path.parent / "recipe.toml").exists():
+            continue
+        with suppress(TaciturnError):
+            ngrams.append(_load_ngrams(path.parent, test))
+    return ngrams
 
 
-def _ngrams(path: Path, test: _Test) -> LoadedModel:
+def _test_ngrams(loaded: LoadedModel, test: _Test, progress: StageProgress) -> Tested:
+    """Measure n-grams on the same people as the run."""
+    name = loaded.path.resolve().name
+    scores = evaluate_steps(loaded.model, test.texts, test.cut, partial(progress, name))
+    return Tested(name=name, privacy=_privacy_of_ngrams(loaded), scores=scores)
+
+
+def _privacy_of_ngrams(loaded: LoadedModel) -> str:
+    if loaded.is_of_users:
+        return "none: ε = ∞"
+    # An ARPA file does not describe itself.
+    return "nobody's text" if loaded.card else "unknown"
+
+
+def _load_ngrams(path: Path, test: _Test) -> LoadedModel:
+    """Load n-grams; refuse what cannot be compared with the run."""
     loaded = load_word_model(path)
     if loaded.kind is not None:
         raise RunError(
@@ -401,7 +444,7 @@ def _ngrams(path: Path, test: _Test) -> LoadedModel:
     return loaded
 
 
-def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
+def _load_model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
     """Load a run's model; refuse a personal one, whose figures belong to its owner."""
     params, card = load_model(folder)
     check_not_personal(card, folder)

@@ -15,6 +15,7 @@ from taciturn.recipe import build
 from taciturn.runs.run import Run
 from taciturn.training import TrainState
 
+FILE_NAME = "metrics.jsonl"
 # Evaluations that are averaged (McMahan et al. 2018, §3).
 SMOOTHED_OVER = 5
 
@@ -59,6 +60,12 @@ class MetricsRow:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
+def read_rows(folder: Path) -> list[Row]:
+    """Return what a run measured so far, by round."""
+    lines = (folder / FILE_NAME).read_text().splitlines()
+    return [from_json(line) for line in lines]
+
+
 class Metrics:
     """The rows of a run so far, in its two files.
 
@@ -68,19 +75,17 @@ class Metrics:
     def __init__(self, folder: Path, round: int) -> None:
         """Read the rows up to this round."""
         self.folder = folder
-        path = folder / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        rows: list[Row] = [from_json(line) for line in lines]
+        rows = read_rows(folder) if (folder / FILE_NAME).exists() else []
         self.rows = [row for row in rows if row["round"] <= round]
 
     def add(self, row: MetricsRow) -> None:
         """Add a row, and write both files anew."""
-        earlier = [known_row["accuracy_top1"] for known_row in self.rows]
+        earlier = [earlier_row["accuracy_top1"] for earlier_row in self.rows]
         recent = [*earlier, row.accuracy_top1][-SMOOTHED_OVER:]
         row = replace(row, accuracy_top1_smoothed=sum(recent) / len(recent))
         self.rows.append(row.to_dict())
         lines = [to_json(row) + "\n" for row in self.rows]
-        write_atomically(self.folder / "metrics.jsonl", "".join(lines).encode())
+        write_atomically(self.folder / FILE_NAME, "".join(lines).encode())
         write_atomically(self.folder / "metrics.csv", self._to_csv().encode())
 
     def _to_csv(self) -> str:
@@ -114,8 +119,8 @@ def measure_row(run: Run, state: TrainState, scores: Scores, seconds: float) -> 
         rho=guarantee.rho,
         **figures,
         accuracy_top1_margin=together["accuracy_top1"].margin,
-        general_perplexity=general["perplexity"].value if general else None,
-        general_accuracy_top1=general["accuracy_top1"].value if general else None,
+        general_perplexity=_value_of(general, "perplexity"),
+        general_accuracy_top1=_value_of(general, "accuracy_top1"),
         clip_norm=clip_norm_of(public),
         clip_estimate=_clip_estimate_of(public),
         uploads=uploads,
@@ -123,6 +128,10 @@ def measure_row(run: Run, state: TrainState, scores: Scores, seconds: float) -> 
         seconds=round(seconds, 3),
         staleness=None if staleness is None else round(staleness, 3),
     )
+
+
+def _value_of(scores: Scores | None, metric: str) -> float | None:
+    return scores[metric].value if scores else None
 
 
 def _clip_estimate_of(public: PyTree) -> float | None:

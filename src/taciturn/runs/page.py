@@ -1,5 +1,4 @@
-"""RUN/report.html: what a run guarantees and what it is worth, on one page for those who decide
-about it.
+"""RUN/report.html: what a run guarantees and what it is worth, for those who decide about it.
 
 It is post-processing: about protected people it says only what the ledger and the released models
 do. All figures are averages over held-out people, who have no guarantee, and over no fewer of them
@@ -7,11 +6,11 @@ than `LEAST_HELD_OUT`.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,29 +30,37 @@ from taciturn.evaluation.accuracy import Scores
 from taciturn.evaluation.intervals import Interval
 from taciturn.files import from_json, write_atomically
 from taciturn.privacy.accounting.rounding_up import WEAK, delta_text, epsilon_text, pair_text
-from taciturn.privacy.ledger.ledger import Guarantee, Ledger, Row
+from taciturn.privacy.ledger.ledger import Guarantee, Ledger
+from taciturn.privacy.ledger.ledger import Row as LedgerRow
+from taciturn.privacy.ledger.population_budget import PopulationBudget
 from taciturn.recipe.recipe import Recipe
 from taciturn.release.privacy_statement import plain_words
 from taciturn.runs.folder import RunError, recipe_of
-from taciturn.runs.page_html import Html, Span, chart, groups, page, section, table, tag, tile
+from taciturn.runs.metrics import Row, read_rows
+from taciturn.runs.page_html import (
+    Html,
+    Notation,
+    Point,
+    Span,
+    chart,
+    groups,
+    page,
+    section,
+    table,
+    tag,
+    tile,
+)
 
 FILE_NAME = "report.html"
-_quiet = partial(tag, "p", class_="quiet")
 OUTSIDE = "Seen from outside"
-# in a text, and on an axis
-PERCENT = (
-    (lambda value: f"{100 * value:.2f} %"),
-    (lambda value: f"{100 * value:g} %"),
-)
-FREQUENT = (
-    # of the words, sorted by frequency, one in this many is frequent; all others are rare
-    10
-)
+# Of the words, sorted by frequency, one in this many is frequent; all others are rare.
+FREQUENT = 10
 COST = "Noise hides what few people share: people who gain less here pay more for privacy."
 REBUILT = (
     "The population's text was replaced since this run: only the curves are of the people it was"
     " measured on then."
 )
+# Columns of metrics.csv that a run may have, and the titles of their curves.
 CURVES = {
     "loss": "Loss of held-out people",
     "general_perplexity": "Perplexity of the general text",
@@ -64,17 +71,37 @@ FOOT = (
     " people: the model never learned from them, and they have no guarantee. Their figures are"
     f" averages over at least {LEAST_HELD_OUT} of them; intervals are 95 % over people."
 )
+HOW_TO_COMPARE = (
+    "For n-grams beside it: taciturn keyboard ngram, then taciturn report RUN --beside FOLDER."
+)
 
 
-class Tested(NamedTuple):
+def _in_percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _in_round_percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+PERCENT = Notation(in_text=_in_percent, on_axis=_in_round_percent)
+NUMBER = Notation(in_text="{:.3g}".format, on_axis="{:g}".format)
+EPSILON = Notation(in_text=epsilon_text, on_axis="{:g}".format)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """A model that was measured on the held-out people."""
+
     name: str
-    # what is guaranteed for it, in a word
+    # What is guaranteed for it, in a word.
     privacy: str
-    # a column for each of them
+    # A column for each of the people.
     scores: Scores
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Group:
     """Held-out people of one kind, with a description."""
 
     name: str
@@ -84,6 +111,7 @@ class Group(NamedTuple):
 
 def write_report(
     folder: Path,
+    *,
     guarantee: Guarantee,
     ledger: Ledger,
     texts: Texts,
@@ -93,93 +121,153 @@ def write_report(
     beside: Sequence[Tested] = (),
     rebuilt: bool = False,
 ) -> Path:
-    """Write the page of a run. `model` and `start` are scores after and before it, on held-out
-    people, who wrote `texts`; `rebuilt` says that their text was replaced since.
+    """Write the page of a run.
+
+    Args:
+        folder: of the run.
+        guarantee: of its model.
+        ledger: of its users.
+        texts: what held-out people wrote.
+        vocabulary: the words of the model.
+        model: scores on held-out people after the run.
+        start: scores before it, if its start can still be measured.
+        beside: models to compare with.
+        rebuilt: whether the people's text was replaced since the run.
+
+    Raises:
+        RunError: the run has not ended.
     """
     if not (folder / "guarantee.txt").exists():
         raise RunError(
             f"{folder} has not ended, so there is nothing to report yet; resume it: taciturn train"
             f" --resume --run {folder}"
         )
-    recipe, rows = (
-        recipe_of(folder),
-        [from_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()],
-    )
-    simulated = ", in a simulation" if guarantee.is_simulated else ""
-    own = Tested(folder.resolve().name, f"ε = {epsilon_text(guarantee.epsilon)}{simulated}", model)
-    before = (
-        [Tested("its start", "counted in ε" if guarantee.continued else "nobody's text", start)]
-        if start
-        else []
-    )
-    about = (
-        f"{recipe.algorithm}, {recipe.model.kind}, {rows[-1]['round']:,} rounds of about"
-        f" {recipe.participation.cohort:,g} people"
-    )
+    recipe = recipe_of(folder)
+    rows = read_rows(folder)
+    name = folder.resolve().name
+    learned_from = whose_text(recipe, ledger.run_rows(guarantee.run)[0])
+    statement = (folder / "guarantee.txt").read_text()
+    held_out = groups_of(texts, vocabulary)
+    earlier = _describe_start(start, guarantee)
+    trained = _describe_model(name, model, guarantee)
     parts = [
-        tag("header", tag("h1", own.name), _quiet(about)),
-        _promise(
-            guarantee,
-            whose_text(recipe, ledger.run_rows(guarantee.run)[0]),
-            (folder / "guarantee.txt").read_text(),
-        ),
-        *([tag("p", REBUILT, class_="broken")] if rebuilt else []),
-        _tiles(model, start),
-        _curves(rows),
-        _people(groups_of(texts, vocabulary), model, start, guarantee.is_private),
-        _compared([*before, own, *beside], len(before)),
-        _spent(ledger),
-        *_audited(folder),
-        tag(
-            "footer",
-            tag("p", FOOT),
-            tag(
-                "p",
-                f"Taciturn {tt.__version__} · ledger row {guarantee.head[:16]}… · {date.today()}",
-            ),
-        ),
+        tag("header", tag("h1", name), _note(_summarize(recipe, rows))),
+        _show_promise(guarantee, learned_from, statement),
+        *_warn_of_other_text(rebuilt),
+        _show_tiles(model, start),
+        _draw_curves(rows),
+        _show_groups(held_out, model, start, noisy=guarantee.is_private),
+        _compare_models([*earlier, trained, *beside], own=len(earlier)),
+        _show_spending(ledger),
+        *_show_audit(folder),
+        _write_foot(guarantee),
     ]
-    write_atomically(folder / FILE_NAME, page(own.name, parts).encode())
+    write_atomically(folder / FILE_NAME, page(name, parts).encode())
     return folder / FILE_NAME
 
 
-def whose_text(recipe: Recipe, opened: Row) -> str:
-    """Describe whose text a run learned from, by its recipe and what it declared."""
-    if (
-        recipe.fingerprint != opened["recipe"]
-        # then its number of users is not the one that was declared
-    ):
-        return "people's text"
-    simulated = opened.get("unit", "").startswith("one simulated")
+def _note(words: str) -> Html:
+    return tag("p", words, class_="quiet")
+
+
+def _describe_model(name: str, model: Scores, guarantee: Guarantee) -> Tested:
+    privacy = f"ε = {epsilon_text(guarantee.epsilon)}"
+    if guarantee.is_simulated:
+        privacy += ", in a simulation"
+    return Tested(name=name, privacy=privacy, scores=model)
+
+
+def _describe_start(start: Scores | None, guarantee: Guarantee) -> list[Tested]:
+    if not start:
+        return []
+    privacy = "counted in ε" if guarantee.continued else "nobody's text"
+    return [Tested(name="its start", privacy=privacy, scores=start)]
+
+
+def _summarize(recipe: Recipe, rows: list[Row]) -> str:
     return (
-        f"the text of about {recipe.participation.users:,}"
-        f" {'simulated users' if simulated else 'people'}"
+        f"{recipe.algorithm}, {recipe.model.kind}, {rows[-1]['round']:,} rounds of about"
+        f" {recipe.participation.cohort:,g} people"
     )
+
+
+def _warn_of_other_text(rebuilt: bool) -> list[Html]:
+    return [tag("p", REBUILT, class_="broken")] if rebuilt else []
+
+
+def _write_foot(guarantee: Guarantee) -> Html:
+    origin = f"Taciturn {tt.__version__} · ledger row {guarantee.head[:16]}… · {date.today()}"
+    return tag("footer", tag("p", FOOT), tag("p", origin))
+
+
+def whose_text(recipe: Recipe, opened: LedgerRow) -> str:
+    """Describe whose text a run learned from, by its recipe and what it declared."""
+    # If the recipe was changed since, its number of users is not the one that was declared.
+    if recipe.fingerprint != opened["recipe"]:
+        return "people's text"
+    is_simulated = opened.get("unit", "").startswith("one simulated")
+    users = "simulated users" if is_simulated else "people"
+    return f"the text of about {recipe.participation.users:,} {users}"
 
 
 def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
-    """Group everybody, and thirds by how much people wrote and by how rare their words are. A third
-    that is too small to report, or no different from the rest, is left out.
+    """Group everybody, and thirds by how much people wrote and by how rare their words are.
+
+    A third that is too small to report, or not different from the rest, is left out.
     """
     lengths = np.array([len(text) for text in texts])
     frequent = vocabulary.fixed + (len(vocabulary) - vocabulary.fixed) // FREQUENT
-    rare = np.array(
-        [np.mean((text >= frequent) | (text == UNKNOWN)) if len(text) else 0.0 for text in texts]
-    )
+    rare_shares = np.array([_share_of_rare_words(text, frequent) for text in texts])
     writers = np.flatnonzero(lengths)
-
-    def third(figures: np.ndarray, sign: int) -> np.ndarray:
-        few, many = np.quantile(figures[writers], (1 / 3, 2 / 3)) if len(writers) else (0.0, 0.0)
-        chosen = figures[writers] <= few if sign < 0 else figures[writers] >= many
-        return writers[chosen] if few < many else writers[:0]
-
-    found = [
-        Group("Everybody", "all held-out people", writers),
-        Group("Light writers", "the third who wrote least", third(lengths, -1)),
-        Group("Heavy writers", "the third who wrote most", third(lengths, 1)),
-        Group("Many rare words", "the third with the rarest words", third(rare, 1)),
+    possible = [
+        Group(name="Everybody", note="all held-out people", users=writers),
+        Group(
+            name="Light writers",
+            note="the third who wrote least",
+            users=_lowest_third(writers, lengths),
+        ),
+        Group(
+            name="Heavy writers",
+            note="the third who wrote most",
+            users=_highest_third(writers, lengths),
+        ),
+        Group(
+            name="Many rare words",
+            note="the third with the rarest words",
+            users=_highest_third(writers, rare_shares),
+        ),
     ]
-    return [one for one in found if len(one.users) >= LEAST_HELD_OUT]
+    return [group for group in possible if len(group.users) >= LEAST_HELD_OUT]
+
+
+def _share_of_rare_words(text: np.ndarray, frequent: int) -> float:
+    """Return the share of words that are not among the frequent ones, whose ids are below that."""
+    if not len(text):
+        return 0.0
+    is_rare = (text >= frequent) | (text == UNKNOWN)
+    return float(np.mean(is_rare))
+
+
+def _lowest_third(users: np.ndarray, figures: np.ndarray) -> np.ndarray:
+    """Return the third of the users with the lowest figures; nobody, where all are alike."""
+    few, many = _bounds_of_thirds(figures[users])
+    return users[figures[users] <= few] if few < many else users[:0]
+
+
+def _highest_third(users: np.ndarray, figures: np.ndarray) -> np.ndarray:
+    """Return the third of the users with the highest figures; nobody, where all are alike."""
+    few, many = _bounds_of_thirds(figures[users])
+    return users[figures[users] >= many] if few < many else users[:0]
+
+
+def _bounds_of_thirds(figures: np.ndarray) -> tuple[float, float]:
+    if not len(figures):
+        return 0.0, 0.0
+    few, many = np.quantile(figures, (1 / 3, 2 / 3))
+    return few, many
+
+
+# Figures in words.
 
 
 def _with_margin(figure: Interval, times: float = 100.0, unit: str = " %") -> str:
@@ -187,210 +275,221 @@ def _with_margin(figure: Interval, times: float = 100.0, unit: str = " %") -> st
     return f"{times * figure.value:.2f}{margin}{unit}"
 
 
-def _gain(model: Scores, start: Scores, unit: str = " points") -> str:
+class _Figures(NamedTuple):
+    """The figures of everybody together, with margins."""
+
+    top1: str
+    top3: str
+    perplexity: str
+
+
+def _figures_of(scores: Scores) -> _Figures:
+    together = scores.together
+    return _Figures(
+        top1=_with_margin(together["accuracy_top1"]),
+        top3=_with_margin(together["accuracy_top3"]),
+        perplexity=_with_margin(together["perplexity"], times=1.0, unit=""),
+    )
+
+
+def _gain_text(model: Scores, start: Scores, unit: str = " points") -> str:
     gain = model.gain_over(start)
-    return ("+" if gain.value >= 0 else "") + _with_margin(gain, unit=unit).replace("-", "−")
+    sign = "+" if gain.value >= 0 else ""
+    return sign + _with_margin(gain, unit=unit).replace("-", "−")
 
 
-def _promise(guarantee: Guarantee, learned_from: str, statement: str) -> Html:
-    """Show the guarantee: green where people may rely on it; orange where there is none, a weak
-    one, or a simulation's.
+# The sections of the page, in their order.
+
+
+def _show_promise(guarantee: Guarantee, learned_from: str, statement: str) -> Html:
+    """Show the guarantee.
+
+    It is green where people may rely on it; orange where there is none, a weak one, or a
+    simulation's.
     """
-    relied_on = guarantee.epsilon <= WEAK and not guarantee.is_simulated
-    note = (
-        f"at δ = {delta_text(guarantee.delta)}"
-        if guarantee.epsilon < math.inf
-        else "nobody is protected"
-    )
-    figure = tag(
-        "div",
-        f"ε\u00a0=\u00a0{epsilon_text(guarantee.epsilon)}".replace("= >", ">"),
-        tag("small", note),
-        class_="figure",
-    )
-    title = (
-        "What is promised"
-        if relied_on
-        else "No guarantee"
-        if guarantee.epsilon == math.inf
-        else "Not a promise to rely on"
-    )
-    sentences = [
-        sentence.replace(" = ", "\u00a0=\u00a0")
-        for sentence in plain_words(guarantee, learned_from)
-    ]
-    words = tag("div", tag("h2", title), *(tag("p", sentence) for sentence in sentences))
-    details = tag("details", tag("summary", "The whole statement"), tag("pre", statement))
+    can_be_relied_on = guarantee.epsilon <= WEAK and not guarantee.is_simulated
+    if can_be_relied_on:
+        title = "What is promised"
+    elif guarantee.epsilon == math.inf:
+        title = "No guarantee"
+    else:
+        title = "Not a promise to rely on"
+    sentences = []
+    for sentence in plain_words(guarantee, learned_from):
+        sentences.append(tag("p", sentence.replace(" = ", "\u00a0=\u00a0")))
     return tag(
-        "section", figure, words, details, class_="promise" if relied_on else "promise warning"
+        "section",
+        _show_epsilon(guarantee),
+        tag("div", tag("h2", title), *sentences),
+        tag("details", tag("summary", "The whole statement"), tag("pre", statement)),
+        class_="promise" if can_be_relied_on else "promise warning",
     )
 
 
-def _tiles(model: Scores, start: Scores | None) -> Html:
-    everyone = model.together
-    found = [
-        tile("AccuracyTop1", _with_margin(everyone["accuracy_top1"]), "next word right at once"),
-        tile("AccuracyTop3", _with_margin(everyone["accuracy_top3"]), "right among three"),
-        tile("perplexity", _with_margin(everyone["perplexity"], 1.0, ""), "smaller is better"),
-    ]
+def _show_epsilon(guarantee: Guarantee) -> Html:
+    epsilon = f"ε\u00a0=\u00a0{epsilon_text(guarantee.epsilon)}".replace("= >", ">")
+    note = "nobody is protected"
+    if guarantee.epsilon < math.inf:
+        note = f"at δ = {delta_text(guarantee.delta)}"
+    return tag("div", epsilon, tag("small", note), class_="figure")
+
+
+def _show_tiles(model: Scores, start: Scores | None) -> Html:
+    figures = _figures_of(model)
+    tiles = [tile("AccuracyTop1", figures.top1, "next word right at once")]
     if start is not None:
-        found.insert(
-            1, tile("over its start", _gain(everyone, start.together, ""), "points of AccuracyTop1")
-        )
-    return tag("div", *found, class_="tiles")
+        gain = _gain_text(model.together, start.together, unit="")
+        tiles.append(tile("over its start", gain, "points of AccuracyTop1"))
+    tiles.append(tile("AccuracyTop3", figures.top3, "right among three"))
+    tiles.append(tile("perplexity", figures.perplexity, "smaller is better"))
+    return tag("div", *tiles, class_="tiles")
 
 
-def _curves(rows: list[dict[str, Any]]) -> Html:
-    def points(column: str, margin: str = "") -> list[tuple[int, Interval]]:
-        return [(row["round"], Interval(row[column], row.get(margin, 0.0))) for row in rows]
-
-    drawn = [
-        chart(
-            "AccuracyTop1 of held-out people",
-            points("accuracy_top1", "accuracy_top1_margin"),
-            *PERCENT,
-        ),
-        *(
-            chart(title, points(column), "{:.3g}".format, "{:g}".format)
-            for column, title in CURVES.items()
-            if column in rows[-1]
-        ),
-        (
-            chart(
-                "ε spent",
-                points("epsilon"),
-                epsilon_text,
-                "{:g}".format,
-                from_zero=True,
-                kind="second",
-            )
-            if math.isfinite(rows[-1]["epsilon"])
-            else tag(
-                "figure",
-                tag("figcaption", "ε spent"),
-                _quiet("∞ from the first round on: there is no privacy."),
-            )
-        ),
-    ]
-    return section("Over the rounds", tag("div", *drawn, class_="curves"))
+def _draw_curves(rows: list[Row]) -> Html:
+    accuracy = _points_of(rows, "accuracy_top1", margin="accuracy_top1_margin")
+    curves = [chart("AccuracyTop1 of held-out people", accuracy, PERCENT)]
+    for column, title in CURVES.items():
+        if column in rows[-1]:
+            curves.append(chart(title, _points_of(rows, column), NUMBER))
+    curves.append(_draw_epsilon(rows))
+    return section("Over the rounds", tag("div", *curves, class_="curves"))
 
 
-def _people(held_out: list[Group], model: Scores, start: Scores | None, noisy: bool) -> Html:
-    spans = []
-    for one in held_out:
-        now = model.of(one.users)
-        figure, before = now["accuracy_top1"], start.of(one.users) if start else None
-        gain = _with_margin(figure) if before is None else _gain(now, before)
-        spans.append(
-            Span(
-                one.name, one.note, before["accuracy_top1"].value if before else None, figure, gain
-            )
-        )
-    legend = (
+def _points_of(rows: list[Row], column: str, margin: str = "") -> list[Point]:
+    """Return the points of a column, with the margins of another one, if there is one."""
+    points = []
+    for row in rows:
+        figure = Interval(row[column], row.get(margin, 0.0))
+        points.append(Point(round=row["round"], figure=figure))
+    return points
+
+
+def _draw_epsilon(rows: list[Row]) -> Html:
+    title = "ε spent"
+    if not math.isfinite(rows[-1]["epsilon"]):
+        words = "∞ from the first round on: there is no privacy."
+        return tag("figure", tag("figcaption", title), _note(words))
+    points = _points_of(rows, "epsilon")
+    return chart(title, points, EPSILON, from_zero=True, kind="second")
+
+
+def _show_groups(held_out: list[Group], model: Scores, start: Scores | None, noisy: bool) -> Html:
+    """Show what each group of people gained."""
+    spans = [_measure_group(group, model, start) for group in held_out]
+    words = "AccuracyTop1 by groups of people."
+    if noisy:
+        words = f"{words} {COST}"
+    legend = tag(
+        "p",
         tag("span", class_="key start"),
         "start",
         tag("span", class_="key"),
         "this model, with its 95 % interval",
+        class_="quiet",
     )
-    few = (
-        []
-        if len(spans) > 1
-        else [_quiet(f"Too few people, or too alike, for groups of {LEAST_HELD_OUT} and more.")]
-    )
-    title = tag("p", "AccuracyTop1 by groups of people." + (" " + COST if noisy else ""))
-    drawn = [groups(spans, *PERCENT)] if spans else []
-    return section(
-        "Who gains, and how much", title, tag("p", *legend, class_="quiet"), *drawn, *few
-    )
+    parts = [tag("p", words), legend]
+    if spans:
+        parts.append(groups(spans, PERCENT))
+    if len(spans) <= 1:
+        few = f"Too few people, or too alike, for groups of {LEAST_HELD_OUT} and more."
+        parts.append(_note(few))
+    return section("Who gains, and how much", *parts)
 
 
-def _compared(tested: list[Tested], own: int) -> Html:
+def _measure_group(group: Group, model: Scores, start: Scores | None) -> Span:
+    scores = model.pool(group.users)
+    now = scores["accuracy_top1"]
+    if not start:
+        before = None
+        gain = _with_margin(now)
+    else:
+        scores_before = start.pool(group.users)
+        before = scores_before["accuracy_top1"].value
+        gain = _gain_text(scores, scores_before)
+    return Span(name=group.name, note=group.note, before=before, now=now, gain=gain)
+
+
+def _compare_models(tested: list[Tested], own: int) -> Html:
+    """Show models beside the run's, which is the one with the number `own`."""
     columns = ("", "privacy", "AccuracyTop1", "AccuracyTop3", "perplexity")
-    cells = []
-    for one in tested:
-        scores = one.scores.together
-        shares = [_with_margin(scores[metric]) for metric in ("accuracy_top1", "accuracy_top3")]
-        cells.append((one.name, one.privacy, *shares, _with_margin(scores["perplexity"], 1.0, "")))
-    hint = (
-        "For n-grams beside it: taciturn keyboard ngram, then taciturn report RUN --beside FOLDER."
-    )
-    more = [] if len(tested) > own + 1 else [_quiet(hint)]
-    return section("Beside others, on the same people and words", table(columns, cells, own), *more)
+    rows = []
+    for model in tested:
+        rows.append((model.name, model.privacy, *_figures_of(model.scores)))
+    parts = [table(columns, rows, bold=own)]
+    if len(tested) <= own + 1:
+        parts.append(_note(HOW_TO_COMPARE))
+    return section("Beside others, on the same people and words", *parts)
 
 
-def _spent(ledger: Ledger) -> Html:
+def _show_spending(ledger: Ledger) -> Html:
     """Say what all runs on these people cost together, which is what matters to a person."""
-    runs, budget = ledger.runs(), ledger.budget
-    delta = min(ledger.run_rows(run)[0]["delta"] for run in runs)
-    spent = ledger.total(delta)[0]
-    only = "This is the only run on these people. In all they have spent"
-    whole = (
-        f"All {len(runs)} runs on these people together, discarded ones included:"
-        if len(runs) > 1
-        else only
-    )
+    runs = ledger.runs()
+    opened = [ledger.run_rows(run)[0] for run in runs]
+    delta = min(row["delta"] for row in opened)
+    spent, _ = ledger.total(delta)
+    whole = "This is the only run on these people. In all they have spent"
+    if len(runs) > 1:
+        whole = f"All {len(runs)} runs on these people together, discarded ones included:"
     parts = [tag("p", f"{whole} {pair_text(spent, delta)}.")]
-    if seeded := sum(ledger.run_rows(run)[0]["randomness"] != "operating system" for run in runs):
-        drew = (
+    seeded = sum(row["randomness"] != "operating system" for row in opened)
+    if seeded:
+        words = (
             f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can remove it:"
             " their ε promises nothing."
         )
-        parts.append(tag("p", drew))
+        parts.append(tag("p", words))
     if spent == math.inf:
-        parts.append(
-            tag(
-                "p",
-                "At least one of them had no privacy, and may have revealed what single people"
-                " wrote.",
-            )
+        words = (
+            "At least one of them had no privacy, and may have revealed what single people wrote."
         )
-    if budget:
-        left, share = (
-            f"Their budget for all runs is {pair_text(budget.epsilon, budget.delta)}.",
-            min(1.0, spent / budget.epsilon),
-        )
-        parts += [
-            tag("p", left),
-            tag(
-                "meter",
-                f"{share:.0%}",
-                min=0,
-                max=1,
-                value=f"{share:.3f}",
-                aria_label="share of the budget spent",
-            ),
-        ]
-    parts.append(
-        _quiet(
-            "Added up for one adjacency: a person's reports, or zeros in their place. See taciturn"
-            " ledger show."
-        )
+        parts.append(tag("p", words))
+    if ledger.budget:
+        parts += _show_budget(ledger.budget, spent)
+    adjacency = (
+        "Added up for one adjacency: a person's reports, or zeros in their place. See taciturn"
+        " ledger show."
     )
-    return section("What these people have spent", *parts)
+    return section("What these people have spent", *parts, _note(adjacency))
 
 
-def _audited(folder: Path) -> Iterator[Html]:
-    if not (folder / "audit.json").exists():
-        if any((folder / one.FILE_NAME).exists() for one in (audit_users, canaries)):
-            yield section(
-                OUTSIDE,
-                tag("p", "This run can be audited and was not yet: taciturn audit run RUN."),
-            )
-        return
-    found = AuditResults.from_json(from_json((folder / "audit.json").read_text()))
-    parts = []
-    if found.membership:
-        parts += _show_membership(found.membership)
-    if found.canaries:
-        parts.append(_table_of_canaries(found.canaries))
-    yield section(OUTSIDE, *parts)
+def _show_budget(budget: PopulationBudget, spent: float) -> list[Html]:
+    words = f"Their budget for all runs is {pair_text(budget.epsilon, budget.delta)}."
+    share = min(1.0, spent / budget.epsilon)
+    meter = tag(
+        "meter",
+        f"{share:.0%}",
+        min=0,
+        max=1,
+        value=f"{share:.3f}",
+        aria_label="share of the budget spent",
+    )
+    return [tag("p", words), meter]
+
+
+def _show_audit(folder: Path) -> list[Html]:
+    """Show what an audit found, or that there can be one."""
+    path = folder / "audit.json"
+    if path.exists():
+        results = AuditResults.from_json(from_json(path.read_text()))
+        parts = []
+        if results.membership:
+            parts += _show_membership(results.membership)
+        if results.canaries:
+            parts.append(_show_canaries(results.canaries))
+        return [section(OUTSIDE, *parts)]
+    kept_to_audit = (folder / kind.FILE_NAME for kind in (audit_users, canaries))
+    if any(kept.exists() for kept in kept_to_audit):
+        words = "This run can be audited and was not yet: taciturn audit run RUN."
+        return [section(OUTSIDE, tag("p", words))]
+    return []
 
 
 def _show_membership(membership: MembershipResults) -> list[Html]:
     words = "Nothing contradicts the claim. That proves nothing about what an audit cannot see."
+    kind = ""
     if membership.audit.refuted:
         words = "BROKEN: users are told apart better than is claimed. Trust no model of this run."
-    kind = "broken" if membership.audit.refuted else ""
+        kind = "broken"
     row = (
         "of the turns tested",
         f"{membership.claimed_epsilon:.2f}",
@@ -401,13 +500,15 @@ def _show_membership(membership: MembershipResults) -> list[Html]:
     return [tag("p", words, class_=kind), table(columns, [row])]
 
 
-def _table_of_canaries(canary_results: CanaryResults) -> Html:
+def _show_canaries(canary_results: CanaryResults) -> Html:
     rows = []
     for finding in canary_results.findings:
+        rank = rank_text(finding.rank)
+        references = rank_text(finding.references)
         row = (
             f"{finding.users} users, {finding.copies} copies",
             f"{finding.seen:,.0f}",
-            f"{rank_text(finding.rank)} of {rank_text(finding.references)}",
+            f"{rank} of {references}",
             f"{finding.exposure:.1f}",
             "–" if finding.place is None else "found",
         )

@@ -13,7 +13,7 @@ from taciturn.privacy.ledger.ledger import Guarantee
 from taciturn.progress import Progress, ignore_progress
 from taciturn.release.model_file import ModelCard
 from taciturn.release.privacy_statement import personal_statement, statement
-from taciturn.runs.finished import guarantee_of, learned_from
+from taciturn.runs.finished import guarantee_of, origin_of
 
 
 def make_keyboard_server(
@@ -53,7 +53,7 @@ def _write_script(loaded: LoadedModel, name: str, blocked: Sequence[str]) -> str
     return page_script(
         loaded=loaded,
         guarantee=guarantee,
-        learned_from=learned_from(loaded),
+        learned_from=origin_of(loaded),
         statement=_write_statement(loaded.card, guarantee),
         name=name,
         blocked=blocked,
