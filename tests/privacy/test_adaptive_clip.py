@@ -18,7 +18,7 @@ from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip, Norms, centred
 from taciturn.privacy.bounding.clipping import REACH
 from taciturn.privacy.noise import int64, sampler
 from taciturn.privacy.noise.correlated import Buffers, blt, tree
-from taciturn.privacy.noise.mechanism import _grid, adaptive_mechanism
+from taciturn.privacy.noise.mechanism import adaptive_mechanism, choose_grid
 from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import MinSeparation
 
@@ -161,7 +161,9 @@ def test_each_round_is_noised_for_the_clip_norm_its_reports_were_made_under():
     """
     noise, mechanism = tree(MULTIPLIER, 4, 4, 8), private()
     multiplier = CLIP.update_multiplier(MULTIPLIER)
-    bits, spread = _grid(noise, multiplier * REACH, REACH, REACH * 200, SIZE)
+    bits, spread = choose_grid(
+        noise, deviation=multiplier * REACH, reach=REACH, largest=REACH * 200, size=SIZE
+    )
     assert spread.deviation == pytest.approx(multiplier * REACH * 2**bits, rel=1e-9)
     state, units, norms = mechanism.init(ZERO), noise.init(SIZE), []
     nothing, release = nobody(mechanism, ZERO), releasing()

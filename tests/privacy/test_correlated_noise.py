@@ -16,7 +16,7 @@ from taciturn.privacy.bounding.clipping import REACH, flat_clip
 from taciturn.privacy.bounding.estimators import fixed_denominator
 from taciturn.privacy.noise import correlated, int64, sampler
 from taciturn.privacy.noise.correlated import Bands, Buffers, banded_toeplitz, blt, tree
-from taciturn.privacy.noise.mechanism import _grid, mechanism
+from taciturn.privacy.noise.mechanism import choose_grid, mechanism
 from taciturn.privacy.noise.sensitivity import tree_weights
 from taciturn.privacy.noise.white import gaussian
 
@@ -258,7 +258,9 @@ FOUR = {"x": jnp.zeros(4)}
 def test_correlated_noise_is_made_of_white_noise_of_z_clip_norms(noise):
     """The strategy's sensitivity does not scale the noise, as the cost already includes it."""
     made = mechanism(flat_clip(3.0), fixed_denominator(20.0), noise, most_reports=100)
-    bits, spread = _grid(noise, 1.5 * REACH, REACH, REACH * 100, 4)
+    bits, spread = choose_grid(
+        noise, deviation=1.5 * REACH, reach=REACH, largest=REACH * 100, size=4
+    )
     assert spread.deviation == pytest.approx(1.5 * REACH * 2**bits, rel=2e-6)
     state, unit_state = made.init(FOUR), noise.init(4)
     for row in range(3):

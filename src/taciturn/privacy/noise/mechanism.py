@@ -12,20 +12,33 @@ restarts do.
 
 **Assumes:** each total is a sum of reports made by `bound`, over a cohort drawn by the
 participation that `event` is given.
+
+Read from the top: the grid, the mechanism with a declared clip norm, the one whose clip norm
+adapts, the one without noise, and how layers become one row of numbers.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn import trees
-from taciturn.core import Estimate, Mechanism, Params, Participation, PyTree, Release, Report
+from taciturn.core import (
+    Estimate,
+    Mechanism,
+    NoiseKey,
+    Params,
+    Participation,
+    PyTree,
+    Release,
+    Report,
+    Update,
+)
 from taciturn.privacy.accounting.events import CorrelatedDpEvent
 from taciturn.privacy.bounding import clipping
 from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip, Norms, centred_bit
@@ -36,38 +49,45 @@ from taciturn.privacy.noise.int64 import Int64
 from taciturn.privacy.noise.sampler import Spread
 from taciturn.privacy.noise.white import Noise
 
-# what is added up stays below it, with a bit to spare
+# Noised sums stay below it: 64 bits hold twice as much.
 ROOM = 2.0**62
-# that noise need be, in its own steps
+# No noise needs to be wider, in steps of its own grid.
 WIDEST = 2.0**50
-# standard deviations, beyond which nothing falls (once in 2¹⁸⁰)
+# In standard deviations: noise falls beyond them once in 2¹⁸⁰ draws.
 TAIL = 16
-# by which noise is wider where what is fed back is rounded
+# By this share noise is wider where what is fed back is rounded.
 MARGIN = 2.0**-20
 
 
-class State(NamedTuple):
-    # releases so far; the clip schedule reads it
-    round: jax.Array
-    # secret
-    noise: PyTree
+# The grid of the noise.
 
 
 class Grid(NamedTuple):
     """The grid on which a noise is drawn."""
 
-    # how much finer than the steps of what is noised
+    # It is 2^bits times as fine as the steps of what is noised.
     bits: int
     spread: Spread
 
 
-def _grid(noise: Noise, deviation: float, reach: float, largest: float, size: int) -> Grid:
-    """Choose the grid for noise of this deviation on `size` numbers below `largest`, which one user
-    moves by at most `reach`; in steps.
+def choose_grid(noise: Noise, *, deviation: float, reach: float, largest: float, size: int) -> Grid:
+    """Choose the finest grid that 64 bits have room for; all lengths are in steps of the sums.
+
+    Args:
+        noise: what is drawn; it may be wider than white noise, and rounded.
+        deviation: the standard deviation of its white noise.
+        reach: the most by which one user moves the sums, in ℓ2 norm.
+        largest: no sum is larger.
+        size: how many numbers are noised in a row.
+
+    Raises:
+        ValueError: there is no room for such noise, or its feedback would be rounded too coarsely.
     """
-    wanted = deviation * (1 + MARGIN if noise.rounding else 1.0)
+    widening = 1 + MARGIN if noise.rounding else 1.0
+    wanted = deviation * widening
     room = ROOM / (largest + TAIL * noise.gain * wanted)
-    bits = math.floor(math.log2(min(room, WIDEST / wanted)))
+    finest = min(room, WIDEST / wanted)
+    bits = math.floor(math.log2(finest))
     if bits < 0:
         raise ValueError(
             f"noise of {deviation:.3g} steps on sums of up to {largest:.3g} does not fit into 64"
@@ -75,22 +95,80 @@ def _grid(noise: Noise, deviation: float, reach: float, largest: float, size: in
         )
     # The most by which what is fed back can differ between neighbours, over all rows, beyond what
     # the strategy accounts for.
-    off = 2 * noise.rounding * math.sqrt(size * noise.strategy.rows)
-    if off > MARGIN * reach * 2.0**bits:
-        coarse = (
-            f"noise for {size} parameters over {noise.strategy.rows} rounds rounds too coarsely"
-        )
+    feedback_error = 2 * noise.rounding * math.sqrt(size * noise.strategy.rows)
+    if feedback_error > MARGIN * reach * 2.0**bits:
         raise ValueError(
-            f"{noise.strategy.name} {coarse}: take fewer bands or buffers, or another kind of noise"
+            f"{noise.strategy.name} noise for {size} parameters over {noise.strategy.rows} rounds"
+            " rounds too coarsely: take fewer bands or buffers, or another kind of noise"
         )
     return Grid(bits, sampler.spread(wanted * 2.0**bits))
+
+
+def _bound_distance(size: int, grid: Grid) -> float:
+    """Return how far white noise on this many numbers is from normal noise, in total variation."""
+    return size * (grid.spread.distance + 2.0**-180)
+
+
+def _round_up_distance(noise: Noise, of_one_draw: float, rows: int) -> float:
+    """Return the distance, in total variation, of all noise of these rows from what their cost is
+    computed for.
+    """
+    return of_one_draw * noise.draws(rows) * (1 + 1e-9)
+
+
+# A mechanism whose clip norms are declared before the run.
+
+
+class State(NamedTuple):
+    """What a mechanism has between rounds."""
+
+    # Releases so far; the clip schedule reads it.
+    round: jax.Array
+    # Secret.
+    noise: PyTree
 
 
 def mechanism(
     bound: Bound, estimator: Estimator, noise: Noise, most_reports: int = clipping.MOST_REPORTS
 ) -> Mechanism:
-    """Build a mechanism; `most_reports` limits a cohort, so that no sum overflows."""
-    is_private, correlated = noise.multiplier > 0, noise.strategy.name != "independent"
+    """Build a mechanism whose clip norms are declared before the run.
+
+    Args:
+        bound: makes an update a report, whose effect on a sum it bounds.
+        estimator: what is noised, as a function of the sums.
+        noise: what is added; without any, nothing is private and everything is charged so.
+        most_reports: of a cohort, so that no sum overflows.
+
+    Raises:
+        ValueError: the parts do not go together.
+    """
+    _refuse_unsuitable(bound, estimator, noise, most_reports)
+    if noise.multiplier > 0:
+        parts = _NoisedMechanism(
+            bound=bound, estimator=estimator, noise=noise, most_reports=most_reports
+        )
+    else:
+        parts = _MechanismWithoutNoise(bound=bound, estimator=estimator, noise=noise)
+    return Mechanism(
+        init=parts.init,
+        public=parts.public,
+        bound=partial(clipping.encode, bound),
+        release=parts.release,
+        follow=parts.follow,
+        event=parts.event,
+        distance=parts.distance,
+        most_reports=most_reports,
+        correlated=_is_correlated(noise),
+        modulus=bound.modulus,
+    )
+
+
+def _is_correlated(noise: Noise) -> bool:
+    return noise.strategy.name != "independent"
+
+
+def _refuse_unsuitable(bound: Bound, estimator: Estimator, noise: Noise, most_reports: int) -> None:
+    is_private = noise.multiplier > 0
     if bound.modulus is not None and estimator.reads_weight:
         raise ValueError(
             "reports to a secure sum do not say their weight: use a fixed denominator with it"
@@ -104,79 +182,123 @@ def mechanism(
             "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator"
             " with it"
         )
-    if correlated and len(set(bound.clip_norms)) > 1:
+    if _is_correlated(noise) and len(set(bound.clip_norms)) > 1:
         raise ValueError(
             "under correlated noise the clip norm cannot change from round to round: use one for"
             " the whole run"
         )
 
-    def grid(size: int) -> Grid:
-        reach = bound.reach * estimator.sensitivity(size)
-        largest = bound.reach * estimator.largest(most_reports)
-        return _grid(noise, noise.multiplier * reach, reach, largest, size)
 
-    def draw(key: jax.Array, size: int) -> Callable[[jax.Array | int], Int64]:
-        return lambda stream: sampler.white(grid(size).spread, key, stream, size)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _NoisedMechanism:
+    """The functions of a private `Mechanism`, over the parts that it welds together."""
 
-    def init(params: Params) -> State:
-        bound.check(params)
+    bound: Bound
+    estimator: Estimator
+    noise: Noise
+    most_reports: int
+
+    def init(self, params: Params) -> State:
+        """Return the state before the first round.
+
+        Raises:
+            ValueError: the noise does not fit the model, or the bound does not.
+        """
+        self.bound.check(params)
         size = trees.size(params)
-        if is_private:
-            # raises where it does not fit
-            grid(size)
-        return State(jnp.int32(0), noise.init(size))
+        self._choose_grid(size)
+        return State(jnp.int32(0), self.noise.init(size))
 
-    def release(state: State, total: Report, key: jax.Array) -> tuple[Release, State]:
-        public = bound.public(state.round)
-        if not is_private:
-            average = estimator.apply(clipping.decode(bound, public, total))
-            return Release(average), State(state.round + 1, state.noise)
-        sums, shaped = _flat(bound.unpack(public, total.update))
+    def public(self, state: State) -> PyTree:
+        """Return what devices must know to bound their updates."""
+        return self.bound.public(state.round)
+
+    def release(self, state: State, total: Report, key: NoiseKey) -> tuple[Release, State]:
+        """Noise what the estimator makes of a total, as integers; then turn it into floats."""
+        public = self.public(state)
+        sums, layout = _flatten(self.bound.unpack(public, total.update))
         size = sums.low.size
-        drawn, noise_state = noise.next(state.noise, draw(key, size))
-        noised = int64.add(int64.shift(estimator.steps(sums, total.weight), grid(size).bits), drawn)
-        unit = bound.step(public) * (estimator.unit * 2.0 ** -grid(size).bits)
-        return Release(shaped(int64.to_float(noised, unit))), State(state.round + 1, noise_state)
+        grid = self._choose_grid(size)
+        noise, noise_state = self._next_noise(state, key, size)
+        exact = self.estimator.steps(sums, total.weight)
+        on_grid = int64.shift(exact, grid.bits)
+        noised = int64.add(on_grid, noise)
+        # From here on, everything is a function of what is noised.
+        unit = self.estimator.unit * 2.0**-grid.bits
+        row = int64.to_float(noised, self.bound.step(public) * unit)
+        estimate = _unflatten(row, layout)
+        after = State(state.round + 1, noise_state)
+        return Release(estimate), after
 
-    def follow(state: State, release: Release, key: jax.Array) -> State:
-        if not is_private:
-            return State(state.round + 1, state.noise)
-        _, noise_state = noise.next(state.noise, draw(key, trees.size(release.estimate)))
+    def follow(self, state: State, release: Release, key: NoiseKey) -> State:
+        """Return the state after a release that is on record, as `release` does."""
+        _, noise_state = self._next_noise(state, key, trees.size(release.estimate))
         return State(state.round + 1, noise_state)
 
-    def event(participation: Participation) -> DpEvent:
-        return (
-            participation.event(noise.multiplier, noise.strategy)
-            if is_private
-            else NonPrivateDpEvent()
+    def event(self, participation: Participation) -> DpEvent:
+        """Return the cost of a round, or of all rounds, under this participation."""
+        return participation.event(self.noise.multiplier, self.noise.strategy)
+
+    def distance(self, size: int, rows: int) -> float:
+        """Return the total variation between its noise and the ideal, at most."""
+        of_one_draw = _bound_distance(size, self._choose_grid(size))
+        return _round_up_distance(self.noise, of_one_draw, rows)
+
+    def _next_noise(self, state: State, key: NoiseKey, size: int) -> tuple[Int64, PyTree]:
+        """Return the noise of this round, and the state that the next one continues from."""
+        spread = self._choose_grid(size).spread
+
+        def draw(stream: jax.Array | int) -> Int64:
+            return sampler.white(spread, key, stream, size)
+
+        return self.noise.next(state.noise, draw)
+
+    def _choose_grid(self, size: int) -> Grid:
+        # σ, in steps, is the noise multiplier × what one user moves the estimate by.
+        reach = self.bound.reach * self.estimator.sensitivity(size)
+        return choose_grid(
+            self.noise,
+            deviation=self.noise.multiplier * reach,
+            reach=reach,
+            largest=self.bound.reach * self.estimator.largest(self.most_reports),
+            size=size,
         )
 
-    def distance(size: int, rows: int) -> float:
-        return _distance(noise, [(size, grid(size))], rows) if is_private else 0.0
 
-    on_device = (lambda state: bound.public(state.round)), partial(clipping.encode, bound)
-    return Mechanism(
-        init, *on_device, release, follow, event, distance, most_reports, correlated, bound.modulus
-    )
+# A mechanism whose clip norm adapts.
 
 
 class AdaptiveState(NamedTuple):
+    """What a mechanism with an adaptive clip norm has between rounds."""
+
+    # Releases so far.
     round: jax.Array
-    # public
+    # Public.
     norms: Norms
-    # secret
+    # Secret.
     noise: PyTree
 
 
 def adaptive_mechanism(
     clip: AdaptiveClip, report_goal: float, noise: Noise, most_reports: int
 ) -> Mechanism:
-    """Build one whose clip norm follows a quantile: the count of bits and the updates are one
-    vector, noised by one strategy. Each row is noised for the clip norm of its own reports: in
-    steps, which are a share of that clip norm, all rows are one mechanism with reports of the same
-    norm. So the count is on a grid as fine as that of the updates.
+    """Build a mechanism whose clip norm follows a quantile of the users' updates.
+
+    The count of bits and the updates are one vector, noised by one strategy. Each row is noised for
+    the clip norm of its own reports: in steps, which are a share of that clip norm, all rows are
+    one mechanism with reports of the same norm. So the count is on a grid as fine as that of the
+    updates.
+
+    Args:
+        clip: how the clip norm follows.
+        report_goal: the number of reports that sums are divided by.
+        noise: correlated, as the clip norm changes where it restarts.
+        most_reports: of a cohort, so that no sum overflows.
+
+    Raises:
+        ValueError: the parts do not go together.
     """
-    if noise.multiplier <= 0 or noise.strategy.name == "independent":
+    if noise.multiplier <= 0 or not _is_correlated(noise):
         raise ValueError(
             "adaptive clipping changes the clip norm where correlated noise restarts, and needs"
             " such noise"
@@ -185,69 +307,103 @@ def adaptive_mechanism(
         raise ValueError(
             f"sums of these reports hold {clipping.MOST_REPORTS} of them, not {most_reports}"
         )
-    multiplier, whole = clip.update_multiplier(noise.multiplier), flat_clip(clip.start)
-    unit = fixed_denominator(report_goal).unit
-    restarts = jnp.array(noise.strategy.restarts, jnp.int32)
-    # Of halves, which is what a bit is counted in.
-    counting = _grid(noise, 2 * clip.count_stddev, 1.0, float(most_reports), 1)
+    parts = _AdaptiveMechanism(
+        clip=clip,
+        # z_Δ: with it, update and bit together cost what an update does at z.
+        multiplier=clip.update_multiplier(noise.multiplier),
+        # Reports have the same reach in steps under every clip norm.
+        reports=flat_clip(clip.start),
+        report_goal=report_goal,
+        unit=fixed_denominator(report_goal).unit,
+        noise=noise,
+        restarts=jnp.array(noise.strategy.restarts, jnp.int32),
+        # Of halves, which is what a bit is counted in.
+        counting=choose_grid(
+            noise,
+            deviation=2 * clip.count_stddev,
+            reach=1.0,
+            largest=float(most_reports),
+            size=1,
+        ),
+        most_reports=most_reports,
+    )
+    return Mechanism(
+        init=parts.init,
+        public=parts.public,
+        bound=parts.bound,
+        release=parts.release,
+        follow=parts.follow,
+        event=parts.event,
+        distance=parts.distance,
+        most_reports=most_reports,
+        correlated=True,
+    )
 
-    def updating(size: int) -> Grid:
-        return _grid(noise, multiplier * whole.reach, whole.reach, whole.reach * most_reports, size)
 
-    def draw(key: jax.Array, size: int) -> Callable[[jax.Array | int], Int64]:
-        def drawn(stream: jax.Array | int) -> Int64:
-            updates = sampler.white(updating(size).spread, key, 2 * stream, size)
-            count = sampler.white(counting.spread, key, 2 * stream + 1, 1)
-            return jax.tree.map(lambda *words: jnp.concatenate(words), updates, count)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _AdaptiveMechanism:
+    """The functions of a `Mechanism` whose clip norm adapts, and the constants they share."""
 
-        return drawn
+    clip: AdaptiveClip
+    multiplier: float
+    reports: Bound
+    report_goal: float
+    unit: float
+    noise: Noise
+    restarts: jax.Array
+    counting: Grid
+    most_reports: int
 
-    def init(params: Params) -> AdaptiveState:
+    def init(self, params: Params) -> AdaptiveState:
+        """Return the state before the first round.
+
+        Raises:
+            ValueError: the noise does not fit the model.
+        """
         size = trees.size(params)
-        # raises where it does not fit
-        updating(size)
-        return AdaptiveState(jnp.int32(0), clip.init(), noise.init(size + 1))
+        self._choose_grid(size)
+        return AdaptiveState(jnp.int32(0), self.clip.init(), self.noise.init(size + 1))
 
-    def bound(norms: Norms, update: PyTree, weight: jax.Array, key: jax.Array) -> Report:
-        report = clipping.encode(whole, norms.clip_norm, update, weight, key)
-        return report._replace(
-            update=(report.update, centred_bit(norms, update, report.weight > 0))
-        )
+    def public(self, state: AdaptiveState) -> Norms:
+        """Return what devices must know to bound their updates."""
+        return state.norms
 
-    def following(state: AdaptiveState, share: jax.Array, noise_state: PyTree) -> AdaptiveState:
-        """Set C_θ ← Cᵗ⁺¹ if t ∈ R."""
-        norms = clip.followed(state.norms, share)
-        is_restart = jnp.any(state.round + 1 == restarts)
-        in_force = jnp.where(is_restart, norms.estimate, norms.clip_norm)
-        return AdaptiveState(state.round + 1, norms._replace(clip_norm=in_force), noise_state)
+    def bound(self, norms: Norms, update: Update, weight: jax.Array, key: jax.Array) -> Report:
+        """Return the report of one user, with the bit that tells whether the update is short."""
+        report = clipping.encode(self.reports, norms.clip_norm, update, weight, key)
+        bit = centred_bit(norms, update, report.weight > 0)
+        return report._replace(update=(report.update, bit))
 
     def release(
-        state: AdaptiveState, total: Report, key: jax.Array
+        self, state: AdaptiveState, total: Report, key: NoiseKey
     ) -> tuple[Release, AdaptiveState]:
+        """Noise the sums of updates and of bits, as integers; then turn them into floats."""
+        clip_norm = state.norms.clip_norm
         updates, halves = total.update
-        sums, shaped = _flat(whole.unpack(state.norms.clip_norm, updates))
+        sums, layout = _flatten(self.reports.unpack(clip_norm, updates))
         size = sums.low.size
-        drawn, noise_state = noise.next(state.noise, draw(key, size))
-        for_updates, for_count = (
-            jax.tree.map(lambda words, cut=cut: words[cut], drawn) for cut in (slice(size), size)
-        )
-        noised = int64.add(int64.shift(sums, updating(size).bits), for_updates)
-        step = whole.step(state.norms.clip_norm) * (unit * 2.0 ** -updating(size).bits)
-        counted = int64.to_float(
-            int64.add(int64.shift(int64.from_int32(halves), counting.bits), for_count),
-            2.0**-counting.bits,
-        )
-        share = 0.5 + counted / 2 / report_goal
-        estimate = shaped(int64.to_float(noised, step))
-        return Release(estimate, share), following(state, share, noise_state)
+        grid = self._choose_grid(size)
+        noise, noise_state = self._next_noise(state, key, size)
+        noised_sums = self._add_noise(sums, noise, grid)
+        noised_count = self._add_noise_to_count(halves, noise)
+        # From here on, everything is a function of what is noised.
+        unit = self.unit * 2.0**-grid.bits
+        row = int64.to_float(noised_sums, self.reports.step(clip_norm) * unit)
+        estimate = _unflatten(row, layout)
+        counted = int64.to_float(noised_count, 2.0**-self.counting.bits)
+        share = 0.5 + counted / 2 / self.report_goal
+        after = self._move_on(state, share, noise_state)
+        return Release(estimate, share), after
 
-    def follow(state: AdaptiveState, release: Release, key: jax.Array) -> AdaptiveState:
+    def follow(self, state: AdaptiveState, release: Release, key: NoiseKey) -> AdaptiveState:
+        """Return the state after a release that is on record, as `release` does."""
         assert release.share is not None
-        _, noise_state = noise.next(state.noise, draw(key, trees.size(release.estimate)))
-        return following(state, release.share, noise_state)
+        _, noise_state = self._next_noise(state, key, trees.size(release.estimate))
+        return self._move_on(state, release.share, noise_state)
 
-    def event(participation: Participation) -> DpEvent:
-        cost = participation.event(noise.multiplier, noise.strategy)
+    def event(self, participation: Participation) -> DpEvent:
+        """Return the cost of all rounds: at z_Δ, update and bit together cost what z says."""
+        cost = participation.event(self.noise.multiplier, self.noise.strategy)
         assert isinstance(cost, CorrelatedDpEvent)
         counted = (
             "each round also releases how many updates were within the clip norm, at no further"
@@ -255,45 +411,114 @@ def adaptive_mechanism(
         )
         return dataclasses.replace(cost, claim=f"{cost.claim}; {counted}")
 
-    def distance(size: int, rows: int) -> float:
-        return _distance(noise, [(size, updating(size)), (1, counting)], rows)
+    def distance(self, size: int, rows: int) -> float:
+        """Return the total variation between its noise and the ideal, at most."""
+        of_updates = _bound_distance(size, self._choose_grid(size))
+        of_count = _bound_distance(1, self.counting)
+        return _round_up_distance(self.noise, of_updates + of_count, rows)
 
-    return Mechanism(
-        init,
-        lambda state: state.norms,
-        bound,
-        release,
-        follow,
-        event,
-        distance,
-        most_reports,
-        correlated=True,
-    )
+    def _next_noise(self, state: AdaptiveState, key: NoiseKey, size: int) -> tuple[Int64, PyTree]:
+        """Return the noise of this round, on the updates and behind them on the count, and the
+        state that the next one continues from.
+        """
+        spread = self._choose_grid(size).spread
+
+        def draw(stream: jax.Array | int) -> Int64:
+            # From streams of their own, so that they share nothing.
+            for_updates = sampler.white(spread, key, 2 * stream, size)
+            for_count = sampler.white(self.counting.spread, key, 2 * stream + 1, 1)
+            return int64.concatenate([for_updates, for_count])
+
+        return self.noise.next(state.noise, draw)
+
+    def _add_noise(self, sums: Int64, noise: Int64, grid: Grid) -> Int64:
+        size = sums.low.size
+        for_updates = Int64(noise.high[:size], noise.low[:size])
+        return int64.add(int64.shift(sums, grid.bits), for_updates)
+
+    def _add_noise_to_count(self, halves: jax.Array, noise: Int64) -> Int64:
+        for_count = Int64(noise.high[-1], noise.low[-1])
+        count = int64.shift(int64.from_int32(halves), self.counting.bits)
+        return int64.add(count, for_count)
+
+    def _choose_grid(self, size: int) -> Grid:
+        reach = self.reports.reach
+        return choose_grid(
+            self.noise,
+            deviation=self.multiplier * reach,
+            reach=reach,
+            largest=reach * self.most_reports,
+            size=size,
+        )
+
+    def _move_on(
+        self, state: AdaptiveState, share: jax.Array, noise_state: PyTree
+    ) -> AdaptiveState:
+        """Set C_θ ← Cᵗ⁺¹ if t ∈ R."""
+        norms = self.clip.followed(state.norms, share)
+        is_restart = jnp.any(state.round + 1 == self.restarts)
+        in_force = jnp.where(is_restart, norms.estimate, norms.clip_norm)
+        return AdaptiveState(state.round + 1, norms._replace(clip_norm=in_force), noise_state)
 
 
-def _flat(sums: PyTree) -> tuple[Int64, Callable[[jax.Array], Estimate]]:
-    """Flatten all layers into one row of numbers; return also the function that turns a row into
-    layers again.
-    """
+# A mechanism without noise.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _MechanismWithoutNoise:
+    """The functions of a `Mechanism` that releases averages as they are, and is charged so."""
+
+    bound: Bound
+    estimator: Estimator
+    noise: Noise
+
+    def init(self, params: Params) -> State:
+        self.bound.check(params)
+        return State(jnp.int32(0), self.noise.init(trees.size(params)))
+
+    def public(self, state: State) -> PyTree:
+        return self.bound.public(state.round)
+
+    def release(self, state: State, total: Report, key: NoiseKey) -> tuple[Release, State]:
+        decoded = clipping.decode(self.bound, self.public(state), total)
+        average = self.estimator.apply(decoded)
+        return Release(average), State(state.round + 1, state.noise)
+
+    def follow(self, state: State, release: Release, key: NoiseKey) -> State:
+        return State(state.round + 1, state.noise)
+
+    def event(self, participation: Participation) -> DpEvent:
+        return NonPrivateDpEvent()
+
+    def distance(self, size: int, rows: int) -> float:
+        return 0.0
+
+
+# Layers, and one row of all their numbers.
+
+
+class _Layout(NamedTuple):
+    """How the layers of an estimate lie in one row of numbers."""
+
+    structure: Any
+    shapes: list[tuple[int, ...]]
+
+
+def _flatten(sums: PyTree) -> tuple[Int64, _Layout]:
+    """Flatten all layers into one row of numbers."""
     layers, structure = jax.tree.flatten(sums, is_leaf=int64.is_int64)
     shapes = [layer.low.shape for layer in layers]
-    flat = jax.tree.map(
-        lambda *words: jnp.concatenate([jnp.ravel(word) for word in words]), *layers
-    )
-
-    def shaped(row: jax.Array) -> Estimate:
-        parts, start = [], 0
-        for shape in shapes:
-            parts.append(row[start : start + math.prod(shape)].reshape(shape))
-            start += math.prod(shape)
-        return jax.tree.unflatten(structure, parts)
-
-    return flat, shaped
+    high = jnp.concatenate([jnp.ravel(layer.high) for layer in layers])
+    low = jnp.concatenate([jnp.ravel(layer.low) for layer in layers])
+    return Int64(high, low), _Layout(structure, shapes)
 
 
-def _distance(noise: Noise, parts: list[tuple[int, Grid]], rows: int) -> float:
-    """Return the total variation distance of all noise of `rows` rows from the noise their cost is
-    computed for; rounded up.
-    """
-    each = sum(size * (grid.spread.distance + 2.0**-180) for size, grid in parts)
-    return each * noise.draws(rows) * (1 + 1e-9)
+def _unflatten(row: jax.Array, layout: _Layout) -> Estimate:
+    """Turn a row of numbers into layers again."""
+    layers = []
+    start = 0
+    for shape in layout.shapes:
+        end = start + math.prod(shape)
+        layers.append(row[start:end].reshape(shape))
+        start = end
+    return jax.tree.unflatten(layout.structure, layers)

@@ -15,6 +15,7 @@ than 64 participations.
 import functools
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,94 +28,185 @@ def most_participations(rows: int, min_separation: int) -> int:
     return -(-rows // (min_separation + 1))
 
 
-def independent(rows: int) -> Strategy:
-    """Return the strategy C = 1: fresh noise every round."""
-
-    def squared(rows: int, min_separation: int, max_participations: int) -> float:
-        return float(min(max_participations, most_participations(rows, min_separation)))
-
-    return Strategy("independent", rows, squared, lambda rows: np.arange(1.0, rows + 1), bands=1)
-
-
 def segments(rows: int, restarts: tuple[int, ...]) -> list[int]:
     """Return how many rows there are between restarts; the last segment may be incomplete."""
-    bounds = [0, *(restart for restart in restarts if restart < rows), rows]
+    passed = [restart for restart in restarts if restart < rows]
+    bounds = [0, *passed, rows]
     return [end - start for start, end in itertools.pairwise(bounds)]
 
 
-def _restarts(lengths: Sequence[int]) -> tuple[int, ...]:
+def _find_restarts(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Return the first rows of all segments of these lengths but the first."""
     if not lengths or min(lengths) < 1:
         raise ValueError(
             "noise that is restarted has at least one row in every segment; these have"
             f" {list(lengths)}"
         )
-    return tuple(itertools.accumulate(lengths))[:-1]
+    ends = tuple(itertools.accumulate(lengths))
+    return ends[:-1]
 
 
-def _named(name: str, restarts: tuple[int, ...]) -> str:
-    return f"{name}, restarted after {', '.join(map(str, restarts))} rounds" if restarts else name
+def _name_with_restarts(name: str, restarts: tuple[int, ...]) -> str:
+    if not restarts:
+        return name
+    rounds = ", ".join(str(restart) for restart in restarts)
+    return f"{name}, restarted after {rounds} rounds"
+
+
+# Independent noise.
+
+
+def independent(rows: int) -> Strategy:
+    """Return the strategy C = 1: fresh noise every round."""
+    return Strategy(
+        name="independent",
+        rows=rows,
+        sensitivity_squared=_independent_sensitivity_squared,
+        prefix_variance=_independent_prefix_variance,
+        bands=1,
+    )
+
+
+def _independent_sensitivity_squared(
+    rows: int, min_separation: int, max_participations: int
+) -> float:
+    possible = most_participations(rows, min_separation)
+    return float(min(max_participations, possible))
+
+
+def _independent_prefix_variance(rows: int) -> np.ndarray:
+    return np.arange(1.0, rows + 1)
 
 
 # Toeplitz strategies: banded, and BLT.
 
 
 def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
-    """Build C from its first column, constant on diagonals, one column for each segment;
-    coefficients must fall to no less than 0.
+    """Build C from its first column, constant on diagonals.
+
+    Args:
+        name: what the noise is called.
+        columns: one for each segment; coefficients fall, to no less than 0.
+
+    Raises:
+        ValueError: the coefficients of a column do not start with 1 and fall.
     """
     for column in columns:
-        falling = np.all(np.diff(column) <= 1e-12) and np.all(np.asarray(column) >= 0)
-        if not (len(column) and column[0] == 1 and falling):
-            raise ValueError(
-                "coefficients of a Toeplitz strategy start with 1, fall, and are not negative"
-            )
-    restarts = _restarts([len(column) for column in columns])
-    # Never rises, even where rounding did.
-    majorants = [
-        np.maximum.accumulate(np.asarray(column, np.float64)[::-1])[::-1] for column in columns
-    ]
-
-    def squared(rows: int, min_separation: int, max_participations: int) -> float:
-        lengths = segments(rows, restarts)
-        # (participations so far, rows of the next segment that are too soon) → ‖C u‖²
-        largest = {(0, 0): 0.0}
-        for position, (column, length) in enumerate(zip(majorants, lengths, strict=False)):
-            after: dict[tuple[int, int], float] = {}
-            for (before, rest), value in largest.items():
-                moved = _earliest(
-                    column[:length], rest, min_separation + 1, max_participations - before
-                )
-                # More is worse, but what is not spent here can be spent later.
-                for count in range(
-                    len(moved) - 1 if position == len(lengths) - 1 else 0, len(moved)
-                ):
-                    state = before + count, max(0, rest + count * (min_separation + 1) - length)
-                    after[state] = max(after.get(state, 0.0), value + moved[count])
-            largest = after
-        return max(largest.values()) * (1 + 1e-9)
-
-    def prefix_variance(rows: int) -> np.ndarray:
-        parts, done = [], 0.0
-        for column, length in zip(columns, segments(rows, restarts), strict=False):
-            inverse = toeplitz_inverse(np.asarray(column, np.float64), length)
-            parts.append(done + np.cumsum(np.cumsum(inverse) ** 2))
-            done = parts[-1][-1]
-        return np.concatenate(parts)
-
-    bands = max(int(np.flatnonzero(column)[-1]) + 1 for column in columns)
+        _refuse_unless_falling(column)
+    lengths = [len(column) for column in columns]
+    restarts = _find_restarts(lengths)
+    bands = [int(np.flatnonzero(column)[-1]) + 1 for column in columns]
+    forms = _ToeplitzForms(
+        columns=columns,
+        majorants=[_fall_at_least_as_late(column) for column in columns],
+        restarts=restarts,
+    )
     return Strategy(
-        _named(name, restarts), sum(map(len, columns)), squared, prefix_variance, restarts, bands
+        name=_name_with_restarts(name, restarts),
+        rows=sum(lengths),
+        sensitivity_squared=forms.sensitivity_squared,
+        prefix_variance=forms.prefix_variance,
+        restarts=restarts,
+        bands=max(bands),
     )
 
 
-def _earliest(column: np.ndarray, rest: int, distance: int, most: int) -> list[float]:
+def _refuse_unless_falling(column: np.ndarray) -> None:
+    is_falling = np.all(np.diff(column) <= 1e-12)
+    is_nowhere_negative = np.all(np.asarray(column) >= 0)
+    starts_with_one = len(column) > 0 and column[0] == 1
+    if not (starts_with_one and is_falling and is_nowhere_negative):
+        raise ValueError(
+            "coefficients of a Toeplitz strategy start with 1, fall, and are not negative"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _ToeplitzForms:
+    """A Toeplitz strategy, by the first column of each segment."""
+
+    columns: Sequence[np.ndarray]
+    # The same, but that they never rise, even where rounding made the columns do so.
+    majorants: Sequence[np.ndarray]
+    restarts: tuple[int, ...]
+
+    def sensitivity_squared(self, rows: int, min_separation: int, max_participations: int) -> float:
+        """Return the largest ‖C u‖², over all patterns of the whole run."""
+        lengths = segments(rows, self.restarts)
+        last = len(lengths) - 1
+        patterns: _Patterns = {(0, 0): 0.0}
+        for position, length in enumerate(lengths):
+            patterns = _extend_patterns(
+                patterns,
+                column=self.majorants[position][:length],
+                distance=min_separation + 1,
+                most=max_participations,
+                is_last=position == last,
+            )
+        return max(patterns.values()) * (1 + 1e-9)
+
+    def prefix_variance(self, rows: int) -> np.ndarray:
+        """Return the variance of the noise on the sums of the first 1, 2, … rows."""
+        parts = []
+        # Noise from before a restart stays in the sum.
+        remaining = 0.0
+        lengths = segments(rows, self.restarts)
+        for column, length in zip(self.columns, lengths, strict=False):
+            coefficients = np.asarray(column, np.float64)
+            inverse = toeplitz_inverse(coefficients, length)
+            of_segment = np.cumsum(np.cumsum(inverse) ** 2)
+            variances = remaining + of_segment
+            parts.append(variances)
+            remaining = variances[-1]
+        return np.concatenate(parts)
+
+
+def _fall_at_least_as_late(column: np.ndarray) -> np.ndarray:
+    """Return the smallest coefficients that are no smaller than these, and never rise."""
+    backwards = np.asarray(column, np.float64)[::-1]
+    return np.maximum.accumulate(backwards)[::-1]
+
+
+# (participations so far, rows of the next segment that are too soon) → the largest ‖C u‖².
+_Patterns = dict[tuple[int, int], float]
+
+
+def _extend_patterns(
+    patterns: _Patterns, *, column: np.ndarray, distance: int, most: int, is_last: bool
+) -> _Patterns:
+    """Continue patterns of participation by one more segment.
+
+    Args:
+        patterns: those of the segments before.
+        column: the first of the segment's C.
+        distance: the least number of rows from one participation to the next.
+        most: participations, in the whole run.
+        is_last: whether no segment follows.
+    """
+    length = len(column)
+    extended: _Patterns = {}
+    for (before, rest), value in patterns.items():
+        moved = _square_earliest(column, rest=rest, distance=distance, most=most - before)
+        # More is worse, but what is not spent here can be spent later.
+        fewest = len(moved) - 1 if is_last else 0
+        for count in range(fewest, len(moved)):
+            rest_after = max(0, rest + count * distance - length)
+            state = (before + count, rest_after)
+            extended[state] = max(extended.get(state, 0.0), value + moved[count])
+    return extended
+
+
+def _square_earliest(column: np.ndarray, *, rest: int, distance: int, most: int) -> list[float]:
     """Return ‖C u‖² in one segment for 0, 1, 2, … participations, none in its first `rest` rows.
+
     Falling coefficients are worst when a user takes part as early as possible (Kalinin and Lampert
     2024, Theorem 2).
     """
-    squares, moved = [0.0], np.zeros(len(column))
-    for start in range(rest, len(column), distance)[:most]:
-        moved[start:] += column[: len(column) - start]
+    rows = len(column)
+    squares = [0.0]
+    moved = np.zeros(rows)
+    for start in range(rest, rows, distance)[:most]:
+        moved[start:] += column[: rows - start]
         squares.append(float(moved @ moved))
     return squares
 
@@ -123,7 +215,8 @@ def toeplitz_inverse(coefficients: np.ndarray, rows: int) -> np.ndarray:
     """Return the first column of C⁻¹."""
     inverse = np.zeros(rows)
     for row in range(rows):
-        inverse[row] = (row == 0) - coefficients[1 : row + 1][::-1] @ inverse[:row]
+        newest_first = coefficients[1 : row + 1][::-1]
+        inverse[row] = (row == 0) - newest_first @ inverse[:row]
     return inverse
 
 
@@ -137,54 +230,93 @@ def blt_coefficients(decay: Sequence[float], scale: Sequence[float], rows: int) 
 
 # Binary trees.
 
-# participations; the exact search takes seconds beyond
+# Participations. Beyond, the exact search takes seconds.
 MOST_EXACT = 64
 
 
 def tree(*lengths: int, honaker: bool) -> Strategy:
     """Give every complete node of a binary tree over the rounds its own noise (Kairouz et al.
-    2021). With several lengths there is a tree for each segment between restarts; all but the last
-    are completed by empty rows, so that only the noise of a root stays.
+    2021).
+
+    With several lengths there is a tree for each segment between restarts; all but the last are
+    completed by empty rows, so that only the noise of a root stays.
+
+    Raises:
+        ValueError: a segment has no rows.
     """
-    restarts = _restarts(lengths)
+    restarts = _find_restarts(lengths)
     levels = max(lengths).bit_length() + 1
-    own = tree_weights(levels) if honaker else np.ones(levels)
-
-    def squared(rows: int, min_separation: int, max_participations: int) -> float:
-        return tree_sensitivity_squared(rows, min_separation, max_participations, restarts)
-
-    def prefix_variance(rows: int) -> np.ndarray:
-        parts, done = [], 0.0
-        for length in segments(rows, restarts):
-            bits = (np.arange(1, length + 1)[:, None] >> np.arange(levels)) & 1
-            parts.append(done + bits @ own)
-            if sum(map(len, parts)) in restarts:
-                parts[-1][-1] = done + completed_weights(length, honaker)[-1]
-            done = parts[-1][-1]
-        return np.concatenate(parts)
-
+    trees = _Trees(
+        honaker=honaker,
+        weights=tree_weights(levels) if honaker else np.ones(levels),
+        restarts=restarts,
+    )
     name = "tree with Honaker's variance reduction" if honaker else "tree"
-    return Strategy(_named(name, restarts), sum(lengths), squared, prefix_variance, restarts)
+    return Strategy(
+        name=_name_with_restarts(name, restarts),
+        rows=sum(lengths),
+        sensitivity_squared=trees.sensitivity_squared,
+        prefix_variance=trees.prefix_variance,
+        restarts=restarts,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Trees:
+    """The strategy of one tree after another."""
+
+    honaker: bool
+    # The variance of a node's noise, by level.
+    weights: np.ndarray
+    restarts: tuple[int, ...]
+
+    def sensitivity_squared(self, rows: int, min_separation: int, max_participations: int) -> float:
+        """Return the largest ‖C u‖², over all patterns of the whole run."""
+        return tree_sensitivity_squared(rows, min_separation, max_participations, self.restarts)
+
+    def prefix_variance(self, rows: int) -> np.ndarray:
+        """Return the variance of the noise on the sums of the first 1, 2, … rows."""
+        parts = []
+        # The noise of roots from before a restart stays in the sum.
+        remaining = 0.0
+        done = 0
+        for length in segments(rows, self.restarts):
+            sums = np.arange(1, length + 1)
+            # There is a covering node for each 1 in the number of rows.
+            bits = (sums[:, None] >> np.arange(len(self.weights))) & 1
+            variances = remaining + bits @ self.weights
+            done += length
+            if done in self.restarts:
+                root = completed_weights(length, self.honaker)[-1]
+                variances[-1] = remaining + root
+            parts.append(variances)
+            remaining = variances[-1]
+        return np.concatenate(parts)
 
 
 def completed_weights(rows: int, honaker: bool) -> list[float]:
-    """Return the `tree_weights` of the nodes over the last row of a tree that ends there; the empty
-    part of a node has no noise.
+    """Return the `tree_weights` of the nodes over the last row of a tree that ends there.
+
+    The empty part of a node has no noise.
     """
-    level = (rows & -rows).bit_length() - 1
-    weights = [float(tree_weights(level + 1)[-1]) if honaker else 1.0]
+    lowest = (rows & -rows).bit_length() - 1
+    height = (rows - 1).bit_length()
+    if not honaker:
+        return [1.0] * (height - lowest + 1)
     whole = tree_weights(rows.bit_length() + 1)
-    while 1 << level < rows:
+    weights = [float(whole[lowest])]
+    for level in range(lowest, height):
         is_right = (rows - 1) >> level & 1
         below = weights[-1] + (whole[level] if is_right else 0.0)
-        weights.append(1 / (1 + 1 / below) if honaker else 1.0)
-        level += 1
+        weights.append(1 / (1 + 1 / below))
     return weights
 
 
 def tree_weights(levels: int) -> np.ndarray:
-    """Return v_l, the variance of the best estimate of a node's noise from its own and the nodes
-    below, and the weight of its own in it (Honaker 2015): v_0 = 1, 1/v_l = 1 + 1/(2 v_{l−1}).
+    """Return v_l: v_0 = 1, 1/v_l = 1 + 1/(2 v_{l−1}) (Honaker 2015).
+
+    It is the variance of the best estimate of a node's noise from its own and the nodes below, and
+    the weight of its own in it.
     """
     weights = [1.0]
     while len(weights) < levels:
@@ -196,101 +328,176 @@ def tree_weights(levels: int) -> np.ndarray:
 def tree_sensitivity_squared(
     rows: int, min_separation: int, max_participations: int, restarts: tuple[int, ...] = ()
 ) -> float:
-    """Return the largest Σ (participations inside)² over all nodes that have noise; exact. A
-    subtree is summed up by its frontier: for each number of participations in it and each value of
-    the sum, how much room can be left free at its right end, as a function of the room that is to
-    be left free at its left end. Two neighbours join if the room between them adds up to the
-    separation.
+    """Return the largest Σ (participations inside)² over all nodes that have noise.
+
+    It is exact up to `MOST_EXACT` participations, and an upper bound beyond. Subtrees are joined
+    from left to right, each summed up by its frontier.
     """
-    distance = min_separation + 1
-    most = min(max_participations, most_participations(rows, min_separation))
+    possible = most_participations(rows, min_separation)
+    claim = _Claim(distance=min_separation + 1, most=min(max_participations, possible))
     lengths = segments(rows, restarts)
     ends = list(itertools.accumulate(lengths))
-    if most > MOST_EXACT:
+    if claim.most > MOST_EXACT:
         return sum(
-            _fullest(length, end in restarts, distance, most)
+            _fill_every_node(length, claim, is_completed=end in restarts)
             for length, end in zip(lengths, ends, strict=True)
         )
-    leaf = _Frontier({(1, 1): np.where(np.arange(distance) <= 0, 0, -1)}, 1)
-    # complete subtrees by level
-    whole = [leaf]
-    while 1 << len(whole) <= max(lengths):
-        whole.append(_joined(whole[-1], whole[-1], distance, most, square=True))
-
-    def completed(level: int, length: int) -> _Frontier:
-        """Return a subtree that has only its first rows."""
-        if length == 1 << level:
-            return whole[level]
-        if length == 0:
-            return _Frontier({}, 0)
-        half = 1 << (level - 1)
-        left, right = (
-            completed(level - 1, min(length, half)),
-            completed(level - 1, max(0, length - half)),
-        )
-        return _joined(left, right, distance, most, square=True)
-
-    forest = _Frontier({}, 0)
+    whole = _join_whole_subtrees(max(lengths), claim)
+    forest = _EMPTY
     for length, end in zip(lengths, ends, strict=True):
         if end in restarts:
-            parts = [completed((length - 1).bit_length(), length)]
+            height = (length - 1).bit_length()
+            parts = [_join_completed(whole, height, length, claim)]
         else:
-            # the largest comes first
-            parts = [
-                whole[level]
-                for level in reversed(range(length.bit_length()))
-                if length >> level & 1
-            ]
+            parts = _cover(whole, length)
         for part in parts:
-            forest = _joined(forest, part, distance, most, square=False)
-    return float(max((value for _, value in forest.room), default=0))
+            forest = _join(forest, part, claim, is_node=False)
+    values = [inside.value for inside in forest.room]
+    return float(max(values, default=0))
 
 
-def _fullest(length: int, is_completed: bool, distance: int, most: int) -> float:
-    """Count every node of a segment as full as it can be: an upper bound, exact where users may
-    take part in every round.
+class _Claim(NamedTuple):
+    """How often a user takes part."""
+
+    # The least number of rows from one participation to the next.
+    distance: int
+    # Participations.
+    most: int
+
+
+def _fill_every_node(length: int, claim: _Claim, *, is_completed: bool) -> float:
+    """Count every node of a segment as full as it can be.
+
+    It is an upper bound, exact where users may take part in every round.
     """
-    levels = (length - 1).bit_length() + 1 if is_completed else length.bit_length()
-    sizes = 2 ** np.arange(levels)
-    nodes = -(-length // sizes) if is_completed else length // sizes
-    return float(np.sum(nodes * np.minimum(most, -(-sizes // distance)) ** 2.0))
+    if is_completed:
+        levels = (length - 1).bit_length() + 1
+        sizes = 2 ** np.arange(levels)
+        nodes = -(-length // sizes)
+    else:
+        sizes = 2 ** np.arange(length.bit_length())
+        nodes = length // sizes
+    inside = np.minimum(claim.most, -(-sizes // claim.distance))
+    return float(np.sum(nodes * inside**2.0))
+
+
+class _Inside(NamedTuple):
+    """What a user does inside a subtree."""
+
+    participations: int
+    # Σ (participations inside a node)².
+    value: int
+
+
+# How much room can be left free at the right end of a subtree, by the room that is to be left free
+# at its left end; −1: the participations do not fit.
+_Room = np.ndarray
 
 
 class _Frontier(NamedTuple):
-    # (participations, value) → free room at the right by free room at the left; −1: none
-    room: dict[tuple[int, int], np.ndarray]
+    """A subtree, summed up.
+
+    Two neighbours join if the room between them adds up to the separation.
+    """
+
+    room: dict[_Inside, _Room]
+    # In rows.
     size: int
 
 
-def _joined(left: _Frontier, right: _Frontier, distance: int, most: int, square: bool) -> _Frontier:
-    margins = np.arange(distance)
-    room: dict[tuple[int, int], np.ndarray] = {}
-
-    def offer(count: int, value: int, free: np.ndarray) -> None:
-        if count <= most and np.any(free >= 0):
-            key = (count, value + (count**2 if square else 0))
-            room[key] = np.maximum(room[key], free) if key in room else free
-
-    for (count, value), free in left.room.items():
-        offer(count, value, np.where(free >= 0, free + right.size, -1))
-    for (count, value), free in right.room.items():
-        inside = np.maximum(margins - left.size, 0)
-        offer(count, value, free[inside])
-        for (count_before, value_before), free_before in left.room.items():
-            missing = np.clip(distance - 1 - free_before, 0, distance - 1)
-            offer(
-                count_before + count,
-                value_before + value,
-                np.where(free_before >= 0, free[missing], -1),
-            )
-    return _Frontier(_undominated(room), left.size + right.size)
+_EMPTY = _Frontier({}, 0)
 
 
-def _undominated(room: dict[tuple[int, int], np.ndarray]) -> dict[tuple[int, int], np.ndarray]:
+def _join_whole_subtrees(largest: int, claim: _Claim) -> list[_Frontier]:
+    """Return complete subtrees by level, as far as they have no more than `largest` rows."""
+    in_its_row = np.where(np.arange(claim.distance) <= 0, 0, -1)
+    once = _Inside(participations=1, value=1)
+    leaf = _Frontier({once: in_its_row}, 1)
+    whole = [leaf]
+    while 1 << len(whole) <= largest:
+        half = whole[-1]
+        whole.append(_join(half, half, claim, is_node=True))
+    return whole
+
+
+def _join_completed(whole: list[_Frontier], level: int, length: int, claim: _Claim) -> _Frontier:
+    """Return a subtree of this level that has only its first rows."""
+    if length == 1 << level:
+        return whole[level]
+    if length == 0:
+        return _EMPTY
+    half = 1 << (level - 1)
+    left = _join_completed(whole, level - 1, min(length, half), claim)
+    right = _join_completed(whole, level - 1, max(0, length - half), claim)
+    return _join(left, right, claim, is_node=True)
+
+
+def _cover(whole: list[_Frontier], length: int) -> list[_Frontier]:
+    """Return the complete subtrees that cover these rows; the largest comes first."""
+    levels = reversed(range(length.bit_length()))
+    return [whole[level] for level in levels if length >> level & 1]
+
+
+def _join(left: _Frontier, right: _Frontier, claim: _Claim, *, is_node: bool) -> _Frontier:
+    """Return what two neighbours are together, with or without a node over both."""
+    frontier = _Candidates(claim.most, is_node=is_node)
+    for inside, free in left.room.items():
+        only_left = np.where(free >= 0, free + right.size, -1)
+        frontier.offer(inside, only_left)
+    margins = np.arange(claim.distance)
+    margins_of_right = np.maximum(margins - left.size, 0)
+    furthest = claim.distance - 1
+    for inside, free in right.room.items():
+        only_right = free[margins_of_right]
+        frontier.offer(inside, only_right)
+        for inside_left, free_left in left.room.items():
+            missing = np.clip(furthest - free_left, 0, furthest)
+            both = np.where(free_left >= 0, free[missing], -1)
+            frontier.offer(_add(inside_left, inside), both)
+    return _Frontier(_drop_dominated(frontier.room), left.size + right.size)
+
+
+def _add(left: _Inside, right: _Inside) -> _Inside:
+    return _Inside(left.participations + right.participations, left.value + right.value)
+
+
+class _Candidates:
+    """The frontier of two neighbours, while it is collected."""
+
+    def __init__(self, most: int, *, is_node: bool) -> None:
+        self.room: dict[_Inside, _Room] = {}
+        self._most = most
+        self._is_node = is_node
+
+    def offer(self, inside: _Inside, free: _Room) -> None:
+        """Add these participations, if the claim allows them and they fit."""
+        count = inside.participations
+        if count > self._most or not np.any(free >= 0):
+            return
+        of_node = count**2 if self._is_node else 0
+        inside = _Inside(count, inside.value + of_node)
+        if inside in self.room:
+            free = np.maximum(self.room[inside], free)
+        self.room[inside] = free
+
+
+def _drop_dominated(room: dict[_Inside, _Room]) -> dict[_Inside, _Room]:
     """Drop those with as many participations as another, a smaller value and nowhere more room."""
-    kept: dict[tuple[int, int], np.ndarray] = {}
-    for (count, value), free in sorted(room.items(), key=lambda item: (item[0][0], -item[0][1])):
-        better = [other for (c, _), other in kept.items() if c == count]
-        if not any(np.all(other >= free) for other in better):
-            kept[count, value] = free
+    kept: dict[_Inside, _Room] = {}
+    for inside in sorted(room, key=_place_largest_first):
+        if not _is_dominated(inside, room[inside], kept):
+            kept[inside] = room[inside]
     return kept
+
+
+def _place_largest_first(inside: _Inside) -> tuple[int, int]:
+    """Order by the number of participations, and then the largest value first."""
+    return inside.participations, -inside.value
+
+
+def _is_dominated(inside: _Inside, free: _Room, kept: dict[_Inside, _Room]) -> bool:
+    for other, other_free in kept.items():
+        has_as_many = other.participations == inside.participations
+        if has_as_many and np.all(other_free >= free):
+            return True
+    return False
