@@ -18,7 +18,7 @@ from taciturn.data.population import (
     HeldOutUsers,
     NamedLedger,
     Population,
-    remembered_opt_outs,
+    remember_opt_outs,
     write_population,
     writing_population,
 )
@@ -201,7 +201,7 @@ def test_two_builds_in_one_folder_do_not_mix(tmp_path, vocabulary):
         ):
             pass
         writer.add("train", "x", [4, 5])
-        writer.finish({}, {})
+        writer.finish(about={}, counts={})
     assert len(Population(tmp_path / "p")) == 1
 
 
@@ -256,7 +256,7 @@ def test_a_lost_salt_or_list_does_not_bring_back_those_who_opted_out(tmp_path, v
 
     def build():
         with writing_population(tmp_path / "p", vocabulary) as writer:
-            remembered_opt_outs(tmp_path / "p", writer.salt, ())
+            remember_opt_outs(tmp_path / "p", writer.salt, ())
 
     with pytest.raises(DataError, match="opted out"):
         build()
@@ -340,7 +340,7 @@ def test_damaged_offsets_and_words_are_noticed(tmp_path, vocabulary):
 
 
 def test_texts_are_read_without_being_copied_into_memory(tmp_path):
-    writer = TextWriter(tmp_path, "train", 100)
+    writer = TextWriter(tmp_path, "train", words=100)
     for _ in range(1000):
         writer.add(np.arange(1000) % 100)
     texts = Texts.load(tmp_path, "train", writer.close())
@@ -353,7 +353,7 @@ def test_texts_are_read_without_being_copied_into_memory(tmp_path):
 
 
 def test_large_vocabularies_have_larger_tokens(tmp_path):
-    writer = TextWriter(tmp_path, "train", 70_000)
+    writer = TextWriter(tmp_path, "train", words=70_000)
     writer.add([69_999, 1])
     assert Texts.load(tmp_path, "train", writer.close())[0].tolist() == [69_999, 1]
 

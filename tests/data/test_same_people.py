@@ -17,7 +17,7 @@ from taciturn.data.population import (
     Population,
     check_strangers,
     hashed_id,
-    remembered_opt_outs,
+    remember_opt_outs,
     write_population,
 )
 from taciturn.data.vocabulary import DataError
@@ -139,7 +139,7 @@ def test_who_opted_out_or_is_held_out_is_so_in_both(months):
     june = build_june(months)
     salt = (months / "may" / "private" / "salt").read_bytes()
     assert (june.folder / "private" / "salt").read_bytes() == salt
-    assert remembered_opt_outs(june.folder, salt) == {hashed_id(salt, "user 7")}
+    assert remember_opt_outs(june.folder, salt) == {hashed_id(salt, "user 7")}
     assert "users who opted out: 1" in run_cli("data", "show", june.folder)
     check_strangers(months / "june", months / "may")
     check_strangers(months / "may", months / "june")

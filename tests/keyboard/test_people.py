@@ -13,7 +13,7 @@ from taciturn.cli import app
 from taciturn.data.population import (
     Population,
     hashed_id,
-    remembered_opt_outs,
+    remember_opt_outs,
     trained_on,
     write_population,
 )
@@ -88,7 +88,7 @@ def test_people_who_opted_out_do_not_type(tmp_path):
     rest = made_up_users(12, seed=1), lettered_words(), {}
     run = trained(write_population(tmp_path / "people", made_up_users(50), *rest), tmp_path / "run")
     salt = (tmp_path / "people" / "private" / "salt").read_bytes()
-    remembered_opt_outs(tmp_path / "people", salt, ["gone away"])
+    remember_opt_outs(tmp_path / "people", salt, ["gone away"])
     source = texts_of(tmp_path / "chats.csv", "Gone Away", "a stranger")
     assert simulate_typing([run], source, False, 10, 50).people == 1
 

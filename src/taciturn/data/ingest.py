@@ -36,7 +36,7 @@ from taciturn.data.population import (
     PopulationWriter,
     check_protections,
     hashed_id,
-    remembered_opt_outs,
+    remember_opt_outs,
     writing_population,
 )
 from taciturn.data.scrub import scrub
@@ -113,7 +113,7 @@ def ingest(
             held_out_share=rules.held_out_share,
         )
         user_ids = filter(None, map(user_id, opt_outs))
-        opted_out = remembered_opt_outs(folder, writer.salt, user_ids)
+        opted_out = remember_opt_outs(folder, writer.salt, user_ids)
         tokenizer = _Tokenizer(rules, writer.salt, opted_out)
         tally = _write_users(writer, source, tokenizer, progress)
         return writer.finish(

@@ -2,10 +2,13 @@
 
     POPULATION/
       manifest.json     what is here, and which ledger these users have; its counts are private and
-      say so ledger.jsonl      what was ever released about these users; outlives every rebuild
-      ledger.head       the ledger's newest row text-<n>/         vocabulary, shards of tokens and
-      hashed ids: of the users to train on, and of the held-out users private/          salt with
-      which user ids are hashed, hashed ids of those who opted out, which ledger these users have
+                        say so
+      ledger.jsonl      what was ever released about these users; outlives every rebuild
+      ledger.head       the ledger's newest row
+      text-<n>/         vocabulary, shards of tokens and hashed ids: of the users to train on, and
+                        of the held-out users
+      private/          salt with which user ids are hashed, hashed ids of those who opted out,
+                        which ledger these users have
 
 A build writes a new text folder and then replaces the manifest in one step, so a population is
 complete or absent. Building again into the same folder keeps the ledger. Another folder of the same
@@ -32,16 +35,17 @@ from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.files import lock_file, not_a, sync_folder, write_atomically
 
 FORMAT = 2
-# files of hashed ids
+# Files of hashed ids, by split.
 NAMES = {"train": "users.txt", "held_out": "held_out_users.txt"}
-# to measure with
+# How many users it takes to measure with them.
 LEAST_HELD_OUT = 10
 COUNTS = "private_counts"
-# whatever happened to a manifest
+# What stays, whatever happened to a manifest.
 STAYS = ("private", "ledger.jsonl", "ledger.head")
-# in private/
-LEDGER, OPTED_OUT = "ledger.json", "opted-out.txt"
-# so that a build that ends and a ledger that is pinned do not overwrite each other
+# Files in private/.
+LEDGER = "ledger.json"
+OPTED_OUT = "opted-out.txt"
+# Held so that a build that ends and a ledger that is pinned do not overwrite each other.
 MANIFEST_LOCK = "manifest-lock"
 
 
@@ -60,12 +64,11 @@ class Population:
         self.manifest = _manifest(folder)
         self.id: str = self.manifest["id"]
         text = folder / self.manifest["text"]
-        self.vocabulary = Vocabulary.load(text / "vocabulary.txt", self.manifest["vocabulary"])
-        if len(self.vocabulary) != self.manifest["vocabulary"]["size"]:
-            raise DataError(
-                f"{text / 'vocabulary.txt'} is incomplete; build the population again, its ledger"
-                " stays"
-            )
+        words = text / "vocabulary.txt"
+        about_words = self.manifest["vocabulary"]
+        self.vocabulary = Vocabulary.load(words, about_words)
+        if len(self.vocabulary) != about_words["size"]:
+            raise DataError(f"{words} is incomplete; build the population again, its ledger stays")
         self.texts = Texts.load(text, "train", self.manifest[COUNTS]["train"])
 
     def __len__(self) -> int:
@@ -78,72 +81,74 @@ class Population:
 
     @property
     def ledger(self) -> NamedLedger | None:
-        """Return the ledger these users have, once there is one; refuse a folder without
-        `private/`: it does not know who opted out.
+        """Return the ledger these users have, once there is one.
+
+        A folder without `private/` is refused: it does not know who opted out.
         """
-        _salt(self.folder)
-        return named_ledger(self.folder)
+        _open_salt(self.folder)
+        return read_named_ledger(self.folder)
 
     def pin_ledger(self, ledger: NamedLedger) -> None:
-        """Record it, in the manifest and in a file that outlives it, so that a lost ledger is not
-        mistaken for one that never existed.
+        """Record a ledger, in the manifest and in a file that outlives it.
+
+        A lost ledger is so not mistaken for one that never existed.
         """
-        write_atomically(
-            self.folder / "private" / LEDGER, json.dumps(ledger._asdict()).encode(), 0o600
-        )
-        with lock_file(self.folder / "private" / MANIFEST_LOCK):
-            _save_manifest(self.folder, {**_manifest(self.folder), "ledger": ledger._asdict()})
+        private = self.folder / "private"
+        content = ledger._asdict()
+        write_atomically(private / LEDGER, json.dumps(content).encode(), 0o600)
+        with lock_file(private / MANIFEST_LOCK):
+            _save_manifest(self.folder, {**_manifest(self.folder), "ledger": content})
 
 
 def trained_on(folder: Path) -> Callable[[str], bool]:
-    """Tell by id whether a user is among those that a population trains on, or among those who
-    opted out of everything.
+    """Return what tells by id whether a population trains on a user.
+
+    Those who opted out of everything count as if it did.
     """
-    salt, users = _salt(folder), _trained_or_opted_out(folder)
+    salt = _open_salt(folder)
+    users = _read_protected_ids(folder)
     return lambda id: hashed_id(salt, id) in users
 
 
-def _trained_or_opted_out(folder: Path) -> set[str]:
-    return _hashed_ids(folder, "train") | remembered_opt_outs(folder, _salt(folder))
+def _read_protected_ids(folder: Path) -> set[str]:
+    """Return the hashed ids of users who are trained on or opted out."""
+    return _read_ids(folder, "train") | remember_opt_outs(folder, _open_salt(folder))
 
 
 def check_strangers(measured: Path, protected: Path) -> None:
-    """Refuse to measure held-out users of one folder with a model of another, unless none of them
-    was trained on there or opted out.
+    """Refuse to measure held-out users of one folder with a model of another.
+
+    It is allowed where none of them was trained on there or opted out.
     """
     if _manifest(measured)["salt"] != _manifest(protected)["salt"]:
-        untold = (
-            "know people by different hashes, so whether held-out users of the one were trained on"
-            " in the other cannot be told"
-        )
         raise DataError(
-            f"{measured} and {protected} {untold}. Build {measured} again, with --same-people-as"
-            f" {protected}"
+            f"{measured} and {protected} know people by different hashes, so whether held-out users"
+            " of the one were trained on in the other cannot be told. Build"
+            f" {measured} again, with --same-people-as {protected}"
         )
-    known = _trained_or_opted_out(protected)
-    if known & _hashed_ids(measured, "held_out"):
-        promised = (
-            "who were promised protection, which held-out users do not have. Build both with the"
-            " same --held-out"
-        )
+    protected_ids = _read_protected_ids(protected)
+    if protected_ids & _read_ids(measured, "held_out"):
         raise DataError(
             f"held-out users of {measured} include people whom {protected} trains on, or who opted"
-            f" out, {promised}"
+            " out, who were promised protection, which held-out users do not have. Build both with"
+            " the same --held-out"
         )
 
 
-def _hashed_ids(folder: Path, split: str) -> set[str]:
+def _read_ids(folder: Path, split: str) -> set[str]:
+    """Return the hashed ids of the users of a split."""
     manifest = _manifest(folder)
     path = folder / manifest["text"] / NAMES[split]
-    users = set(path.read_text().split()) if path.exists() else set[str]()
-    if len(users) != manifest[COUNTS][f"{split}_users"]:
+    ids = set(path.read_text().split()) if path.exists() else set[str]()
+    if len(ids) != manifest[COUNTS][f"{split}_users"]:
         raise DataError(f"{path} is incomplete; build the population again, its ledger stays")
-    return users
+    return ids
 
 
 class HeldOutUsers:
-    """Users kept out of training to measure with. They have no guarantee, and every statement says
-    so.
+    """Users kept out of training to measure with.
+
+    They have no guarantee, and every statement says so.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -157,165 +162,213 @@ class HeldOutUsers:
     def check_enough(self) -> None:
         """Refuse to publish averages over a few users: they reveal what each of them wrote."""
         if sum(len(text) > 0 for text in self.texts) < LEAST_HELD_OUT:
-            few = f"fewer than {LEAST_HELD_OUT} held-out users, and figures of so few reveal each"
             raise DataError(
-                f"{self.folder} has {few}; build it from more users, or with a larger --held-out"
+                f"{self.folder} has fewer than {LEAST_HELD_OUT} held-out users, and figures of so"
+                " few reveal each; build it from more users, or with a larger --held-out"
             )
+
+
+class _SplitWriter:
+    """Write the users of a split: their tokens, their hashed ids, and a digest of the tokens."""
+
+    def __init__(
+        self, folder: Path, split: str, *, words: int, shard_tokens: int, salt: bytes
+    ) -> None:
+        self._texts = TextWriter(folder, split, words=words, shard_tokens=shard_tokens)
+        self._names = (folder / NAMES[split]).open("x")
+        # Keyed, so that guesses at the text cannot be tested.
+        self._digest = hmac.new(salt, split.encode(), hashlib.sha256)
+
+    def add(self, hashed_id: str, tokens: list[int] | np.ndarray) -> None:
+        self._texts.add(tokens)
+        length = len(tokens).to_bytes(8, "little")
+        self._digest.update(length + np.asarray(tokens, np.uint32).tobytes())
+        self._names.write(f"{hashed_id}\n")
+
+    def digest(self) -> bytes:
+        return self._digest.digest()
+
+    def close(self) -> dict[str, Any]:
+        """Return what `Texts.load` needs."""
+        with self._names:
+            self._names.flush()
+            os.fsync(self._names.fileno())
+        return self._texts.close()
 
 
 class PopulationWriter:
     """Write users one by one, in the order of their positions; `writing_population` makes one."""
 
-    def __init__(self, folder: Path, text: Path, vocabulary: Vocabulary, shard_tokens: int) -> None:
-        self.folder, self.text, self.vocabulary = folder, text, vocabulary
-        self.salt = _salt(folder)
-        self._writers = {
-            split: TextWriter(text, split, len(vocabulary), shard_tokens)
-            for split in ("train", "held_out")
-        }
-        self._names = {split: (text / name).open("x") for split, name in NAMES.items()}
-        # Keyed, so that guesses at the text cannot be tested.
-        self._digests = {
-            split: hmac.new(self.salt, split.encode(), hashlib.sha256) for split in self._writers
-        }
+    def __init__(
+        self, *, folder: Path, text: Path, vocabulary: Vocabulary, shard_tokens: int
+    ) -> None:
+        self.folder = folder
+        self.text = text
+        self.vocabulary = vocabulary
+        self.salt = _open_salt(folder)
+        self._splits: dict[str, _SplitWriter] = {}
+        for split in NAMES:
+            self._splits[split] = _SplitWriter(
+                text, split, words=len(vocabulary), shard_tokens=shard_tokens, salt=self.salt
+            )
 
     def add(self, split: str, hashed_id: str, tokens: list[int] | np.ndarray) -> None:
-        self._writers[split].add(tokens)
-        self._digests[split].update(
-            len(tokens).to_bytes(8, "little") + np.asarray(tokens, np.uint32).tobytes()
-        )
-        self._names[split].write(f"{hashed_id}\n")
+        self._splits[split].add(hashed_id, tokens)
 
     def finish(self, about: dict[str, Any], counts: dict[str, Any]) -> Population:
         """Replace the manifest: from now on these are the users' texts."""
-        for names in self._names.values():
-            with names:
-                names.flush()
-                os.fsync(names.fileno())
         self.vocabulary.save(self.text / "vocabulary.txt")
-        written = {split: writer.close() for split, writer in self._writers.items()}
-        if not written["train"]["shards"] and not about.get(
-            "on_devices"
-            # there the users' text stays on devices
-        ):
-            left_out = "; ".join(
-                f"{reason}: {count:,}" for reason, count in counts.get("left_out", {}).items()
-            )
-            utf8 = (
-                "; save the text as UTF-8 (iconv -f latin1 -t utf-8)"
-                if "not UTF-8" in left_out
-                else ""
-            )
-            hint = utf8 or (", or lower --least-tokens" if "tokens:" in left_out else "")
-            raise DataError(
-                f"no user is left to train on ({left_out or 'there is no text at all'}): name other"
-                f" text{hint}"
-            )
+        written = {split: writer.close() for split, writer in self._splits.items()}
+        # A population whose text stays on devices has none here.
+        if not written["train"]["shards"] and not about.get("on_devices"):
+            raise _nobody_left(counts.get("left_out", {}))
         sync_folder(self.text)
-        parts = [
-            "\n".join(self.vocabulary.words).encode(),
-            *(split.digest() for split in self._digests.values()),
-        ]
-        digest = hmac.new(self.salt, b"".join(parts), hashlib.sha256)
-        units = [
-            (split, index, unit)
-            for split in written
-            for index, unit in enumerate(("users", "tokens"))
-        ]
-        sums = {
-            f"{split}_{unit}": sum(shard[index] for shard in written[split]["shards"])
-            for split, index, unit in units
-        }
         manifest = {
             "format": FORMAT,
-            "id": digest.hexdigest()[:16],
+            "id": self._identify(),
             "text": self.text.name,
             "about": about,
-        }
-        # by which a lost salt is noticed
-        manifest["salt"] = hashed_id(self.salt, "")
-        manifest["vocabulary"] = {"size": len(self.vocabulary), **self.vocabulary.about}
-        manifest[COUNTS] = {
-            "note": "measured on users' text; do not publish",
-            **sums,
-            **counts,
-            **written,
+            # A lost salt is noticed by it.
+            "salt": hashed_id(self.salt, ""),
+            "vocabulary": {"size": len(self.vocabulary), **self.vocabulary.about},
+            COUNTS: {
+                "note": "measured on users' text; do not publish",
+                **_sum_shards(written),
+                **counts,
+                **written,
+            },
         }
         with lock_file(self.folder / "private" / MANIFEST_LOCK):
-            ledger = named_ledger(self.folder)
-            _save_manifest(self.folder, manifest | ({"ledger": ledger._asdict()} if ledger else {}))
+            ledger = read_named_ledger(self.folder)
+            if ledger is not None:
+                manifest["ledger"] = ledger._asdict()
+            _save_manifest(self.folder, manifest)
         return Population(self.folder)
+
+    def _identify(self) -> str:
+        """Return a digest of the words and of all users' tokens."""
+        words = "\n".join(self.vocabulary.words).encode()
+        splits = [writer.digest() for writer in self._splits.values()]
+        digest = hmac.new(self.salt, b"".join([words, *splits]), hashlib.sha256)
+        return digest.hexdigest()[:16]
+
+
+def _sum_shards(written: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Return the numbers of users and tokens of each split."""
+    sums = {}
+    for split, texts in written.items():
+        sums[f"{split}_users"] = sum(users for users, _ in texts["shards"])
+        sums[f"{split}_tokens"] = sum(tokens for _, tokens in texts["shards"])
+    return sums
+
+
+def _nobody_left(left_out: dict[str, int]) -> DataError:
+    reasons = "; ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
+    hint = ""
+    if "not UTF-8" in reasons:
+        hint = "; save the text as UTF-8 (iconv -f latin1 -t utf-8)"
+    elif "tokens:" in reasons:
+        hint = ", or lower --least-tokens"
+    return DataError(
+        f"no user is left to train on ({reasons or 'there is no text at all'}): name other"
+        f" text{hint}"
+    )
 
 
 @contextmanager
 def writing_population(
     folder: Path,
     vocabulary: Vocabulary,
+    *,
     shard_tokens: int = SHARD_TOKENS,
     same_people_as: Path | None = None,
 ) -> Iterator[PopulationWriter]:
     """Yield a writer; a build that does not reach `finish` leaves nothing behind."""
-    created = not folder.exists()
-    if not created and not (folder / "manifest.json").exists():
-        foreign = [
-            path.name for path in folder.iterdir() if path.name not in STAYS and not _is_text(path)
-        ]
-        if foreign:
-            raise DataError(
-                f"{folder} already holds other things ({foreign[0]}); choose a new --out"
-            )
+    is_new = not folder.exists()
+    if not is_new and not (folder / "manifest.json").exists():
+        _check_holds_nothing_else(folder)
     private = folder / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
     busy = DataError(f"another build is writing to {folder}; wait for it, or name another --out")
     with lock_file(private / "lock", busy):
-        # whatever is written from here on is private to its owner
+        # Whatever is written from here on is private to its owner.
         umask = os.umask(0o077)
         try:
             _remove_leftovers(folder)
-            numbers = [
-                int(path.name.removeprefix("text-")) for path in folder.iterdir() if _is_text(path)
-            ]
             if same_people_as:
                 _share_ledger(folder, same_people_as)
-            text = folder / f"text-{max(numbers, default=0) + 1}"
-            text.mkdir(mode=0o700)
-            yield PopulationWriter(folder, text, vocabulary, shard_tokens)
+            yield PopulationWriter(
+                folder=folder,
+                text=_make_text_folder(folder),
+                vocabulary=vocabulary,
+                shard_tokens=shard_tokens,
+            )
         finally:
             os.umask(umask)
-            if created and not (folder / "manifest.json").exists():
+            if is_new and not (folder / "manifest.json").exists():
                 shutil.rmtree(folder)
             else:
                 _remove_leftovers(folder)
 
 
+def _check_holds_nothing_else(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name not in STAYS and not _is_text(path):
+            raise DataError(
+                f"{folder} already holds other things ({path.name}); choose a new --out"
+            )
+
+
+def _make_text_folder(folder: Path) -> Path:
+    """Make the folder of the next build's text."""
+    texts = [path.name for path in folder.iterdir() if _is_text(path)]
+    newest = max((int(name.removeprefix("text-")) for name in texts), default=0)
+    text = folder / f"text-{newest + 1}"
+    text.mkdir(mode=0o700)
+    return text
+
+
 def check_protections(
-    folder: Path, with_runs: Path, scrub: bool, sensitive: Iterable[str], held_out_share: float
+    folder: Path,
+    *,
+    with_runs: Path,
+    scrub: bool,
+    sensitive: Iterable[str],
+    held_out_share: float,
 ) -> None:
-    """Refuse to protect a population that is built again less than before, and to hold out people
-    whom a run has trained on.
+    """Refuse to protect a population less than before, or to hold out people whom a run trained on.
+
+    Args:
+        folder: that is built again.
+        with_runs: the folder whose ledger counts the runs.
+        scrub: whether addresses and numbers are removed.
+        sensitive: columns that mark rows to leave out.
+        held_out_share: of the users.
     """
-    about = manifest_before(folder).get("about", {})
+    about = read_manifest(folder).get("about", {})
     if about.get("scrubbed") and not scrub:
         raise DataError(f"{folder} was built with --scrub: say it again, or build a new folder")
-    if dropped := set(about.get("sensitive_columns", ())).difference(sensitive):
+    dropped = set(about.get("sensitive_columns", ())).difference(sensitive)
+    if dropped:
         raise DataError(
             f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a"
             " new folder"
         )
-    before = manifest_before(with_runs).get("about", {}).get("held_out_share", held_out_share)
-    if named_ledger(with_runs) is not None and before != held_out_share:
-        wrong = (
-            f"with --held-out {held_out_share:g} users they were trained on would pass for held out"
+    about_runs = read_manifest(with_runs).get("about", {})
+    before = about_runs.get("held_out_share", held_out_share)
+    if read_named_ledger(with_runs) is not None and before != held_out_share:
+        raise DataError(
+            f"{with_runs} has runs that held out a share of {before:g}: with --held-out"
+            f" {held_out_share:g} users they were trained on would pass for held out"
         )
-        raise DataError(f"{with_runs} has runs that held out a share of {before:g}: {wrong}")
 
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove text that no manifest names: of an interrupted build, or from before the last one."""
-    current = manifest_before(folder).get("text")
+    current = read_manifest(folder).get("text")
     if current is None and (folder / "manifest.json").exists():
-        # damaged, or of another version, so its meaning is unknown
+        # The manifest is damaged, or of another version, so its meaning is unknown.
         return
     for path in folder.iterdir():
         if _is_text(path) and path.name != current:
@@ -323,10 +376,9 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _is_text(path: Path) -> bool:
-    """Return whether a build made this folder."""
-    return (
-        bool(fullmatch(r"text-\d+", path.name)) and path.is_dir() and (path / "users.txt").exists()
-    )
+    """Tell whether a build made this folder."""
+    has_name = fullmatch(r"text-\d+", path.name) is not None
+    return has_name and path.is_dir() and (path / "users.txt").exists()
 
 
 def write_population(
@@ -337,50 +389,69 @@ def write_population(
     about: dict[str, Any],
     **how: Any,
 ) -> Population:
-    """Write a population of users who are in memory: user id → word ids; `how` as
-    `writing_population` takes it.
+    """Write a population of users who are in memory.
+
+    Args:
+        folder: of the population.
+        train: the word ids of users to train on, by user id.
+        held_out: the same of users to measure with.
+        vocabulary: of the words.
+        about: what the manifest says of the users.
+        how: as `writing_population` takes it.
     """
     with writing_population(folder, vocabulary, **how) as writer:
         for split, users in (("train", train), ("held_out", held_out)):
             for user in sorted(users, key=lambda user: (position(user), user)):
                 writer.add(split, hashed_id(writer.salt, user), users[user])
-        return writer.finish(about, {})
+        return writer.finish(about, counts={})
 
 
 def hashed_id(salt: bytes, user: str) -> str:
     return hmac.new(salt, user.encode(), hashlib.sha256).hexdigest()[:24]
 
 
-def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str] = ()) -> frozenset[str]:
-    """Return the hashed ids of all who ever opted out of this population, and record `users` among
-    them.
+def remember_opt_outs(folder: Path, salt: bytes, users: Iterable[str] = ()) -> frozenset[str]:
+    """Return the hashed ids of all who ever opted out of a population.
+
+    Args:
+        folder: of the population.
+        salt: that ids are hashed with.
+        users: ids of others who opt out now; they are recorded.
     """
     path = folder / "private" / OPTED_OUT
-    known = set(path.read_text().split()) if path.exists() else set()
-    if len(known) < manifest_before(folder).get("about", {}).get("opt_outs", 0):
+    known = set(path.read_text().split()) if path.exists() else set[str]()
+    if len(known) < read_manifest(folder).get("about", {}).get("opt_outs", 0):
         raise DataError(
             f"{path} lacks some of those who opted out; restore it from a copy, or build a new"
             " folder"
         )
-    new = {hashed_id(salt, user) for user in users} - known
-    if new:
-        write_atomically(path, "".join(f"{one}\n" for one in sorted(known | new)).encode(), 0o600)
-    return frozenset(known | new)
+    opted_out = known.union(hashed_id(salt, user) for user in users)
+    if opted_out != known:
+        _save_opt_outs(path, opted_out)
+    return frozenset(opted_out)
+
+
+def _save_opt_outs(path: Path, ids: Iterable[str]) -> None:
+    write_atomically(path, "".join(f"{id}\n" for id in sorted(ids)).encode(), 0o600)
 
 
 def _save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2).encode(), 0o600)
 
 
-def _salt(folder: Path) -> bytes:
-    """Return the salt, made once: with another, it would be unknown who opted out and who was
-    trained on.
+def _open_salt(folder: Path) -> bytes:
+    """Return the salt, made once.
+
+    With another, it would be unknown who opted out and who was trained on.
     """
-    path, expected = folder / "private" / "salt", manifest_before(folder).get("salt")
-    if not path.exists() and expected is None and not path.with_name(OPTED_OUT).exists():
+    path = folder / "private" / "salt"
+    expected = read_manifest(folder).get("salt")
+    has_opt_outs = path.with_name(OPTED_OUT).exists()
+    if not path.exists() and expected is None and not has_opt_outs:
         write_atomically(path, secrets.token_bytes(32), 0o600)
     salt = path.read_bytes() if path.exists() else b""
-    if len(salt) != 32 or expected not in (None, hashed_id(salt, "")):
+    is_expected = expected in (None, hashed_id(salt, ""))
+    if len(salt) != 32 or not is_expected:
         raise DataError(
             f"{path} is lost or damaged, and with it who opted out; restore it from a copy, or"
             " build a new folder"
@@ -388,51 +459,51 @@ def _salt(folder: Path) -> bytes:
     return salt
 
 
-def named_ledger(folder: Path) -> NamedLedger | None:
-    """Return the ledger that a folder's manifest or its private folder names: either proves that
-    there was one.
+def read_named_ledger(folder: Path) -> NamedLedger | None:
+    """Return the ledger that a folder's manifest or its private folder names.
+
+    Either proves that there was one.
     """
     path = folder / "private" / LEDGER
+    names = [read_manifest(folder).get("ledger")]
     try:
-        named = [
-            manifest_before(folder).get("ledger"),
-            json.loads(path.read_text()) if path.exists() else None,
-        ]
-        found = {NamedLedger(**one) for one in named if one is not None}
+        if path.exists():
+            names.append(json.loads(path.read_text()))
+        ledgers = {NamedLedger(**name) for name in names if name is not None}
     except (ValueError, TypeError):
         raise DataError(f"{path} is damaged; restore it from a copy") from None
-    if len(found) > 1:
+    if len(ledgers) > 1:
         raise DataError(
             f"{folder / 'manifest.json'} and {path} name two ledgers: restore both from one copy"
         )
-    return found.pop() if found else None
+    return ledgers.pop() if ledgers else None
 
 
 def _share_ledger(folder: Path, other: Path) -> None:
     """Give a folder the ledger, salt and opt-outs of another, whose users are the same people."""
-    theirs, own = named_ledger(other), named_ledger(folder)
+    theirs = read_named_ledger(other)
+    own = read_named_ledger(folder)
     if theirs is None:
         raise DataError(f"{other} has no ledger yet: open it first")
-    at = os.path.relpath((other / theirs.folder).resolve(), folder.resolve())
-    shared = NamedLedger(theirs.id, at)
+    ledger_folder = (other / theirs.folder).resolve()
+    shared = NamedLedger(theirs.id, os.path.relpath(ledger_folder, folder.resolve()))
     if own not in (None, shared):
         raise DataError(
             f"{folder} already has a ledger, and two cannot be merged; build another folder"
         )
-    salt, private = _salt(other), folder / "private"
-    if (private / "salt").exists() and _salt(folder) != salt:
+    salt = _open_salt(other)
+    private = folder / "private"
+    if (private / "salt").exists() and _open_salt(folder) != salt:
         raise DataError(
             f"{folder} knows its people by other hashes than {other}; build another folder"
         )
     write_atomically(private / "salt", salt, 0o600)
-    opted_out = remembered_opt_outs(other, salt) | remembered_opt_outs(folder, salt)
-    write_atomically(
-        private / OPTED_OUT, "".join(f"{one}\n" for one in sorted(opted_out)).encode(), 0o600
-    )
+    opted_out = remember_opt_outs(other, salt) | remember_opt_outs(folder, salt)
+    _save_opt_outs(private / OPTED_OUT, opted_out)
     write_atomically(private / LEDGER, json.dumps(shared._asdict()).encode(), 0o600)
 
 
-def manifest_before(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the current manifest, or {} where none can be read."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
@@ -447,7 +518,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
             f"{not_a('a population', folder)}; build a population with: taciturn data build TEXT"
             " --out FOLDER"
         )
-    manifest = manifest_before(folder)
+    manifest = read_manifest(folder)
     if manifest.get("format") != FORMAT or COUNTS not in manifest:
         raise DataError(
             f"{folder} was written by another version of taciturn, or is damaged; build it again,"

@@ -101,7 +101,7 @@ def _write_documents(
     folder: Path, documents: Iterable, vocabulary: Vocabulary, source: str
 ) -> None:
     with new_folder(folder, "name a new --out") as made:
-        writer = TextWriter(made, "documents", len(vocabulary))
+        writer = TextWriter(made, "documents", words=len(vocabulary))
         for document in documents:
             writer.add(document)
         written = writer.close()

@@ -1,5 +1,6 @@
-"""Token sequences on disk, memory-mapped, in shards: one sequence per user (or per public
-document).
+"""Token sequences on disk, memory-mapped, in shards.
+
+There is one sequence per user (or per public document):
 
     NAME-00000.tokens    ids end to end, uint16 (uint32 for more than 65,536 words)
     NAME-00000.offsets   where each sequence starts, int64, and where the last one ends
@@ -28,11 +29,19 @@ class Shard(NamedTuple):
 
 
 class Texts:
+    """Sequences of tokens, by their position.
+
+    Args:
+        shards: open each of the shards.
+        lengths: the numbers of sequences in them.
+        tokens: in all of them.
+    """
+
     def __init__(
         self, shards: Sequence[Callable[[], Shard]], lengths: Sequence[int], tokens: int
     ) -> None:
-        """`lengths` are the numbers of sequences in the shards, `tokens` their total."""
-        self._open, self._opened = shards, {}
+        self._open = shards
+        self._opened: dict[int, Shard] = {}
         self._starts = [0, *np.cumsum(lengths, dtype=int).tolist()]
         self.tokens = tokens
 
@@ -49,17 +58,19 @@ class Texts:
 
     def lengths(self, positions: np.ndarray) -> np.ndarray:
         """Count the tokens of each, without reading them."""
+        self._check_positions(positions)
+        shard_of = np.searchsorted(self._starts, positions, "right") - 1
+        lengths = np.empty(len(positions), int)
+        for number in np.unique(shard_of):
+            is_here = shard_of == number
+            offsets = self.shard(int(number)).offsets
+            inside = positions[is_here] - self._starts[number]
+            lengths[is_here] = offsets[inside + 1] - offsets[inside]
+        return lengths
+
+    def _check_positions(self, positions: np.ndarray) -> None:
         if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
             raise IndexError(f"there are {len(self)} texts, and not all of these are among them")
-        numbers, found = (
-            np.searchsorted(self._starts, positions, "right") - 1,
-            np.empty(len(positions), int),
-        )
-        for number in np.unique(numbers):
-            here, offsets = numbers == number, self.shard(int(number)).offsets
-            inside = positions[here] - self._starts[number]
-            found[here] = offsets[inside + 1] - offsets[inside]
-        return found
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[position] for position in range(len(self)))
@@ -75,46 +86,65 @@ class Texts:
 
     @classmethod
     def of(cls, sequences: Iterable[list[int] | np.ndarray], words: int) -> "Texts":
-        arrays = [np.asarray(sequence, token_type(words)) for sequence in sequences]
-        offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays], dtype=np.int64)])
-        tokens = np.concatenate([*arrays, np.zeros(0, token_type(words))])
+        """Return texts in memory, of ids below `words`."""
+        dtype = token_type(words)
+        arrays = [np.asarray(sequence, dtype) for sequence in sequences]
+        ends = np.cumsum([len(array) for array in arrays], dtype=np.int64)
+        offsets = np.concatenate([[0], ends])
+        tokens = np.concatenate([*arrays, np.zeros(0, dtype)])
         return cls([lambda: Shard(tokens, offsets)], [len(arrays)], len(tokens))
 
     @classmethod
     def load(cls, folder: Path, name: str, written: dict[str, Any]) -> "Texts":
         """Load texts; `written` is what their writer returned."""
-        dtype, sizes = np.dtype(written["dtype"]), written["shards"]
-        shards = [
-            partial(_open_shard, folder / f"{name}-{number:05}", dtype, *size)
-            for number, size in enumerate(sizes)
-        ]
-        return cls(
-            shards, [sequences for sequences, _ in sizes], sum(tokens for _, tokens in sizes)
-        )
+        dtype = np.dtype(written["dtype"])
+        shards = []
+        lengths = []
+        total = 0
+        for number, (sequences, tokens) in enumerate(written["shards"]):
+            path = folder / f"{name}-{number:05}"
+            shards.append(
+                partial(_open_shard, path, dtype=dtype, sequences=sequences, tokens=tokens)
+            )
+            lengths.append(sequences)
+            total += tokens
+        return cls(shards, lengths, total)
 
 
-def _open_shard(path: Path, dtype: np.dtype, sequences: int, tokens: int) -> Shard:
-    offsets = _mapped(path.with_suffix(".offsets"), np.dtype(np.int64), sequences + 1)
+def _open_shard(path: Path, *, dtype: np.dtype, sequences: int, tokens: int) -> Shard:
+    offsets = _map_file(path.with_suffix(".offsets"), np.dtype(np.int64), sequences + 1)
     if offsets[0] != 0 or offsets[-1] != tokens or np.any(np.diff(offsets) < 0):
         raise DataError(f"{path}.offsets is damaged; build it again")
-    return Shard(_mapped(path.with_suffix(".tokens"), dtype, tokens), offsets)
+    return Shard(_map_file(path.with_suffix(".tokens"), dtype, tokens), offsets)
 
 
 class TextWriter:
-    """Write sequences in the order they come, shard after shard, without keeping them."""
+    """Write sequences in the order they come, shard after shard, without keeping them.
+
+    Args:
+        folder: of the shards.
+        name: what their names begin with.
+        words: ids are below this number.
+        shard_tokens: how many tokens end a shard.
+    """
 
     def __init__(
-        self, folder: Path, name: str, words: int, shard_tokens: int = SHARD_TOKENS
+        self, folder: Path, name: str, *, words: int, shard_tokens: int = SHARD_TOKENS
     ) -> None:
-        self._folder, self._name, self._limit = folder, name, shard_tokens
+        self._folder = folder
+        self._name = name
+        self._limit = shard_tokens
         self._dtype = token_type(words)
-        # sequences and tokens of the closed shards
+        # The numbers of sequences and tokens in the closed shards.
         self._shards: list[tuple[int, int]] = []
         self._file: IO[bytes] | None = None
+        # Where each sequence of the open shard starts, and where the last one ends.
+        self._ends: list[int] = []
 
     def add(self, sequence: Sequence[int] | np.ndarray) -> None:
         if self._file is None:
-            self._file, self._ends = self._path.with_suffix(".tokens").open("xb"), [0]
+            self._file = self._path.with_suffix(".tokens").open("xb")
+            self._ends = [0]
         self._file.write(np.asarray(sequence, self._dtype).tobytes())
         self._ends.append(self._ends[-1] + len(sequence))
         if self._ends[-1] >= self._limit:
@@ -134,18 +164,24 @@ class TextWriter:
         assert self._file is not None
         with self._file, self._path.with_suffix(".offsets").open("xb") as offsets:
             offsets.write(np.array(self._ends, np.int64).tobytes())
-            for file in (self._file, offsets):
-                file.flush()
-                os.fsync(file.fileno())
-        self._shards.append((len(self._ends) - 1, self._ends[-1]))
+            _sync(self._file)
+            _sync(offsets)
+        sequences = len(self._ends) - 1
+        tokens = self._ends[-1]
+        self._shards.append((sequences, tokens))
         self._file = None
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def token_type(words: int) -> type[np.unsignedinteger]:
     return np.uint16 if words <= 2**16 else np.uint32
 
 
-def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
+def _map_file(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     if not path.exists():
         raise DataError(
             f"{path} is not on this machine: copy this shard here, or train on the machine that"
@@ -155,5 +191,7 @@ def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
         raise DataError(
             f"{path} is incomplete: its size is not the one in its manifest; build it again"
         )
+    if not count:
+        return np.zeros(0, dtype)
     # A plain array on top of the map: np.memmap itself costs some microseconds at every access.
-    return np.asarray(np.memmap(path, dtype, "r", shape=(count,))) if count else np.zeros(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r", shape=(count,)))

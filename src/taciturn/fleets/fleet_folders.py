@@ -182,7 +182,7 @@ def _write_held_out_users(folder: Path, source: Population) -> None:
             name = hashed_id(writer.salt, str(number))
             writer.add("held_out", name, np.asarray(text))
         origin = {"source": f"held-out users of {source.folder.name}", "on_devices": True}
-        writer.finish(origin, {})
+        writer.finish(about=origin, counts={})
 
 
 def enrol(folder: Path, devices: list[Path]) -> None:
