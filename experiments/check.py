@@ -16,10 +16,8 @@ from pathlib import Path
 
 import jax
 
-import listed
-import page
-import results
 import train
+from lib import page, results, run_lists
 from taciturn import build_population
 from taciturn.data.public import ingest_public
 from taciturn.data.sources import Source
@@ -56,7 +54,7 @@ CHECKED = (
 )
 
 
-def shrunk(one: listed.ListedRun, people: Path, starts: Path) -> tuple[str, ...]:
+def shrunk(one: run_lists.ListedRun, people: Path, starts: Path) -> tuple[str, ...]:
     """Settings that make a run small, and of the same shapes as the others wherever that leaves it
     what it is.
     """
@@ -114,11 +112,11 @@ def main(names: Sequence[str] = CHECKED) -> int:
         train.WORK, train.REFERENCES = work / "runs", 1000
         here = work / "experiments"
         shutil.copytree(
-            listed.HERE, here, ignore=shutil.ignore_patterns("*.png", "figures", "__pycache__")
+            run_lists.HERE, here, ignore=shutil.ignore_patterns("*.png", "figures", "__pycache__")
         )
-        listed.HERE = page.HERE = here
+        run_lists.HERE = page.HERE = here
         people, starts = made_up(work)
-        runs = [one for paper in listed.papers() for one in listed.listed(paper)]
+        runs = [one for paper in run_lists.papers() for one in run_lists.read_list(paper)]
         for one in runs:  # runs of two rounds and of a thousand are not drawn in one figure
             one.result.unlink(missing_ok=True)
         for one in [one for one in runs if f"{one.paper}/{one.id}" in names]:

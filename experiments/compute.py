@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from dp_accounting import DpEvent, GaussianDpEvent, SampledWithoutReplacementDpEvent
 
-import printed
-from listed import HERE, listed
-from results import Result, load, rounded
+from lib import paper_values
+from lib.results import Result, load, rounded
+from lib.run_lists import HERE, read_list
 from taciturn import planning
 from taciturn.names import MechanismName
 from taciturn.privacy.accounting.accountant import classic_epsilon, epsilon
@@ -28,16 +28,16 @@ def _poisson(users: float, cohort: float, rounds: int, noise_multiplier: float =
 
 def mcmahan2018() -> Result:
     table_1 = []
-    for users, cohort, multiplier in printed.MCMAHAN_TABLE_1:
+    for users, cohort, multiplier in paper_values.MCMAHAN_TABLE_1:
         events = [_poisson(users, cohort, 10**power, multiplier) for power in range(7)]
         found = {
             name: [epsilon(event, users**-1.1, name) for event in events]
             for name in ("moments", "pld")
         }
         table_1.append({"users": users, "cohort": cohort, "noise_multiplier": multiplier, **found})
-    asked = [(users, cohort, 5000, 1e-9) for _, _, users, cohort in printed.MCMAHAN_TABLE_2] + list(
-        printed.MCMAHAN_TEXT
-    )
+    asked = [
+        (users, cohort, 5000, 1e-9) for _, _, users, cohort in paper_values.MCMAHAN_TABLE_2
+    ] + list(paper_values.MCMAHAN_TEXT)
     text = []
     for users, cohort, rounds, delta in asked:
         event = _poisson(users, cohort, rounds)
@@ -47,10 +47,10 @@ def mcmahan2018() -> Result:
 
 
 def ramaswamy2020() -> Result:
-    cohort, rounds = printed.RAMASWAMY_COHORT, printed.RAMASWAMY_ROUNDS
-    multiplier = printed.RAMASWAMY_SIGMA * cohort / printed.RAMASWAMY_CLIP_NORM
+    cohort, rounds = paper_values.RAMASWAMY_COHORT, paper_values.RAMASWAMY_ROUNDS
+    multiplier = paper_values.RAMASWAMY_SIGMA * cohort / paper_values.RAMASWAMY_CLIP_NORM
     rows = []
-    for users in printed.RAMASWAMY_TABLE_5:
+    for users in paper_values.RAMASWAMY_TABLE_5:
         delta, as_printed = (
             users**-1.1,
             repeat(
@@ -79,7 +79,7 @@ def xu2023() -> Result:
         timer,
         millions,
         _,
-    ) in printed.XU_MODELS.items():
+    ) in paper_values.XU_MODELS.items():
         asked = {
             "min_separation": min_separation,
             "max_participations": max_participations,
@@ -89,8 +89,8 @@ def xu2023() -> Result:
         question = planning.Question(
             population=users,
             rounds=rounds,
-            report_goal=printed.XU_REPORT_GOAL,
-            noise_multiplier=printed.XU_NOISE_MULTIPLIER,
+            report_goal=paper_values.XU_REPORT_GOAL,
+            noise_multiplier=paper_values.XU_NOISE_MULTIPLIER,
             **asked,
         )
         honaker = planning.plan(question, "honaker")
@@ -106,7 +106,7 @@ def xu2023() -> Result:
             came = planning.simulate_timer(
                 population=users,
                 rounds=rounds,
-                report_goal=printed.XU_REPORT_GOAL,
+                report_goal=paper_values.XU_REPORT_GOAL,
                 timer_hours=timer,
             )
             row |= {
@@ -117,7 +117,7 @@ def xu2023() -> Result:
         rows.append(row)
     of_rho = {
         str(rho): epsilon(GaussianDpEvent(1 / math.sqrt(2 * rho)), 1e-10)
-        for rho in printed.XU_EPSILON
+        for rho in paper_values.XU_EPSILON
     }
     return {"models": rows, "epsilon_of_rho": of_rho, "figure_4": _figure_4()}
 
@@ -126,7 +126,7 @@ def _figure_4() -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Around the model of es-ES, 4.2M users and 2,000 rounds. Noise grows with the report goal, so
     that its error stays; everybody rests as long as is possible.
     """
-    goal, users, rounds = printed.XU_REPORT_GOAL, 4_200_000, 2000
+    goal, users, rounds = paper_values.XU_REPORT_GOAL, 4_200_000, 2000
     settings = {
         "report goal": [
             (one, users, rounds, one, None) for one in (500, 1000, 2000, 4000, 6500, 12_000, 20_000)
@@ -142,7 +142,7 @@ def _figure_4() -> dict[str, dict[str, list[tuple[float, float]]]]:
     for across, places in settings.items():
         lines: dict[str, list[tuple[float, float]]] = {"tree": [], "tree, Honaker": [], "BLT": []}
         for place, people, length, reports, rest in places:
-            multiplier = printed.XU_NOISE_MULTIPLIER * reports / goal
+            multiplier = paper_values.XU_NOISE_MULTIPLIER * reports / goal
             question = planning.Question(
                 population=people,
                 rounds=length,
@@ -171,7 +171,7 @@ def _at_error(
 def keyboard() -> Result:
     """ε at a δ of one in the square of the users, of private runs that have results."""
     found = {}
-    for run in listed("keyboard"):
+    for run in read_list("keyboard"):
         if run.result.exists() and load(run)["noise_multiplier"] and run.seed == 1:
             taken = run.loaded().participation
             spent = _poisson(

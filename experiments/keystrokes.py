@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from results import Result, rounded
+from lib.results import Result, rounded
 from taciturn.core import BEGIN, PADDING, UNKNOWN, LanguageModel, Params
 from taciturn.data.population import HeldOutUsers
 from taciturn.data.public import PublicCorpus

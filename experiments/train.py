@@ -6,7 +6,7 @@
 
 A run that is finished leaves PAPER/results/RUN.json and is not run again; one that was interrupted
 resumes where it was, as long as local/papers is there. With --minutes no run begins that would not
-end in time, by its estimate (estimate.py), so that on a machine that is lent for ten minutes
+end in time, by its estimate (lib/time_estimate.py), so that on a machine that is lent for ten minutes
 nothing is left half done. Each has its own copy of its people, so that a ledger speaks of that run
 alone. Recipes name their people and starts under local/, which experiments/README.md says how to
 make; they are not part of this repository.
@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from listed import HERE, ListedRun, ListError, chosen
-from results import Result, save
+from lib.results import Result, save
+from lib.run_lists import HERE, ListedRun, ListError, choose_runs
 
 WORK = Path("local/papers")  # runs on their way
 KEPT = (
@@ -211,7 +211,7 @@ def run_side_by_side(runs: list[ListedRun], at_once: int, seconds: float) -> int
     """Run each in a process of its own, on one GPU or none, as long as it would end within so many
     seconds. Return how many failed.
     """
-    from estimate import estimate
+    from lib.time_estimate import estimate
 
     takes = {run: estimate(run).beside(at_once - 1) for run in runs}
     # Within a turn the longest first: begun late, they would not end in time.
@@ -269,7 +269,7 @@ def print_list(runs: list[ListedRun], missing: list[ListedRun], at_once: int) ->
     """Print every run with its estimated seconds alone on a GPU, and of the missing runs of each
     group what they take together.
     """
-    from estimate import estimate, together
+    from lib.time_estimate import estimate, together
 
     takes = {run: estimate(run) for run in runs}
     for run in runs:
@@ -308,11 +308,11 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.one:
         paper, _, id = asked.one.partition("/")
-        run = next(run for run in chosen([paper]) if run.id == id)
+        run = next(run for run in choose_runs([paper]) if run.id == id)
         save(run, train(run))
         return 0
     try:
-        runs = chosen(asked.what)
+        runs = choose_runs(asked.what)
     except ListError as error:
         parser.error(str(error))
     missing = [run for run in runs if not run.result.exists()]

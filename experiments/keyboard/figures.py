@@ -2,11 +2,11 @@
 type with them.
 """
 
-import typed
-from drawing import Line, figure
-from memorised import memorised
-from page import Item, Judged, Verdict, judged, not_run, table
-from results import Group, computed, percent
+from lib import typing_tables
+from lib.canary_tables import memorised
+from lib.page import Item, Judged, Verdict, judged, not_run, table
+from lib.results import Group, computed, percent
+from lib.svg import Line, figure
 from taciturn.audit.results import rank_text
 
 PAPER = "keyboard"
@@ -92,7 +92,7 @@ def blogs(found: Group) -> Judged:
         + f"; −{behind:.2f} from the best without privacy at 8"
     )
     details = table(HEAD, rows(found, runs)) + "\n\nδ = 4.4 · 10⁻⁵ = users^−1.1."
-    if typed.results(PAPER, "typing-blogs"):
+    if typing_tables.results(PAPER, "typing-blogs"):
         details += " N-grams, measured on the same words as these models, are in the typing table."
     return Judged(ours, Verdict.HOLDS if reached else Verdict.PART, details, {"blogs.svg": svg})
 
@@ -176,13 +176,13 @@ def watched(found: Group) -> Judged:
 def typing(text: str, about: str) -> Item:
     name, command = f"typing, {about}", "python experiments/keyboard/table.py …"
     claim = "a private model beats n-grams with history (papers 2 and 4): Top1, Top3, keystrokes"
-    found = typed.results(PAPER, f"typing-{text}")
+    found = typing_tables.results(PAPER, f"typing-{text}")
     if found is None:
         return not_run(name, f"what people are spared who type {about}", claim, command)
     metrics = ("accuracy_top1", "accuracy_top3", "keystroke_saving")
     ours, verdict = (
-        f"ε = 4 over {typed.changes(found, SHOWN, metrics, found['from'])}",
-        typed.verdict(found, SHOWN, metrics, found["from"]),
+        f"ε = 4 over {typing_tables.changes(found, SHOWN, metrics, found['from'])}",
+        typing_tables.verdict(found, SHOWN, metrics, found["from"]),
     )
     return Item(
         name,
@@ -192,5 +192,5 @@ def typing(text: str, about: str) -> Item:
         verdict,
         1,
         command,
-        typed.tables(found),
+        typing_tables.tables(found),
     )

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-import printed
-from drawing import Line, curve, figure
-from page import Item, Judged, Verdict, judged, table
-from results import Group, computed, percent
+from lib import paper_values
+from lib.page import Item, Judged, Verdict, judged, table
+from lib.results import Group, computed, percent
+from lib.svg import Line, curve, figure
 
 PAPER = "mcmahan2018"
 TITLE = "McMahan et al. 2018: learning differentially private recurrent language models"
@@ -22,7 +22,7 @@ NAMES = {
     "0.012-15": "σ = 0.012, S = 15",
 }
 PRINTED = {
-    "none": printed.MCMAHAN_NO_NOISE,
+    "none": paper_values.MCMAHAN_NO_NOISE,
     "0.003-15": 0.1749,
     "0.006-10": 0.1704,
     "0.012-15": 0.1633,
@@ -59,7 +59,7 @@ def table_1() -> Item:
     about, command = "ε of 1 to 10⁶ rounds", "python experiments/compute.py"
     rows, off = [], 0.0
     for row in computed(PAPER)["table_1"]:
-        theirs = printed.MCMAHAN_TABLE_1[row["users"], row["cohort"], row["noise_multiplier"]]
+        theirs = paper_values.MCMAHAN_TABLE_1[row["users"], row["cohort"], row["noise_multiplier"]]
         off = max(off, *(abs(a - b) for a, b in zip(theirs, row["moments"], strict=True)))
         setting = f"K = {row['users']:.0e}, {row['cohort']:g} a round, z = {row['noise_multiplier']:g}".replace(
             "e+0", "e"
@@ -110,7 +110,7 @@ def table_2() -> Item:
         for row in computed(PAPER)["epsilons"]
     }
     rows = []
-    for (sigma, clip, users, cohort), (epsilon, _) in printed.MCMAHAN_TABLE_2.items():
+    for (sigma, clip, users, cohort), (epsilon, _) in paper_values.MCMAHAN_TABLE_2.items():
         found = epsilons[users, cohort, 5000, 1e-9]
         rows.append(
             [

@@ -4,11 +4,10 @@ import json
 import math
 from collections.abc import Callable
 
-import listed
-import printed
-from drawing import Line, figure
-from page import Item, Judged, Verdict, cannot, judged, not_run, table
-from results import Group, Result
+from lib import paper_values, run_lists
+from lib.page import Item, Judged, Verdict, cannot, judged, not_run, table
+from lib.results import Group, Result
+from lib.svg import Line, figure
 
 PAPER = "popov2018"
 TITLE = "Popov et al. 2018: distributed fine-tuning of language models on private data"
@@ -67,7 +66,7 @@ def average(general: float, users: float) -> float:
 
 def kept(name: str) -> Result:
     """What a program other than train.py found; nothing where it has not run."""
-    path = listed.HERE / PAPER / "results" / f"{name}.json"
+    path = run_lists.HERE / PAPER / "results" / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
@@ -93,7 +92,7 @@ def _row(name: str, found: Result, paper: tuple[float, ...] | None) -> list[str]
 
 def _table(rows: list[tuple[str, Result, tuple[float, ...] | None]]) -> str:
     start = kept("start")
-    first = [_row("before", start, printed.POPOV_START)] if start else []
+    first = [_row("before", start, paper_values.POPOV_START)] if start else []
     sides = [
         f"{side}: {what}"
         for side in ("general", "users")
@@ -113,7 +112,7 @@ def _table(rows: list[tuple[str, Result, tuple[float, ...] | None]]) -> str:
     "rehearsal best, at λ = ½: average perplexity 119.1",
 )
 def table_1(devices: Group) -> Judged:
-    averages = {name: averaged(typed(devices, name)) for name in printed.POPOV_TABLE_1}
+    averages = {name: averaged(typed(devices, name)) for name in paper_values.POPOV_TABLE_1}
     best = min(averages, key=lambda name: averages[name])
     soft = min(value for name, value in averages.items() if name.startswith("soft"))
     ours = (
@@ -131,7 +130,9 @@ def table_1(devices: Group) -> Judged:
         "A million words of blogs as if they were one person's; one epoch; rows of 35 words,"
         " batches of 20."
     )
-    rows = [(name, typed(devices, name), paper) for name, paper in printed.POPOV_TABLE_1.items()]
+    rows = [
+        (name, typed(devices, name), paper) for name, paper in paper_values.POPOV_TABLE_1.items()
+    ]
     return Judged(ours, verdict, f"{about}\n\n{_table(rows)}")
 
 
@@ -177,7 +178,7 @@ def table_2(ten: Group, averaging: Group) -> Judged:
     stale = averaging.found["queue"][0]["rows"][-1].get("staleness", math.nan)
     after = f"A report from the queue is {stale:.1f} rounds old on average."
     rows = [
-        (name, found[name], printed.POPOV_TABLE_2.get(name))
+        (name, found[name], paper_values.POPOV_TABLE_2.get(name))
         for name in (*TRANSFER, "averaged-1", "averaged-5", *averaging.found)
     ]
     return Judged(
@@ -301,7 +302,7 @@ def table_5(found: Result) -> Judged:
 def table_6(found: Result) -> Judged:
     largest = [
         max(one["epsilon"][f"{delta:g}"] for one in found["pairs"])
-        for delta in printed.POPOV_TABLE_6
+        for delta in paper_values.POPOV_TABLE_6
     ]
     ours = (
         f"{', '.join(f'{one:.2f}' for one in largest)}; of models without any guarantee, so that it"

@@ -3,12 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-import printed
-import typed
-from drawing import Line, figure
-from memorised import median, memorised, middle
-from page import Item, Judged, Verdict, cannot, judged, table
-from results import Group, computed
+from lib import paper_values, typing_tables
+from lib.canary_tables import median, memorised, middle
+from lib.page import Item, Judged, Verdict, cannot, judged, table
+from lib.results import Group, computed
+from lib.svg import Line, figure
 from taciturn.audit.results import rank_text
 
 PAPER = "ramaswamy2020"
@@ -99,7 +98,7 @@ def trained_for_table_2(headline: Group) -> Judged:
 
 def table_2() -> Item:
     """Judge what people are spared, once it is measured; what noise costs is not the claim."""
-    item, found = trained_for_table_2(), typed.results(PAPER, "typing")
+    item, found = trained_for_table_2(), typing_tables.results(PAPER, "typing")
     if item.verdict is Verdict.NOT_RUN:
         return item
     if found is None:
@@ -108,11 +107,14 @@ def table_2() -> Item:
         )
     metrics = ("recall_top1", "recall_top3", "picked_rate")
     verdict = max(
-        (typed.verdict(found, HEADLINE[run], metrics, KATZ) for run in ("production", "gboard")),
+        (
+            typing_tables.verdict(found, HEADLINE[run], metrics, KATZ)
+            for run in ("production", "gboard")
+        ),
         key=list(Verdict).index,
     )
     ahead = "; ".join(
-        f"{HEADLINE[run]} over {typed.changes(found, HEADLINE[run], metrics, baseline)}"
+        f"{HEADLINE[run]} over {typing_tables.changes(found, HEADLINE[run], metrics, baseline)}"
         for baseline in (KATZ, found["from"])
         for run in ("production", "gboard")
     )
@@ -120,7 +122,7 @@ def table_2() -> Item:
         item,
         ours=f"{ahead}; {item.ours}",
         verdict=verdict,
-        details=f"{item.details}\n\n{typed.tables(found)}",
+        details=f"{item.details}\n\n{typing_tables.tables(found)}",
     )
 
 
@@ -128,7 +130,8 @@ def table_2() -> Item:
 def table_3(canaries: Group) -> Judged:
     seen = {kind: met for kind, (met, _, _) in memorised(canaries.found["private"]).items()}
     rows = [
-        [*kind, f"{printed.RAMASWAMY_TABLE_3[kind]:,}", f"{met:,}"] for kind, met in seen.items()
+        [*kind, f"{paper_values.RAMASWAMY_TABLE_3[kind]:,}", f"{met:,}"]
+        for kind, met in seen.items()
     ]
     details = (
         "A device reads 400 words of its 200 sentences at a time, so that not every copy is"
@@ -153,7 +156,7 @@ def table_3(canaries: Group) -> Judged:
 def table_4(private: Group, open: Group) -> Judged:
     ours, beside = memorised(private.found["private"]), memorised(open.found["none"])
     rows = []
-    for kind, (theirs, found) in printed.RAMASWAMY_TABLE_4.items():
+    for kind, (theirs, found) in paper_values.RAMASWAMY_TABLE_4.items():
         (_, ranks, share), (_, open_ranks, open_share) = ours[kind], beside[kind]
         printed_ranks = ", ".join(map(rank_text, theirs))
         rows.append(
@@ -201,7 +204,7 @@ def table_5() -> Item:
     cells = [
         [
             f"{row['users']:,}",
-            printed.RAMASWAMY_TABLE_5[row["users"]],
+            paper_values.RAMASWAMY_TABLE_5[row["users"]],
             f"{row['as_printed']:.2f}",
             f"{row['charged']:.1f}",
             f"**{row['poisson']:.2f}**",
@@ -215,7 +218,7 @@ def table_5() -> Item:
         "at 2S, as a swap of two users needs",
         "ours: Poisson cohorts instead",
     ]
-    off = max(abs(row["as_printed"] - printed.RAMASWAMY_TABLE_5[row["users"]]) for row in rows)
+    off = max(abs(row["as_printed"] - paper_values.RAMASWAMY_TABLE_5[row["users"]]) for row in rows)
     details = (
         "Rounds of a fixed size replace a user by another, and the sum moves by up to 2S: the"
         " printed figures count S "
@@ -252,7 +255,7 @@ def table_6(server: Group) -> Judged:
         else Verdict.FAILS
     )
     ours = "; ".join(f"{kind} {100 * value:.2f}" for kind, value in best.items())
-    return Judged(ours, verdict, _table(server, printed.RAMASWAMY_TABLE_6))
+    return Judged(ours, verdict, _table(server, paper_values.RAMASWAMY_TABLE_6))
 
 
 @judged(PAPER, "client", "Table 7", "a device's batches and rate", "no effect, 23.92 to 24.15")
@@ -262,7 +265,7 @@ def table_7(client: Group) -> Judged:
     return Judged(
         f"{100 * min(values):.2f} to {100 * max(values):.2f}",
         verdict,
-        _table(client, printed.RAMASWAMY_TABLE_7),
+        _table(client, paper_values.RAMASWAMY_TABLE_7),
     )
 
 
@@ -276,7 +279,7 @@ def table_8(clip: Group) -> Judged:
     return Judged(
         ours,
         Verdict.FAILS if best in lost else Verdict.HOLDS,
-        _table(clip, printed.RAMASWAMY_TABLE_8),
+        _table(clip, paper_values.RAMASWAMY_TABLE_8),
     )
 
 

@@ -4,11 +4,10 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
-import printed
-import typed
-from drawing import Line, curve, figure
-from page import Item, Judged, Verdict, cannot, judged, not_run, table
-from results import Group, computed, percent
+from lib import paper_values, typing_tables
+from lib.page import Item, Judged, Verdict, cannot, judged, not_run, table
+from lib.results import Group, computed, percent
+from lib.svg import Line, curve, figure
 
 PAPER = "xu2023"
 TITLE = "Xu et al. 2023: federated learning of Gboard language models with differential privacy"
@@ -63,7 +62,7 @@ def tables() -> Item:
         timer,
         millions,
         rho,
-    ) in printed.XU_MODELS.items():
+    ) in paper_values.XU_MODELS.items():
         row = found[name]
         off = max(off, abs(row["rho"] - rho))
         near += "min_separation" in row and abs(row["min_separation"] / min_separation - 1) < 0.25
@@ -121,10 +120,10 @@ def tables() -> Item:
 
 def table_2() -> Item:
     found = computed(PAPER)["epsilon_of_rho"]
-    off = max(abs(found[str(rho)] - epsilon) for rho, epsilon in printed.XU_EPSILON.items())
+    off = max(abs(found[str(rho)] - epsilon) for rho, epsilon in paper_values.XU_EPSILON.items())
     rows = [
         [rho, epsilon, f"{found[str(rho)]:.3f}"]
-        for rho, epsilon in sorted(printed.XU_EPSILON.items())
+        for rho, epsilon in sorted(paper_values.XU_EPSILON.items())
     ]
     details = table(["ρ", "ε as printed", "recomputed"], rows)
     return Item(
@@ -325,7 +324,7 @@ def trained_for_rescoring(found: Group) -> Judged:
 
 def rescoring() -> Item:
     """Judge by words that people have to mend, once it is measured."""
-    item, found = trained_for_rescoring(), typed.results(PAPER, "typing")
+    item, found = trained_for_rescoring(), typing_tables.results(PAPER, "typing")
     if item.seeds == 0 or found is None:
         return replace(item, command=item.command if item.seeds == 0 else TYPING)
     modified = {name: one["word_modified_ratio"][0] for name, one in found["models"].items()}
@@ -336,7 +335,7 @@ def rescoring() -> Item:
     better = [larger < modified[name] for name in others]
     verdict = Verdict.HOLDS if all(better) else Verdict.PART if any(better) else Verdict.FAILS
     ours = f"words modified {changes}, without privacy; a random start, where theirs was public"
-    return replace(item, ours=ours, verdict=verdict, details=typed.tables(found))
+    return replace(item, ours=ours, verdict=verdict, details=typing_tables.tables(found))
 
 
 @judged(
@@ -354,16 +353,18 @@ def table_1() -> Item:
     """Judge what people are spared at Gboard's noise, once it is measured; the table is that of
     Ramaswamy et al., Table 2.
     """
-    item, found = trained_for_table_1(), typed.results("ramaswamy2020", "typing")
+    item, found = trained_for_table_1(), typing_tables.results("ramaswamy2020", "typing")
     if item.seeds == 0 or found is None:
         return item
     model, metrics = "noise of Xu et al.", ("picked_rate", "accuracy_top1")
     ours = "; ".join(
-        f"over {typed.changes(found, model, metrics, baseline)}"
+        f"over {typing_tables.changes(found, model, metrics, baseline)}"
         for baseline in (KATZ, found["from"])
     )
     return replace(
-        item, ours=f"at Gboard's noise {ours}", verdict=typed.verdict(found, model, metrics, KATZ)
+        item,
+        ours=f"at Gboard's noise {ours}",
+        verdict=typing_tables.verdict(found, model, metrics, KATZ),
     )
 
 

@@ -8,36 +8,30 @@ from pathlib import Path
 
 import pytest
 
-import estimate
-import listed
-import memorised
-import page
-import printed
-import results
 import train
-import typed
+from lib import canary_tables, page, paper_values, results, run_lists, time_estimate, typing_tables
 from taciturn.planning import Question, plan
 
-COMMITTED = listed.HERE
-RUNS = [one for paper in listed.papers() for one in listed.listed(paper)]
+COMMITTED = run_lists.HERE
+RUNS = [one for paper in run_lists.papers() for one in run_lists.read_list(paper)]
 
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """The lists without their results."""
-    for path in listed.HERE.glob("*/*"):
+    for path in run_lists.HERE.glob("*/*"):
         if path.suffix == ".toml" or path.name in ("figures.py", "beginning.md", "ending.md"):
             (tmp_path / path.parent.name).mkdir(exist_ok=True)
             (tmp_path / path.parent.name / path.name).write_bytes(path.read_bytes())
-    for path in listed.HERE.glob("*/results/computed.json"):
+    for path in run_lists.HERE.glob("*/results/computed.json"):
         (tmp_path / path.parts[-3] / "results").mkdir()
         (tmp_path / path.parts[-3] / "results" / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(listed, "HERE", tmp_path)
+    monkeypatch.setattr(run_lists, "HERE", tmp_path)
     monkeypatch.setattr(page, "HERE", tmp_path)
     return tmp_path
 
 
-def made_up(one: listed.ListedRun, top1: float) -> results.Result:
+def made_up(one: run_lists.ListedRun, top1: float) -> results.Result:
     run = one.loaded().run
     rows = [
         {
@@ -53,7 +47,7 @@ def made_up(one: listed.ListedRun, top1: float) -> results.Result:
     ]
     canaries = [
         [users, copies, 230 * copies, rank, False]
-        for users, copies in printed.RAMASWAMY_TABLE_4
+        for users, copies in paper_values.RAMASWAMY_TABLE_4
         for rank in (1_000, 2_000, 3_000)
     ]
     audit = {
@@ -89,7 +83,7 @@ def typed_in(saved: float) -> results.Result:
 
 def typed_by(*models: str) -> results.Result:
     """What keyboard/table.py would have measured of an n-gram and of these models."""
-    shown = {metric: [0.2, 0.01] for metric in typed.SHOWN}
+    shown = {metric: [0.2, 0.01] for metric in typing_tables.SHOWN}
     changes = {
         metric: [0.03, 0.01]
         for metric in (
@@ -112,7 +106,7 @@ def typed_by(*models: str) -> results.Result:
 
 def test_the_page_and_its_figures_come_out_of_the_results_byte_for_byte():
     for path, content in page.page().items():
-        assert (listed.HERE / path).read_text() == content, (
+        assert (run_lists.HERE / path).read_text() == content, (
             f"{path} is not what the results say: make papers"
         )
 
@@ -211,13 +205,13 @@ def test_what_was_trained_and_not_typed_with_is_not_judged(elsewhere):
 
 def test_a_rank_in_the_middle_has_an_interval_of_order_statistics():
     assert (
-        memorised.median(list(range(1, 16))) == "8 (4 to 12)"
+        canary_tables.median(list(range(1, 16))) == "8 (4 to 12)"
     )  # which holds it with a chance of 96.5 %
-    assert memorised.median([1, 2, 3]) == "2 (1 to 3)"
+    assert canary_tables.median([1, 2, 3]) == "2 (1 to 3)"
 
 
 def test_every_group_of_a_turn_gets_its_first_seed_before_any_gets_its_second():
-    runs = listed.chosen([])
+    runs = run_lists.choose_runs([])
     assert {(one.paper, one.id) for one in runs} == {(one.paper, one.id) for one in RUNS}
     assert [one.item for one in runs if one.repeats == 0] == sorted(
         one.item for one in runs if one.repeats == 0
@@ -231,7 +225,7 @@ def test_what_is_asked_for_fits_the_time_that_gpus_are_lent_for():
     """An hour for the papers' main claims, and two thirds of one for the next; and no run alone
     takes longer than a call.
     """
-    takes = {one: estimate.estimate(one) for one in RUNS if one.paper != "keyboard"}
+    takes = {one: time_estimate.estimate(one) for one in RUNS if one.paper != "keyboard"}
     for items, minutes in (((1, 2, 3, 5), 60), ((7, 8), 40)):
         assert sum(one.gpu for run, one in takes.items() if run.item in items) <= 60 * minutes
     assert max(one.beside(3) for one in takes.values()) < 9 * 60
@@ -248,7 +242,7 @@ def test_an_estimate_is_near_what_was_measured():
     }
     assert sum(map(bool, measured.values())) >= 30
     for one, took in measured.items():
-        assert took is None or 1 / 3 < estimate.estimate(one).beside(5) / took < 3, one.id
+        assert took is None or 1 / 3 < time_estimate.estimate(one).beside(5) / took < 3, one.id
 
 
 def test_what_has_no_result_is_not_run_and_its_command_names_a_list(elsewhere):
@@ -256,7 +250,7 @@ def test_what_has_no_result_is_not_run_and_its_command_names_a_list(elsewhere):
     commands = [row.split("`")[-2] for row in rows if "train.py" in row]
     assert len(commands) >= 10
     for command in commands:
-        assert listed.chosen([command.split()[-1]])
+        assert run_lists.choose_runs([command.split()[-1]])
 
 
 def test_some_of_the_runs_are_counted_and_not_shown(elsewhere):
@@ -311,16 +305,16 @@ def test_seeds_are_taken_together(elsewhere):
 def test_a_list_that_is_wrong_says_so(content, message, tmp_path, monkeypatch):
     (tmp_path / "odd2026").mkdir()
     (tmp_path / "odd2026" / "runs.toml").write_text(content)
-    monkeypatch.setattr(listed, "HERE", tmp_path)
-    with pytest.raises(listed.ListError, match=message):
-        listed.listed("odd2026")
-    with pytest.raises(listed.ListError, match="has no list of runs; there are odd2026"):
-        listed.listed("nobody1999")
+    monkeypatch.setattr(run_lists, "HERE", tmp_path)
+    with pytest.raises(run_lists.ListError, match=message):
+        run_lists.read_list("odd2026")
+    with pytest.raises(run_lists.ListError, match="has no list of runs; there are odd2026"):
+        run_lists.read_list("nobody1999")
 
 
 def test_a_run_that_fails_is_counted_and_its_reason_printed(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(train, "WORK", tmp_path)
-    lost = listed.ListedRun("mcmahan2018", "noise", "nowhere", 1, "paper.toml", ())
+    lost = run_lists.ListedRun("mcmahan2018", "noise", "nowhere", 1, "paper.toml", ())
     assert train.run_side_by_side([lost], 2, 600) == 1
     assert "noise-nowhere-1 FAILED" in capfd.readouterr().out
 
@@ -382,12 +376,12 @@ def test_a_run_waits_for_folders_that_are_not_here(tmp_path, monkeypatch):
 
 def test_no_run_begins_that_would_not_end_in_time(capfd):
     runs = [one for one in RUNS if one.group == "noise"][:3]
-    assert train.run_side_by_side(runs, 2, estimate.estimate(runs[0]).alone) == 0
+    assert train.run_side_by_side(runs, 2, time_estimate.estimate(runs[0]).alone) == 0
     assert "3 not begun" in capfd.readouterr().out
 
 
 def test_the_list_says_how_long_each_group_takes(elsewhere, capfd):
-    runs = listed.chosen(["xu2023/goals"])
+    runs = run_lists.choose_runs(["xu2023/goals"])
     results.save(runs[0], made_up(runs[0], 0.17))
     train.print_list(runs, [one for one in runs if not one.result.exists()], 4)
     out = capfd.readouterr().out
@@ -399,8 +393,8 @@ def test_the_list_says_how_long_each_group_takes(elsewhere, capfd):
 def test_shrunken_runs_go_from_list_to_page(capfd, monkeypatch):
     import check
 
-    here = listed.HERE  # which check.py puts elsewhere
-    for module in (listed, page):
+    here = run_lists.HERE  # which check.py puts elsewhere
+    for module in (run_lists, page):
         monkeypatch.setattr(module, "HERE", here)
     before = {path: path.read_bytes() for path in here.rglob("*.json")}
     assert before
@@ -421,8 +415,8 @@ def test_a_result_keeps_six_digits_and_no_more(elsewhere):
 
 
 def test_the_first_table_of_the_readme_is_what_was_measured():
-    readme = (listed.HERE.parent / "README.md").read_text()
-    typed = json.loads((listed.HERE / "keyboard" / "results" / "typing-blogs.json").read_text())[
+    readme = (run_lists.HERE.parent / "README.md").read_text()
+    typed = json.loads((run_lists.HERE / "keyboard" / "results" / "typing-blogs.json").read_text())[
         "models"
     ]
     rows = {

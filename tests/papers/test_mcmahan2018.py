@@ -6,7 +6,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from harness import mostly_slow
-from printed import MCMAHAN_TABLE_1, MCMAHAN_TABLE_2, MCMAHAN_TEXT
+from lib.paper_values import MCMAHAN_TABLE_1, MCMAHAN_TABLE_2, MCMAHAN_TEXT
 from taciturn.privacy.accounting.accountant import classic_epsilon, epsilon
 from taciturn.privacy.participation import PoissonSampling
 

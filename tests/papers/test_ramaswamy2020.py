@@ -7,9 +7,9 @@ import math
 import pytest
 from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
 
-from printed import RAMASWAMY_CLIP_NORM, RAMASWAMY_SIGMA, RAMASWAMY_TABLE_5
-from printed import RAMASWAMY_COHORT as COHORT
-from printed import RAMASWAMY_ROUNDS as ROUNDS
+from lib.paper_values import RAMASWAMY_CLIP_NORM, RAMASWAMY_SIGMA, RAMASWAMY_TABLE_5
+from lib.paper_values import RAMASWAMY_COHORT as COHORT
+from lib.paper_values import RAMASWAMY_ROUNDS as ROUNDS
 from taciturn.privacy.accounting.accountant import classic_epsilon, epsilon
 from taciturn.privacy.accounting.group_privacy import chained_share
 from taciturn.privacy.participation import FixedSize

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from printed import XU_EPSILON, XU_MODELS, XU_NOISE_MULTIPLIER
+from lib.paper_values import XU_EPSILON, XU_MODELS, XU_NOISE_MULTIPLIER
 from taciturn.privacy.accounting.accountant import epsilon
 from taciturn.privacy.accounting.events import repeat
 from taciturn.privacy.accounting.zero_concentrated import rho

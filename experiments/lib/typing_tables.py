@@ -3,9 +3,9 @@
 import json
 from collections.abc import Sequence
 
-import listed
-from page import Verdict, table
-from results import Result
+from lib import run_lists
+from lib.page import Verdict, table
+from lib.results import Result
 
 SHOWN = {
     "accuracy_top1": "Top1",
@@ -22,7 +22,7 @@ SHOWN = {
 
 def results(paper: str, name: str) -> Result | None:
     """Return PAPER/results/NAME.json, where it was measured."""
-    path = listed.HERE / paper / "results" / f"{name}.json"
+    path = run_lists.HERE / paper / "results" / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 

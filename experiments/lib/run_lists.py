@@ -29,7 +29,7 @@ from typing import Any
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 KEYS = {"about", "item", "recipe", "seeds", "settings", "runs", "measures"}
 LAST_OF_TURN = (6, 8, 10)  # items
@@ -77,7 +77,7 @@ def papers() -> list[str]:
 
 
 @cache
-def listed(paper: str) -> tuple[ListedRun, ...]:
+def read_list(paper: str) -> tuple[ListedRun, ...]:
     """All runs of a paper, in the order of its list; of each group all runs with the first seed,
     then with the next.
     """
@@ -94,18 +94,18 @@ def listed(paper: str) -> tuple[ListedRun, ...]:
     return found
 
 
-def chosen(what: list[str]) -> list[ListedRun]:
+def choose_runs(what: list[str]) -> list[ListedRun]:
     """Return the runs of papers, or of groups as PAPER/GROUP, in the order in which they are run;
     all there are, where nothing is named.
     """
     found: list[ListedRun] = []
     for one in what or papers():
         paper, _, group = one.partition("/")
-        runs = [run for run in listed(paper) if group in ("", run.group)]
+        runs = [run for run in read_list(paper) if group in ("", run.group)]
         if not runs:
             raise ListError(
                 f"{paper} has no group {group}; it has"
-                f" {', '.join(dict.fromkeys(run.group for run in listed(paper)))}"
+                f" {', '.join(dict.fromkeys(run.group for run in read_list(paper)))}"
             )
         found += runs
     return sorted(found, key=lambda run: run.turn)

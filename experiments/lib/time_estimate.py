@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from listed import ListedRun
+from lib.run_lists import ListedRun
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.trees import size

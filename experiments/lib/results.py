@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import listed as listed_runs
-from listed import ListedRun, listed
+from lib import run_lists
+from lib.run_lists import ListedRun, read_list
 
 Result = dict[str, Any]
 DIGITS = 6  # that figures are kept to
@@ -29,7 +29,7 @@ def load(run: ListedRun) -> Result:
 
 def computed(paper: str) -> Result:
     """What compute.py found."""
-    return json.loads((listed_runs.HERE / paper / "results" / "computed.json").read_text())
+    return json.loads((run_lists.HERE / paper / "results" / "computed.json").read_text())
 
 
 class Measured(NamedTuple):
@@ -55,7 +55,7 @@ class Group:
     """The results of a group that are there, by run."""
 
     def __init__(self, paper: str, group: str) -> None:
-        runs = [run for run in listed(paper) if run.group == group]
+        runs = [run for run in read_list(paper) if run.group == group]
         self.name, self.wanted = group, len(runs)
         self.found: dict[str, list[Result]] = {run.name: [] for run in runs}
         for run in runs:
