@@ -90,7 +90,7 @@ class Question:
 
     def _check_target(self) -> None:
         targets = (self.noise_multiplier, self.epsilon, self.rho)
-        if sum(target is not None for target in targets) != 1:
+        if targets.count(None) != len(targets) - 1:
             raise PlanError(
                 "give exactly one of --noise-multiplier, --epsilon and --rho; the others follow"
                 " from it"
@@ -275,13 +275,11 @@ def simulate_timer(
     if not timer_hours > 0:
         raise PlanError("--timer-hours must be more than 0: give another number")
     scale = min(1.0, max(SIMULATED_DEVICES / population, LEAST_GOAL / report_goal))
-    scaled_population = max(int(population * scale), 1)
-    scaled_goal = max(int(report_goal * scale), 1)
-    devices = Devices(scaled_population, Habits())
+    devices = Devices(_scale(population, scale), Habits())
     simulated = simulate_rounds(
         devices,
         rounds=rounds,
-        report_goal=scaled_goal,
+        report_goal=_scale(report_goal, scale),
         timer_hours=timer_hours,
         progress=progress,
     )
@@ -297,6 +295,10 @@ def simulate_timer(
     if simulated.min_separation is not None:
         separation = min(simulated.min_separation, separation)
     return replace(simulated, min_separation=separation)
+
+
+def _scale(number: int, scale: float) -> int:
+    return max(int(number * scale), 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,9 +71,8 @@ def describe_for_other_languages(
     mechanism = build.algorithm(recipe, len(vocabulary)).mechanism
     model = build.language_model(recipe.model, len(vocabulary))
     messages = _compile_messages(mechanism, model)
-    first_public_part = jax.device_get(messages.public_part(0))
-    clip_norms = jax.tree.leaves(first_public_part.clip_norm)
     params = messages.shapes.params
+    encoding = build.report_encoding(recipe, params)
     return {
         "recipe": _for_devices(recipe).fingerprint,
         "bits": terms.modulus_bits,
@@ -86,9 +85,14 @@ def describe_for_other_languages(
         "min_separation": _min_separation(recipe).min_separation,
         "max_participations": _lifetime(recipe),
         "leaves": [[str(leaf.dtype), leaf.shape] for leaf in jax.tree.leaves(params)],
-        "clip_norm": b"".join(norm.astype("<f4").tobytes() for norm in clip_norms).hex(),
-        "encoding": build.report_encoding(recipe, params)._asdict(),
+        "clip_norm": _clip_norm_bytes(messages.public_part(0)).hex(),
+        "encoding": encoding._asdict(),
     }
+
+
+def _clip_norm_bytes(public_part: PyTree) -> bytes:
+    norms = jax.tree.leaves(jax.device_get(public_part.clip_norm))
+    return b"".join(norm.astype("<f4").tobytes() for norm in norms)
 
 
 def _for_devices(recipe: Recipe) -> Recipe:
@@ -97,15 +101,15 @@ def _for_devices(recipe: Recipe) -> Recipe:
 
 
 def _fingerprint(recipe: str, words: Sequence[str], authority: Authority) -> bytes:
-    recipe_parts = [recipe.encode()]
-    word_parts = [word.encode() for word in words]
-    authority_parts = [b"".join(authority)]
-    content = b""
-    for parts in (recipe_parts, word_parts, authority_parts):
-        count = len(parts)
-        content += count.to_bytes(8, "big")
-        content += fields.pack_fields(*parts)
-    return hashlib.sha256(b"taciturn fleet\0" + content).digest()
+    content = b"taciturn fleet\0"
+    content += _pack_counted([recipe.encode()])
+    content += _pack_counted([word.encode() for word in words])
+    content += _pack_counted([b"".join(authority)])
+    return hashlib.sha256(content).digest()
+
+
+def _pack_counted(parts: Sequence[bytes]) -> bytes:
+    return len(parts).to_bytes(8, "big") + fields.pack_fields(*parts)
 
 
 # The server.
@@ -328,8 +332,11 @@ def _check_in_fleet(
 ) -> CheckInFleet:
     participation = _min_separation(recipe)
     section = recipe.fleet
-    habits = Habits(time_zones=tuple(section.time_zones), drop_out=section.dropout_rate)
-    devices = Devices(users, habits, coins)
+    habits = Habits(
+        time_zones=tuple(section.time_zones),
+        drop_out=section.dropout_rate,
+    )
+    devices = Devices(count=users, habits=habits, seed=coins)
     return CheckInFleet(
         fleet=everyone,
         clock=Clock(devices, section.timer_hours),

@@ -115,17 +115,23 @@ def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
     """Dismiss devices, and return the number of the list that says so."""
     with _open_log(folder, fleet) as log:
         certificates, current_list = log.enrolled
-        unknown = set(devices) - {certificate.device for certificate in certificates}
-        if unknown:
-            raise LinkError(
-                f"this fleet has {len(certificates)} devices, and no device {min(unknown)}: name"
-                " another. Nothing was changed"
-            )
+        _refuse_unknown(devices, certificates)
         if not current_list.devices.issuperset(devices):
-            all_dismissed = current_list.devices.union(devices)
-            new_list = log.signing_authority.dismiss(current_list.number + 1, all_dismissed)
+            new_list = log.signing_authority.dismiss(
+                number=current_list.number + 1,
+                devices=current_list.devices.union(devices),
+            )
             log.add("dismissed", [new_list])
         return log.enrolled.dismissed.number
+
+
+def _refuse_unknown(devices: Collection[int], certificates: Sequence[Certificate]) -> None:
+    unknown = set(devices) - {certificate.device for certificate in certificates}
+    if unknown:
+        raise LinkError(
+            f"this fleet has {len(certificates)} devices, and no device {min(unknown)}: name"
+            " another. Nothing was changed"
+        )
 
 
 def renew(folder: Path, fleet: Path, days: int = CERTIFICATE_DAYS) -> int:
@@ -212,7 +218,7 @@ class EnrolledFile:
             return "a device that is not enrolled"
         if number in dismissed.devices:
             return "a device that was dismissed"
-        if not certificates[number].lasts:
+        if not certificates[number].has_time_left:
             return "a device whose certificate has expired"
         return number
 
@@ -355,10 +361,13 @@ class _AuthorityLog:
             "previous": self._last_hash,
         }
         line = json.dumps(row).encode()
+        self._write(line)
+        self._take(line)
+
+    def _write(self, line: bytes) -> None:
         self._file.write(line + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._take(line)
 
     def publish(self, fleet: Path) -> None:
         """Write the server's file of enrolled devices."""
@@ -374,9 +383,12 @@ class _AuthorityLog:
             raise ValueError("a row does not follow the one before it")
         self._last_hash = hashlib.sha256(line).hexdigest()
         contents = [base64.b64decode(content) for content in row["signed"]]
-        if row["kind"] != "certified":
-            self._dismissed = DismissedDevices.from_bytes(contents[0])
-            return [self._dismissed]
+        if row["kind"] == "certified":
+            return self._take_certificates(contents)
+        self._dismissed = DismissedDevices.from_bytes(contents[0])
+        return [self._dismissed]
+
+    def _take_certificates(self, contents: Sequence[bytes]) -> Sequence[Certificate]:
         certificates = [Certificate.from_bytes(content) for content in contents]
         for certificate in certificates:
             self._certificates[certificate.device] = certificate

@@ -276,12 +276,13 @@ def open_device(
     def why_not() -> str | None:
         return text.why_not() or why_not_now()
 
+    own_copy = device / OWN_COPY
     return assemble.build_device(
-        recipe=fleet_recipe(device / OWN_COPY),
+        recipe=fleet_recipe(own_copy),
         words=vocabulary,
         text=text.tokens,
         key=load_key(device / DEVICE_KEY),
-        authority=fleet_authority(device / OWN_COPY),
+        authority=fleet_authority(own_copy),
         home=device,
         wishes=OwnerWishes(why_not_now=why_not, on_report=text.use, text_name=text.name),
     )

@@ -40,6 +40,8 @@ NOTHING = np.zeros(0, np.int32)
 # So many copies of a model training a user takes at a time, intermediate values included.
 COPIES = 8
 
+# What one user reports: message, key, user, their number → report.
+UserReport = Callable[[Message, Key, UserData, jax.Array], Report]
 # Adds the reports of a chunk to a total: total, message, key, users, their numbers → total.
 Adder = Callable[[Report, Message, Key, UserData, jax.Array], Report]
 
@@ -129,11 +131,15 @@ class SimulatedFleet:
         # Makes all leaves in one call.
         self._nothing = jax.jit(partial(trees.zeros_like, self._shape))
         self._add = _adder(program, self._on_cpu)
-        self._size = CPU_CHUNK
-        if not self._on_cpu:
-            self._size = _chunk_size(message.params, self._devices[0], self._cohort)
+        self._size = self._choose_size(message.params)
         self._check_additive(message, key)
         self._program = program
+
+    def _choose_size(self, params: Params) -> int:
+        """Return the number of seats of a chunk."""
+        if self._on_cpu:
+            return CPU_CHUNK
+        return _chunk_size(params, self._devices[0], self._cohort)
 
     def _check_additive(self, message: Message, key: Key) -> None:
         """Check before the first sum that reports add up. Privacy rests on it.
@@ -154,12 +160,7 @@ class SimulatedFleet:
         for device in devices:
             for again in self._sum_in_other_ways(message, key, device):
                 if not _has_same_bits(everyone, again):
-                    raise NotAdditive(
-                        f"on {device.device_kind} a user's report depends on who else is trained"
-                        " beside them, or where, so one user could change the sum by more than"
-                        " noise is made for. Nothing was trained. Update JAX and the driver,"
-                        " change [local] precision, or train on CPUs (JAX_PLATFORMS=cpu)"
-                    )
+                    raise _not_additive(device)
 
     def _sum_in_other_ways(self, message: Message, key: Key, device: Any) -> list[Report]:
         """Sum the reports of the same simulated users in other ways, each on this device."""
@@ -179,18 +180,14 @@ class SimulatedFleet:
         seats = np.arange(self._size)
         # The even ones a seat further, and the odd ones without them: all beside other users, half
         # of them in another seat.
-        is_even = seats % 2 == 0
-        even = np.where(is_even, seats, EMPTY)
-        odd = np.where(is_even, EMPTY, seats)
+        even, odd = _split(seats, seats % 2 == 0)
         even_and_odd = (np.roll(even, 1), odd)
         if self._on_cpu:
             return [even_and_odd]
         # And the short ones without the long ones, who make them take steps of padding; on a CPU
         # each takes their own number of steps.
-        is_short = 2 * seats < self._size - 1
-        short = np.where(is_short, seats, EMPTY)
-        long = np.where(is_short, EMPTY, seats)
-        return [even_and_odd, (short, long)]
+        short_and_long = _split(seats, 2 * seats < self._size - 1)
+        return [even_and_odd, short_and_long]
 
     def _sum_seats(self, message: Message, key: Key, device: Any, seats: np.ndarray) -> Report:
         """Sum the reports of one chunk, in whose seats these simulated users are."""
@@ -301,6 +298,20 @@ def with_room(expected: float) -> float:
     return expected + 2 * math.sqrt(expected)
 
 
+def _split(seats: np.ndarray, is_first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first ones of some seats, and the others, each with the rest of them empty."""
+    return np.where(is_first, seats, EMPTY), np.where(is_first, EMPTY, seats)
+
+
+def _not_additive(device: Any) -> NotAdditive:
+    return NotAdditive(
+        f"on {device.device_kind} a user's report depends on who else is trained beside them, or"
+        " where, so one user could change the sum by more than noise is made for. Nothing was"
+        " trained. Update JAX and the driver, change [local] precision, or train on CPUs"
+        " (JAX_PLATFORMS=cpu)"
+    )
+
+
 def _has_only_integers(shape: Report) -> bool:
     return all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(shape))
 
@@ -332,7 +343,7 @@ def _adder(program: Program, one_by_one: bool) -> Adder:
     return _add_one_by_one(report) if one_by_one else _add_side_by_side(report)
 
 
-def _add_side_by_side(report: Callable[[Message, Key, UserData, jax.Array], Report]) -> Adder:
+def _add_side_by_side(report: UserReport) -> Adder:
     @partial(jax.jit, donate_argnums=0)
     def add_side_by_side(
         total: Report, message: Message, key: Key, users: UserData, ids: jax.Array
@@ -361,7 +372,7 @@ def _add_rows(total: jax.Array, rows: jax.Array) -> jax.Array:
     return total + jnp.sum(rows, axis=0, dtype=rows.dtype)
 
 
-def _add_one_by_one(report: Callable[[Message, Key, UserData, jax.Array], Report]) -> Adder:
+def _add_one_by_one(report: UserReport) -> Adder:
     # On one core: products that spread over several round by how many there are, and where each has
     # a stream they wait for each other.
     on_one_core: dict[str, bool | str] = {"xla_cpu_multi_thread_eigen": False}

@@ -11,7 +11,7 @@ text: else who reports beside whom would reveal some of it.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -132,8 +132,7 @@ class QueuedFleet:
         self._arrived[user] = self._training.pop(user)
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        key_data = np.asarray(jax.random.key_data(key))
-        name = key_data.tobytes().hex()
+        name = _name_round(key)
         if name not in self._rounds:
             self._close_round(name, message.params, cohort)
         round = self._rounds[name]
@@ -143,19 +142,25 @@ class QueuedFleet:
         total = None
         models = set(round.trained_on.values())
         for model in sorted(models, reverse=True):
-            message_then = message
-            if model != round.model:
-                # One clip norm for the whole run, so only the parameters of an older message
-                # differ.
-                params = self._load_model(model, like=message.params)
-                message_then = message._replace(params=params)
             group = [user for user in users if round.trained_on[user] == model]
-            group_ids = np.array(group, np.int64)
-            part = self._fleet.sum_reports(program, message_then, group_ids, key)
+            part = self._fleet.sum_reports(
+                program,
+                message if model == round.model else self._older_message(message, model),
+                np.array(group, np.int64),
+                key,
+            )
             total = part if total is None else trees.add(total, part)
         if total is None:
             raise FailedRound("nobody reported")
         return total
+
+    def _older_message(self, message: Message, model: int) -> Message:
+        """Return the message of an older round.
+
+        One clip norm holds for the whole run, so only the parameters differ.
+        """
+        params = self._load_model(model, like=message.params)
+        return message._replace(params=params)
 
     def _close_round(self, name: str, params: Params, cohort: UserIds) -> None:
         """Keep the round's model and who had which, and begin the next queue."""
@@ -188,19 +193,22 @@ class QueuedFleet:
 
     def _save(self) -> None:
         """Write the state, then delete the models that no device needs any more."""
+        content = json.dumps(self._state())
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(self._state_path, content.encode(), 0o600)
+        self._delete_models_but(self._models_needed())
+
+    def _state(self) -> dict[str, Any]:
         rounds = [
             (name, round.model, list(round.trained_on.items()))
             for name, round in self._rounds.items()
         ]
-        state = {
+        return {
             "training": list(self._training.items()),
             "arrived": list(self._arrived.items()),
             "rounds": rounds,
             "generator": self._generator.bit_generator.state,
         }
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(self._state_path, json.dumps(state).encode(), 0o600)
-        self._delete_models_but(self._models_needed())
 
     def _models_needed(self) -> set[int]:
         """Return the models that devices have, and those of the last round."""
@@ -215,3 +223,9 @@ class QueuedFleet:
         paths_needed = {self._model_path(model) for model in needed}
         for path in set(self._folder.glob("model-*")) - paths_needed:
             path.unlink()
+
+
+def _name_round(key: Key) -> str:
+    """Name a round by its key, which no other has."""
+    key_data = np.asarray(jax.random.key_data(key))
+    return key_data.tobytes().hex()

@@ -184,6 +184,39 @@ class _Assignment(NamedTuple):
     piece: UserIds
 
 
+class _RoundOfWork:
+    """What is left of a round, who is at which piece of it, and the sum so far."""
+
+    def __init__(self, sent: Any, pieces: list[UserIds], idle: list[Any]) -> None:
+        self._sent = sent
+        self._pieces_left = deque(pieces)
+        # Workers without a piece.
+        self.idle = idle
+        # What workers are at, by their pending answers.
+        self.working: dict[Any, _Assignment] = {}
+        self.total: PyTree = None
+
+    @property
+    def is_unfinished(self) -> bool:
+        return bool(self._pieces_left or self.working)
+
+    def hand_out(self) -> None:
+        """Give pieces to idle workers."""
+        while self._pieces_left and self.idle:
+            assignment = _Assignment(worker=self.idle.pop(), piece=self._pieces_left.popleft())
+            answer = assignment.worker.sum_piece.remote(self._sent, assignment.piece)
+            self.working[answer] = assignment
+
+    def put_back(self, assignment: _Assignment) -> None:
+        """Leave to another a piece whose worker died."""
+        self._pieces_left.append(assignment.piece)
+
+    def add(self, part: PyTree, assignment: _Assignment) -> None:
+        """Add the sum of a piece."""
+        self.total = part if self.total is None else jax.tree.map(np.add, self.total, part)
+        self.idle.append(assignment.worker)
+
+
 class RayFleet:
     everyone_reports = True
 
@@ -232,30 +265,26 @@ class RayFleet:
         key_data = np.asarray(jax.random.key_data(key))
         sent = self._ray.put((jax.device_get(message), key_data))
         self._test_question = self._test_question or sent
-        pieces_left = deque(self._split(cohort))
-        idle = list(self._workers)
-        # What workers are at, by their pending answers.
-        working: dict[Any, _Assignment] = {}
-        total = None
-        while pieces_left or working:
+        work = _RoundOfWork(sent, pieces=self._split(cohort), idle=list(self._workers))
+        while work.is_unfinished:
             self._test_newcomers()
-            while pieces_left and idle:
-                assignment = _Assignment(worker=idle.pop(), piece=pieces_left.popleft())
-                answer = assignment.worker.sum_piece.remote(sent, assignment.piece)
-                working[answer] = assignment
-            for answer in self._wait_for_answers([*working, *self._tests]):
+            work.hand_out()
+            for answer in self._wait_for_answers([*work.working, *self._tests]):
                 if answer in self._tests:
-                    idle += self._finish_test(answer)
-                    continue
-                assignment = working.pop(answer)
-                part = self._fetch(answer, assignment.worker)
-                if part is None:
-                    pieces_left.append(assignment.piece)
-                    continue
-                self._deaths = 0
-                total = part if total is None else jax.tree.map(np.add, total, part)
-                idle.append(assignment.worker)
-        return jax.tree.map(jnp.asarray, total)
+                    work.idle += self._finish_test(answer)
+                else:
+                    self._finish_piece(answer, work)
+        return jax.tree.map(jnp.asarray, work.total)
+
+    def _finish_piece(self, answer: Any, work: _RoundOfWork) -> None:
+        """Add the sum of a piece, or leave the piece to another worker."""
+        assignment = work.working.pop(answer)
+        part = self._fetch(answer, assignment.worker)
+        if part is None:
+            work.put_back(assignment)
+            return
+        self._deaths = 0
+        work.add(part, assignment)
 
     def _split(self, cohort: UserIds) -> list[UserIds]:
         """Group users of similar length, the longest first.

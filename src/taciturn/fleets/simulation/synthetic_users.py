@@ -47,21 +47,28 @@ class WithSyntheticUsers:
         return self._fleet.users(eligible)
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        # Keys of their own: synthetic and real users have the same numbers.
-        own_key = jax.random.fold_in(key, self._place)
-        coins, synthetic_key = jax.random.split(own_key)
+        coins, synthetic_key = self._derive_keys(key)
         synthetic_cohort = self._choose(coins)
-        if len(cohort) + len(synthetic_cohort) > self._most_reports:
-            raise WrongNumberOfUsers(
-                f"a cohort and {len(synthetic_cohort)} synthetic users are more than the"
-                f" {self._most_reports} reports that a total holds: lower canaries.users,"
-                " canaries.per_cell, audit.users or the cohort"
-            )
+        self._check_room(len(cohort), len(synthetic_cohort))
         total = self._fleet.sum_reports(program, message, cohort, key)
         synthetic_total = self._synthetic.sum_reports(
             program, message, synthetic_cohort, synthetic_key
         )
         return trees.add(total, synthetic_total)
+
+    def _derive_keys(self, key: Key) -> tuple[Key, Key]:
+        """Return a key for coins, and one for reports: real users have the same numbers."""
+        own_key = jax.random.fold_in(key, self._place)
+        coins, synthetic_key = jax.random.split(own_key)
+        return coins, synthetic_key
+
+    def _check_room(self, people: int, synthetic: int) -> None:
+        if people + synthetic > self._most_reports:
+            raise WrongNumberOfUsers(
+                f"a cohort and {synthetic} synthetic users are more than the"
+                f" {self._most_reports} reports that a total holds: lower canaries.users,"
+                " canaries.per_cell, audit.users or the cohort"
+            )
 
 
 def choose_by_coins(users: int, rate: float) -> Callable[[Key], UserIds]:

@@ -98,7 +98,12 @@ def run_device(
         context=make_device_context(server, root_certificate, insecure),
     )
     stop = stop or threading.Event()
-    threading.Thread(target=_hang_up_after, args=(stop, device), daemon=True).start()
+    hanging_up = threading.Thread(
+        target=_hang_up_after,
+        args=(stop, device),
+        daemon=True,
+    )
+    hanging_up.start()
     with exit_on_sigterm():
         device.run(stop)
 

@@ -88,9 +88,11 @@ def sign_in_statement(key: bytes, seconds: int, nonce: bytes) -> bytes:
 class _SignIn(NamedTuple):
     key: bytes
     nonce: bytes
-    signature: bytes
     # By the device's clock, since 1970.
     seconds: int
+    # What was signed.
+    statement: bytes
+    signature: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,23 +266,27 @@ class FrontEnd:
         """Return a token for the device that signed this request."""
         try:
             request = _parse_sign_in(body)
-            statement = sign_in_statement(request.key, request.seconds, request.nonce)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, struct.error):
             raise NoEntry(403, "a device without a key") from None
-        now = datetime.now(UTC).timestamp()
-        if abs(now - request.seconds) > CLOCKS_APART:
-            raise NoEntry(403, "a device whose clock is wrong")
-        # Checked first: only the key's owner learns who is enrolled or dismissed.
-        if not is_signed_by(request.key, statement, request.signature):
-            raise NoEntry(403, "a device that does not have the key it names")
-        number = self._number_of(request.key)
-        if isinstance(number, str):
-            raise NoEntry(403, number)
+        number = self._identify(request)
         token = secrets.token_urlsafe(32)
         nonce = request.key + request.nonce
         if len(request.nonce) != 16 or not await self._store.sign_in(token, number, nonce):
             raise NoEntry(403, "a sign-in that was already used")
         return token
+
+    def _identify(self, request: _SignIn) -> int:
+        """Return the number of the device, if it has just signed and is enrolled."""
+        now = datetime.now(UTC).timestamp()
+        if abs(now - request.seconds) > CLOCKS_APART:
+            raise NoEntry(403, "a device whose clock is wrong")
+        # Checked first: only the key's owner learns who is enrolled or dismissed.
+        if not is_signed_by(request.key, request.statement, request.signature):
+            raise NoEntry(403, "a device that does not have the key it names")
+        number = self._number_of(request.key)
+        if isinstance(number, str):
+            raise NoEntry(403, number)
+        return number
 
     async def _recognise(self, request: _Request) -> int:
         number = await self._store.recognise(request.token)
@@ -300,7 +306,9 @@ class FrontEnd:
                 waiting.cancel()
         if waiting.cancelled() or not waiting.done():
             return
-        question = waiting.result()
+        await self._respond_with(waiting.result(), request)
+
+    async def _respond_with(self, question: Question | None, request: _Request) -> None:
         if question is None:
             await request.respond(204)
         else:
@@ -308,23 +316,19 @@ class FrontEnd:
 
     async def _take_answer(self, number: int, name: str, request: _Request) -> None:
         # Before any of the answer is read.
-        question = await self._store.wait_for_question(number, 0)
+        question = await self._store.wait_for_question(number, seconds=0)
         if question is None or question.name != name:
-            await request.respond(410, b"", CLOSE)
+            await request.respond(410, headers=CLOSE)
             return
-        size = request.length(default=self.most_bytes)
-        if size > self.most_bytes:
-            raise NoEntry(413, "more bytes than an answer may have")
-        body = await self._read_when_there_is_room(size, request)
-        outcome: Outcome = body
-        if b"failed" in request.headers:
-            reason = request.headers[b"failed"]
-            outcome = REASONS.get(reason, FAILED)
-        is_taken = await self._store.take_answer(number, name, outcome)
+        body = await self._read_when_there_is_room(request)
+        is_taken = await self._store.take_answer(number, name, _outcome_of(request, body))
         COUNTS.add("taciturn_received_bytes_total", len(body))
         await request.respond(204 if is_taken else 410)
 
-    async def _read_when_there_is_room(self, size: int, request: _Request) -> bytes:
+    async def _read_when_there_is_room(self, request: _Request) -> bytes:
+        size = request.length(default=self.most_bytes)
+        if size > self.most_bytes:
+            raise NoEntry(413, "more bytes than an answer may have")
         async with self._room:
             await self._room.wait_for(lambda: self._has_room_for(size))
             self._in_flight += size
@@ -351,12 +355,28 @@ class FrontEnd:
 
 def _parse_sign_in(body: bytes) -> _SignIn:
     fields = json.loads(body)
+    key = _decode(fields["key"])
+    nonce = _decode(fields["nonce"])
+    signature = _decode(fields["signature"])
+    seconds = int(fields["time"])
     return _SignIn(
-        key=base64.b64decode(fields["key"], validate=True),
-        nonce=base64.b64decode(fields["nonce"], validate=True),
-        signature=base64.b64decode(fields["signature"], validate=True),
-        seconds=int(fields["time"]),
+        key=key,
+        nonce=nonce,
+        seconds=seconds,
+        statement=sign_in_statement(key, seconds, nonce),
+        signature=signature,
     )
+
+
+def _decode(field: str) -> bytes:
+    return base64.b64decode(field, validate=True)
+
+
+def _outcome_of(request: _Request, body: bytes) -> Outcome:
+    """Return the answer that was sent, or the reason why there is none."""
+    if b"failed" not in request.headers:
+        return body
+    return REASONS.get(request.headers[b"failed"], FAILED)
 
 
 def _question_headers(question: Question) -> list[tuple[bytes, bytes]]:

@@ -39,6 +39,9 @@ MOST_OF_ONE_ADDRESS = 12_000
 MOST_STRANGERS = 2_000
 MOST_STRANGERS_OF_ONE_ADDRESS = 500
 
+# What OpenSSL reports where a device does not trust our certificate.
+UNTRUSTED = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN")
+
 QUIET = logging.getLogger("taciturn.fleet.http")
 QUIET.setLevel(logging.ERROR)
 
@@ -95,11 +98,14 @@ class Listener:
                 self.refusals.note(reason)
                 connection.close()
                 continue
-            self.open[host] += 1
-            self.strangers[host] += 1
-            task = loop.create_task(self._welcome(connection, host))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            self._begin_handshake(connection, host)
+
+    def _begin_handshake(self, connection: socket.socket, host: str) -> None:
+        self.open[host] += 1
+        self.strangers[host] += 1
+        task = asyncio.create_task(self._welcome(connection, host))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
 
     async def close(self) -> None:
         for task in self._handshakes:
@@ -264,7 +270,7 @@ def _why_no_handshake(error: Exception) -> str:
     reason = error.reason or "no reason given"
     if reason == "HTTP_REQUEST":
         return "a connection without TLS"
-    if "UNKNOWN_CA" in reason or "BAD_CERTIFICATE" in reason or "CERTIFICATE_UNKNOWN" in reason:
+    if any(word in reason for word in UNTRUSTED):
         return "a device that does not trust this server's certificate"
     return f"a connection without TLS 1.3 ({reason})"
 

@@ -23,6 +23,9 @@ class _OpenQuestion:
     # The answers since the server last collected them.
     outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
 
+    def is_over(self) -> bool:
+        return self.until <= time.monotonic()
+
 
 class _Token(NamedTuple):
     number: int
@@ -45,13 +48,16 @@ class _Nonces:
         """Remember a nonce, and return whether it is new."""
         now = time.monotonic()
         if now - self._collected_since > store.NONCE_SECONDS:
-            self._earlier = self._current
-            self._current = set()
-            self._collected_since = now
+            self._begin_generation(now)
         if nonce in self._current or nonce in self._earlier:
             return False
         self._current.add(nonce)
         return True
+
+    def _begin_generation(self, now: float) -> None:
+        self._earlier = self._current
+        self._current = set()
+        self._collected_since = now
 
 
 class _Waiter:
@@ -173,8 +179,7 @@ class MemoryStore:
             question = self._question_for(number)
             if question or seconds <= 0:
                 return question
-            self._waiting.setdefault(number, set()).add(waiter)
-            self._present_until[number] = time.monotonic() + seconds + store.ALIVE_SECONDS
+            self._begin_waiting(number, waiter, seconds)
         # Unless the wait ends in order, the connection broke.
         stays_seconds = store.BACK_SECONDS
         try:
@@ -185,6 +190,11 @@ class MemoryStore:
                 self._stop_waiting(number, waiter, stays_seconds)
         with self._lock:
             return self._question_for(number)
+
+    def _begin_waiting(self, number: int, waiter: _Waiter, seconds: float) -> None:
+        waiters = self._waiting.setdefault(number, set())
+        waiters.add(waiter)
+        self._present_until[number] = time.monotonic() + seconds + store.ALIVE_SECONDS
 
     def _stop_waiting(self, number: int, waiter: _Waiter, stays_seconds: float) -> None:
         self._waiting[number].discard(waiter)
@@ -197,15 +207,17 @@ class MemoryStore:
 
     def _question_for(self, number: int) -> Question | None:
         question = self._question
-        now = time.monotonic()
-        if question is None or number not in question.contents or question.until <= now:
+        if question is None or number not in question.contents:
+            return None
+        seconds_left = question.until - time.monotonic()
+        if seconds_left <= 0:
             return None
         return Question(
             name=question.name,
             kind=question.kind,
             content=question.contents[number],
             file_name=question.file_name,
-            seconds=question.until - now,
+            seconds=seconds_left,
         )
 
     async def take_answer(self, number: int, name: str, outcome: Outcome) -> bool:
@@ -213,7 +225,7 @@ class MemoryStore:
             question = self._open_question(name)
             if question is None or number not in question.contents:
                 return False
-            if question.until <= time.monotonic():
+            if question.is_over():
                 return False
             del question.contents[number]
             question.outcomes.append((number, outcome))

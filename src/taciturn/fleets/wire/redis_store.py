@@ -295,13 +295,13 @@ class RedisStore:
             if not await self._loop_redis.hexists(key, name):
                 return None
             async with self._fetching:
-                if self._file.name != name:
-                    content = await self._loop_redis.hget(key, name)
-                    # Another took its place meanwhile.
-                    if content is None:
-                        return None
+                if self._file.name == name:
+                    return self._file.content
+                content = await self._loop_redis.hget(key, name)
+                # It is gone where another took its place meanwhile.
+                if content is not None:
                     self._file = File(name, content)
-                return self._file.content
+                return content
 
     async def close(self) -> None:
         if self._listening:

@@ -115,18 +115,19 @@ class _Asking:
         self.outcomes: dict[int, Outcome] = {}
 
     def ask_those_present(self, shared: bytes) -> None:
-        file = File(hashlib.sha256(shared).hexdigest(), shared) if shared else NO_FILE
         present = set(self._store.devices_present())
-        absent = self._contents.keys() - present
-        self.outcomes |= dict.fromkeys(absent, GONE)
+        contents = {}
+        for number, content in self._contents.items():
+            if number in present:
+                contents[number] = content
+            else:
+                self.outcomes[number] = GONE
         self._store.post(
             name=self._name,
             kind=self._kind,
-            contents={
-                number: content for number, content in self._contents.items() if number in present
-            },
+            contents=contents,
             seconds=self._deadline - time.monotonic(),
-            file=file,
+            file=_make_file(shared),
         )
 
     def wait_for_all(self) -> None:
@@ -161,6 +162,13 @@ class _Asking:
         """Keep answers at once: the store has them no more, and may be gone at the next call."""
         for number, outcome in self._store.collect(self._name, seconds):
             self.outcomes.setdefault(number, outcome)
+
+
+def _make_file(content: bytes) -> File:
+    """Name a file by its hash, if it has any content."""
+    if not content:
+        return NO_FILE
+    return File(hashlib.sha256(content).hexdigest(), content)
 
 
 def _longest(contents: Collection[bytes]) -> int:
@@ -297,13 +305,19 @@ def _listen(host: str, port: int) -> socket.socket:
         try:
             return _open_socket(host, port)
         except OSError as error:
-            if time.monotonic() > deadline or isinstance(error, socket.gaierror):
-                reason = (error.strerror or str(error)).split(" (")[0].lower()
+            is_unknown_name = isinstance(error, socket.gaierror)
+            if is_unknown_name or time.monotonic() > deadline:
                 raise LinkError(
-                    f"the server cannot listen on {host}:{port} ({reason}): choose another --host"
-                    " or --port"
+                    f"the server cannot listen on {host}:{port} ({_reason_of(error)}): choose"
+                    " another --host or --port"
                 ) from None
             time.sleep(0.2)
+
+
+def _reason_of(error: OSError) -> str:
+    sentence = error.strerror or str(error)
+    reason, *_ = sentence.split(" (")
+    return reason.lower()
 
 
 def _open_socket(host: str, port: int) -> socket.socket:

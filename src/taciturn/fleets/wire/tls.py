@@ -42,7 +42,9 @@ def make_authority(folder: Path) -> Path:
 
     An old one is never replaced: every device would need the new one.
     """
-    if (folder / AUTHORITY_KEY).exists() or (folder / AUTHORITY_CERTIFICATE).exists():
+    key_path = folder / AUTHORITY_KEY
+    certificate_path = folder / AUTHORITY_CERTIFICATE
+    if key_path.exists() or certificate_path.exists():
         raise LinkError(
             f"{folder} already holds an authority that devices trust: choose another folder"
         )
@@ -57,9 +59,9 @@ def make_authority(folder: Path) -> Path:
         extensions=[x509.SubjectKeyIdentifier.from_public_key(key.public_key())],
     )
     certificate = builder.sign(key, SHA384())
-    _write_key(folder / AUTHORITY_KEY, key)
-    _write_certificate(folder / AUTHORITY_CERTIFICATE, certificate)
-    return folder / AUTHORITY_CERTIFICATE
+    _write_key(key_path, key)
+    _write_certificate(certificate_path, certificate)
+    return certificate_path
 
 
 def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
