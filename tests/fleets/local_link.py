@@ -13,7 +13,7 @@ from taciturn.fleets.devices.transport import (
     ComeBackLater,
     Handler,
     answer_of,
-    answered,
+    select_answers,
 )
 from taciturn.progress import Progress, ignore_progress
 
@@ -85,7 +85,7 @@ class LocalLink:
             outcomes[number] = outcome
             if isinstance(outcome, bytes):
                 progress(sum(isinstance(one, bytes) for one in outcomes.values()), len(contents))
-        return answered(kind, contents, outcomes)  # what comes later comes to nobody
+        return select_answers(kind, contents, outcomes)  # what comes later comes to nobody
 
     def _work(self, came: queue.SimpleQueue, number: int, kind: str, content: bytes) -> None:
         came.put((number, self._answer(number, kind, content)))

@@ -11,6 +11,7 @@ from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import Device
 from taciturn.fleets.secure_aggregation.protocol import Refused
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.recipe import build
 
 KEY = bytes(range(8))
@@ -55,7 +56,8 @@ class LyingServer:
         told = {one: fields.arrays_to_bytes(told[one]) if told else given[one] for one in who}
         name, round = name or fields.new_name(), str(number).encode()
         hashes = {
-            one: fields.message_hash(run, round, message, KEY) for one, message in told.items()
+            one: fields.message_hash(run=run, round=round, model=message, key=KEY)
+            for one, message in told.items()
         }
         server = ServerRound(
             self.terms.for_round(
@@ -72,22 +74,22 @@ class LyingServer:
                 raise Refused(next(iter(refused.values())))
 
         take(
-            fields.ADVERTISE,
+            Stage.ADVERTISE.question,
             {one: fields.pack_fields(name, run, round, hashes[one], *signed[one]) for one in who},
         )
         take(
-            fields.SHARE,
+            Stage.SHARE.question,
             {one: question + server.shared for one, question in server.questions().items()},
         )
         take(
-            fields.REPORT,
+            Stage.MASK.question,
             {
                 one: fields.pack_fields(sent, KEY, given[one])
                 for one, sent in server.questions().items()
             },
         )
-        take(fields.SIGN, server.questions())
-        take(fields.UNMASK, server.questions())
+        take(Stage.SIGN.question, server.questions())
+        take(Stage.UNMASK.question, server.questions())
         return server.total()
 
     def device(self, number) -> Device:

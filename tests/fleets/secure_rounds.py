@@ -11,11 +11,11 @@ from taciturn.fleets.secure_aggregation.bit_packing import unpack
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Terms
-from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK
 from taciturn.fleets.secure_aggregation.server_cell import ServerCell, Total
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
+from taciturn.fleets.secure_aggregation.stages import Stage
 
-STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK
+STAGES = tuple(Stage)[:-1]
 TERMS = Terms(
     round=b"round 1",
     message=bytes(32),
@@ -66,8 +66,8 @@ class Cohort:
         self.terms = terms
         self.devices = {one: self.member(one, terms) for one in self.keys}
         self.server = ServerRound(terms, AUTHORITY, NONE_DISMISSED)
-        self.said: dict[str, dict] = {}  # what devices sent in each stage
-        self.heard: dict[str, dict] = {}  # and what they were sent
+        self.said: dict[Stage, dict] = {}  # what devices sent in each stage
+        self.heard: dict[Stage, dict] = {}  # and what they were sent
 
     def member(self, one: int, terms: Terms = TERMS) -> DeviceRound:
         """A device, as it is when it comes into a round."""
@@ -89,7 +89,7 @@ class Cohort:
             int(one) for one in np.random.default_rng(seed).choice(self.ids, count, replace=False)
         }
 
-    def run(self, gone: dict[str, set[int]] | None = None, until: str = UNMASK) -> None:
+    def run(self, gone: dict[Stage, set[int]] | None = None, until: Stage = Stage.UNMASK) -> None:
         """`gone`: who vanishes before it sends what it would in a stage."""
         vanished: set[int] = set()
         for stage in STAGES[: STAGES.index(until) + 1]:
@@ -101,7 +101,7 @@ class Cohort:
                 if one not in vanished
             }
             for one, answer in self.said[stage].items():
-                self._take(stage)(one, answer if stage == SIGN else carried(answer))
+                self._take(stage)(one, answer if stage == Stage.SIGN else carried(answer))
 
     def total(self) -> Total:
         return self.cell.total()
@@ -109,30 +109,34 @@ class Cohort:
     def plain(self, devices) -> np.ndarray:
         return plain_sum(self.values, devices, self.terms.modulus_bits)
 
-    def _ask(self, stage: str) -> dict:
-        if stage in (ADVERTISE, SHARE):
-            return dict.fromkeys(self.ids) if stage == ADVERTISE else self.server.rosters()
-        return {MASK: self.cell.deliveries, SIGN: self.cell.survivors, UNMASK: self.cell.requests}[
-            stage
-        ]()
+    def _ask(self, stage: Stage) -> dict:
+        if stage in (Stage.ADVERTISE, Stage.SHARE):
+            return dict.fromkeys(self.ids) if stage == Stage.ADVERTISE else self.server.rosters()
+        return {
+            Stage.MASK: self.cell.deliveries,
+            Stage.SIGN: self.cell.survivors,
+            Stage.UNMASK: self.cell.requests,
+        }[stage]()
 
-    def _say(self, stage: str, one: int, asked):
+    def _say(self, stage: Stage, one: int, asked):
         device = self.devices[one]
-        if stage == ADVERTISE:
+        if stage == Stage.ADVERTISE:
             return device.advertise()
-        if stage == MASK:
+        if stage == Stage.MASK:
             return device.mask(asked, self.values[one])
-        return {SHARE: device.share, SIGN: device.sign, UNMASK: device.unmask}[stage](asked)
+        return {Stage.SHARE: device.share, Stage.SIGN: device.sign, Stage.UNMASK: device.unmask}[
+            stage
+        ](asked)
 
-    def _take(self, stage: str):
-        if stage == ADVERTISE:
+    def _take(self, stage: Stage):
+        if stage == Stage.ADVERTISE:
             return self.server.take_advert
         cell = self.cell
         return {
-            SHARE: cell.take_shares,
-            MASK: cell.take_report,
-            SIGN: cell.take_signature,
-            UNMASK: cell.take_answer,
+            Stage.SHARE: cell.take_shares,
+            Stage.MASK: cell.take_report,
+            Stage.SIGN: cell.take_signature,
+            Stage.UNMASK: cell.take_answer,
         }[stage]
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taciturn.fleets.secure_aggregation.bit_packing import BLOCK, pack, packed_bytes, unpack
+from taciturn.fleets.secure_aggregation.bit_packing import BLOCK, count_bytes, pack, unpack
 
 
 @given(
@@ -17,7 +17,7 @@ def test_numbers_stand_side_by_side_in_one_long_number(case):
     bits, numbers = case
     packed = pack(np.array(numbers, np.uint32), bits)
     long = sum(number << bits * place for place, number in enumerate(numbers))
-    assert packed == long.to_bytes(packed_bytes(len(numbers), bits), "little")
+    assert packed == long.to_bytes(count_bytes(len(numbers), bits), "little")
     np.testing.assert_array_equal(unpack(packed, len(numbers), bits), np.array(numbers, np.uint32))
 
 
@@ -26,12 +26,12 @@ def test_numbers_stand_side_by_side_in_one_long_number(case):
 def test_long_rows_come_back(bits, length):
     values = np.random.default_rng(bits).integers(0, 2**bits, length).astype(np.uint32)
     packed = pack(values, bits)
-    assert len(packed) == packed_bytes(length, bits)
+    assert len(packed) == count_bytes(length, bits)
     np.testing.assert_array_equal(unpack(packed, length, bits), values)
 
 
 def test_a_report_takes_its_bits_and_no_more():
-    assert packed_bytes(2_400_000, 26) / 2_400_000 <= 3.25 <= 3.3
+    assert count_bytes(2_400_000, 26) / 2_400_000 <= 3.25 <= 3.3
 
 
 def test_a_number_that_does_not_fit_is_refused_not_truncated():

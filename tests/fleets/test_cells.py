@@ -23,7 +23,6 @@ from secure_rounds import TERMS, Cohort, plain_sum
 
 from harness import quietly
 from taciturn.core import FailedRound
-from taciturn.fleets.devices import fields
 from taciturn.fleets.secure_aggregation import cells, workers
 from taciturn.fleets.secure_aggregation.cells import MOST, UNLIKELY, colluders, threshold
 from taciturn.fleets.secure_aggregation.messages import (
@@ -32,8 +31,8 @@ from taciturn.fleets.secure_aggregation.messages import (
     Survivors,
     UnmaskRequest,
 )
-from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.release.privacy_statement import statement
 from taciturn.runs.loop import train_run
 
@@ -162,7 +161,7 @@ def through(cohort, lost=None, garbled=None):
     """
     server, gone = cohort.server, set()
     asked = dict.fromkeys(cohort.ids, b"")
-    for stage in (ADVERTISE, SHARE, MASK, SIGN, UNMASK):
+    for stage in (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.SIGN, Stage.UNMASK):
         late = (lost or {}).get(stage, set())
         gone |= late() if callable(late) else late  # whoever it is may depend on the cells
         answers = {
@@ -175,21 +174,21 @@ def through(cohort, lost=None, garbled=None):
             {one: b"garbage" if one in wrong else answer for one, answer in answers.items()}
         )
         assert refused.keys() == wrong & answers.keys()
-        if stage != UNMASK:
+        if stage != Stage.UNMASK:
             asked = server.questions()
     return server.total()
 
 
 def said(cohort, stage, one, content):
     device = cohort.devices[one]
-    if stage == MASK:
+    if stage == Stage.MASK:
         return device.mask(SealedShares.from_bytes(content), cohort.values[one]).to_bytes()
-    if stage == SIGN:
+    if stage == Stage.SIGN:
         return device.sign(Survivors.from_bytes(content))
-    if stage == UNMASK:
+    if stage == Stage.UNMASK:
         return device.unmask(UnmaskRequest.from_bytes(content)).to_bytes()
     return (
-        device.advertise() if stage == ADVERTISE else device.share(Roster.from_bytes(content))
+        device.advertise() if stage == Stage.ADVERTISE else device.share(Roster.from_bytes(content))
     ).to_bytes()
 
 
@@ -209,9 +208,9 @@ def test_the_sums_of_cells_come_to_the_plain_sum_to_the_bit(small_cells, bits):
 
     gone = {
         stage: functools.partial(one_of, cell)
-        for cell, stage in enumerate((SHARE, MASK, SIGN, UNMASK))
+        for cell, stage in enumerate((Stage.SHARE, Stage.MASK, Stage.SIGN, Stage.UNMASK))
     }
-    total = through(cohort, {ADVERTISE: {cohort.ids[0]}, **gone})
+    total = through(cohort, {Stage.ADVERTISE: {cohort.ids[0]}, **gone})
     assert sorted(map(len, cells_of(cohort))) == [8, 8, 8, 9]
     ids = sorted(set(cohort.ids) - {cohort.ids[0], *left[:2]})
     assert total.devices == ids
@@ -221,7 +220,7 @@ def test_the_sums_of_cells_come_to_the_plain_sum_to_the_bit(small_cells, bits):
         np.testing.assert_array_equal(total.values, plain_sum(cohort.values, ids[1:], bits))
 
 
-@pytest.mark.parametrize("stage", [SHARE, MASK, SIGN, UNMASK])
+@pytest.mark.parametrize("stage", [Stage.SHARE, Stage.MASK, Stage.SIGN, Stage.UNMASK])
 def test_a_cell_that_fails_loses_its_devices_and_not_the_round(small_cells, stage):
     cohort = Cohort(30, replace(TERMS, corrupt=0.0, least=20))
     broken, take = [], cohort.server.take
@@ -245,7 +244,7 @@ def test_a_round_with_too_few_reports_left_fails(small_cells):
     take = cohort.server.take
 
     def breaks(answers):
-        lost = sorted(cells_of(cohort)[1])[:6] if cohort.server._stage == MASK else ()
+        lost = sorted(cells_of(cohort)[1])[:6] if cohort.server._stage == Stage.MASK else ()
         return take({one: answer for one, answer in answers.items() if one not in lost})
 
     cohort.server.take = breaks
@@ -261,7 +260,11 @@ def test_a_round_with_too_few_reports_left_fails(small_cells):
 
 @pytest.mark.parametrize(
     ("stage", "done"),
-    [(ADVERTISE, "advertised"), (SHARE, "shared their secrets"), (MASK, "reported")],
+    [
+        (Stage.ADVERTISE, "advertised"),
+        (Stage.SHARE, "shared their secrets"),
+        (Stage.MASK, "reported"),
+    ],
 )
 def test_too_few_devices_are_a_failed_round(stage, done):
     cohort = Cohort(8, replace(TERMS, least=7))
@@ -269,12 +272,14 @@ def test_too_few_devices_are_a_failed_round(stage, done):
         through(cohort, {stage: set(cohort.ids[:2])})
 
 
-@pytest.mark.parametrize("stage", [ADVERTISE, SHARE, MASK, SIGN, UNMASK])
+@pytest.mark.parametrize(
+    "stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.SIGN, Stage.UNMASK]
+)
 def test_garbage_is_as_if_it_had_not_come(small_cells, stage):
     cohort = Cohort(30, replace(TERMS, corrupt=0.0))
     wrong = cohort.ids[4]
     total = through(cohort, garbled={stage: {wrong}})
-    assert (wrong in total.devices) == (stage in (SIGN, UNMASK))
+    assert (wrong in total.devices) == (stage in (Stage.SIGN, Stage.UNMASK))
     np.testing.assert_array_equal(total.values, cohort.plain(total.devices))
 
 
@@ -282,15 +287,15 @@ def test_garbage_is_as_if_it_had_not_come(small_cells, stage):
 def test_a_signature_of_other_survivors_is_found_by_the_server_and_spoils_nothing(wrong):
     """Or a corrupt device could make all others refuse."""
     cohort = Cohort(10)
-    cohort.run(until=SIGN)
-    (one, *others), old = cohort.ids, cohort.said[SIGN]
+    cohort.run(until=Stage.SIGN)
+    (one, *others), old = cohort.ids, cohort.said[Stage.SIGN]
     cohort.start(replace(TERMS, round=b"round 2"))
-    cohort.run(until=MASK)
+    cohort.run(until=Stage.MASK)
     sent = {
         device: cohort.devices[device].sign(survivors)
         for device, survivors in cohort.cell.survivors().items()
     }
-    cohort.server._stage = SIGN
+    cohort.server._stage = Stage.SIGN
     sent[one] = (
         old[one] if wrong == "of an earlier round" else cohort.keys[one].sign(b"something else")
     )
@@ -329,7 +334,7 @@ def test_a_fleet_of_several_cells_trains_on_the_sum_of_all(
 
     def loses(kind, contents, *args, **settings):
         answers = ask(kind, contents, *args, **settings)
-        if broken and kind == fields.UNMASK:
+        if broken and kind == Stage.UNMASK.question:
             lost = min(contents.values())  # a cell is asked with the same signatures
             answers = {one: answer for one, answer in answers.items() if contents[one] != lost}
         return answers

@@ -25,6 +25,7 @@ from taciturn.fleets.devices.device import Device, NotEligible
 from taciturn.fleets.devices.own_participation import OwnParticipation
 from taciturn.fleets.secure_aggregation import server_side
 from taciturn.fleets.secure_aggregation.protocol import Refused
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.recipe import build
 from taciturn.runs.loop import train_run
 
@@ -37,12 +38,12 @@ def test_a_device_does_not_report_to_a_round_that_it_refused(tmp_path, vocabular
     device = fleet.link._devices[0].handler
     device._record.upload(10, "run", 10)
     device(
-        "advertise",
+        Stage.ADVERTISE.question,
         fields.pack_fields(fields.new_name(), b"run", b"14", bytes(32), *fleet.signed(0)),
     )
     with pytest.raises(NotEligible, match="2 rounds must lie between"):
         device(
-            "advertise",
+            Stage.ADVERTISE.question,
             fields.pack_fields(fields.new_name(), b"run", b"12", bytes(32), *fleet.signed(0)),
         )
     message = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), device._like)
@@ -51,7 +52,10 @@ def test_a_device_does_not_report_to_a_round_that_it_refused(tmp_path, vocabular
     )
     key = np.asarray(jax.random.key_data(jax.random.key(0))).astype("<u4").tobytes()
     with suppress(ValueError):
-        device("report", fields.pack_fields(b"whatever", key, fields.arrays_to_bytes(message)))
+        device(
+            Stage.MASK.question,
+            fields.pack_fields(b"whatever", key, fields.arrays_to_bytes(message)),
+        )
     assert [upload["round"] for upload in device._record.uploads] == [10]
 
 
@@ -59,7 +63,7 @@ def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_pat
     seen = []
 
     def keeps(number, kind, answer):
-        if kind == fields.REPORT and number == 2:
+        if kind == Stage.MASK.question and number == 2:
             seen.append(answer)
         return answer
 
@@ -70,7 +74,7 @@ def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_pat
 
     def twice(kind, questions, *args, **named):
         answers = ask(kind, questions, *args, **named)
-        if kind == fields.REPORT:
+        if kind == Stage.MASK.question:
             contents.update(questions)
             assert ask(kind, questions, 10) == {}
         return answers
@@ -129,7 +133,7 @@ def test_devices_that_are_told_of_different_models_refuse_each_other_before_they
     with pytest.raises((Refused, FailedRound), match="not signed by device 3 for this round"):
         liar.round(1, given=all_but_the_victim(liar.filled(value)))
     monkeypatch.setattr(
-        server_side, "is_signed_by", lambda *signed: True
+        server_side, "is_signed_by", lambda key, **signed: True
     )  # and where the server takes any signature
     with pytest.raises(FailedRound, match="0 devices have shared"):
         liar.round(2, given=all_but_the_victim(liar.filled(value)))
@@ -151,8 +155,8 @@ def test_a_device_trains_on_no_other_model_than_all_were_told_of(liar, value):
 
 
 def test_the_twin_without_the_hash_gives_the_victims_report_away(liar, monkeypatch):
-    monkeypatch.setattr(fields, "message_hash", lambda *parts: bytes(32))
-    monkeypatch.setattr(Device, "_check", lambda device, message: None)
+    monkeypatch.setattr(fields, "message_hash", lambda **parts: bytes(32))
+    monkeypatch.setattr(Device, "_check_message", lambda device, message: None)
     total = liar.round(1, given=all_but_the_victim(liar.filled(np.nan)))
     (report,) = [report for report in liar.reports if report.any()]
     assert len(total.devices) == 9
@@ -163,16 +167,18 @@ def test_the_twin_without_the_hash_gives_the_victims_report_away(liar, monkeypat
 def test_the_hash_is_of_run_and_round_and_key_too(liar, other):
     about = {"run": b"run", "number": 1, "key": KEY} | other
     message = fields.arrays_to_bytes(liar.honest)
-    wrong = fields.message_hash(about["run"], str(about["number"]).encode(), message, about["key"])
+    wrong = fields.message_hash(
+        run=about["run"], round=str(about["number"]).encode(), model=message, key=about["key"]
+    )
     device = liar.device(0)
     device(
-        fields.ADVERTISE,
+        Stage.ADVERTISE.question,
         fields.pack_fields(fields.new_name(), b"run", b"1", wrong, *liar.fleet.signed(0)),
     )
     with pytest.raises(
         ValueError, match="not the one that the devices of this round have agreed to"
     ):
-        device(fields.REPORT, fields.pack_fields(b"", KEY, message))
+        device(Stage.MASK.question, fields.pack_fields(b"", KEY, message))
     assert not liar.reports
 
 
@@ -222,7 +228,7 @@ def test_what_no_honest_server_sends_is_trained_on_by_nobody(liar, what):
 
 @pytest.mark.parametrize("what", BROKEN[::2])
 def test_the_twin_without_the_check_trains_on_it(liar, what, monkeypatch):
-    monkeypatch.setattr(Device, "_check", lambda device, message: None)
+    monkeypatch.setattr(Device, "_check_message", lambda device, message: None)
     liar.round(1, given=dict.fromkeys(range(9), broken(liar, what)))
     assert len(liar.reports) == 9
 
@@ -237,7 +243,7 @@ def old_diary(monkeypatch):
     def why_not(diary, content, round):
         return None
 
-    monkeypatch.setattr(OwnParticipation, "_why_not", why_not)
+    monkeypatch.setattr(OwnParticipation, "_why_not_round", why_not)
 
 
 @pytest.mark.parametrize("run", [b"run", b"another name"])
@@ -264,7 +270,7 @@ def test_the_twin_with_the_old_record_gives_a_report_away(liar, monkeypatch):
 
 def test_a_report_that_may_have_left_is_used_up_even_if_lost_with_its_device_killed(liar):
     liar.fleet.link._faults = (
-        lambda number, kind, answer: None if kind == fields.REPORT else answer,
+        lambda number, kind, answer: None if kind == Stage.MASK.question else answer,
     )
     with pytest.raises(FailedRound, match="0 devices have reported"):
         liar.round(5)
@@ -293,7 +299,7 @@ def test_no_report_leaves_before_it_is_on_record(liar, monkeypatch):
     assert not any(liar.device(one)._record.uploads for one in range(9))
     for one in range(9):  # and who has not reported signs no list that says so
         with pytest.raises(ValueError, match="not in a round"):
-            liar.device(one)(fields.SIGN, b"")
+            liar.device(one)(Stage.SIGN.question, b"")
     synced, fsync = [], os.fsync
 
     def noted(descriptor):
@@ -306,7 +312,7 @@ def test_no_report_leaves_before_it_is_on_record(liar, monkeypatch):
         lambda number, kind, answer: before.append((kind, list(synced))) or answer,
     )
     liar.round(6, [one for one in range(9) if one > 1])
-    first = next(files for kind, files in before if kind == fields.REPORT)
+    first = next(files for kind, files in before if kind == Stage.MASK.question)
     assert (
         sum("participation.json" in file for file in first) >= 7 + 1
     )  # everybody's entry, and a report
@@ -332,7 +338,7 @@ def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_
             raise OSError("killed")
 
     def noted(number, kind, answer):
-        if kind == fields.REPORT and number == VICTIM:
+        if kind == Stage.MASK.question and number == VICTIM:
             sent.append(answer)
         return answer
 
@@ -352,7 +358,7 @@ def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_
         if recorded
         else contextlib.nullcontext()
     ):
-        liar.device(VICTIM)(fields.ADVERTISE, question)
+        liar.device(VICTIM)(Stage.ADVERTISE.question, question)
 
 
 def test_a_name_that_was_seen_before_is_refused(liar):
@@ -361,19 +367,19 @@ def test_a_name_that_was_seen_before_is_refused(liar):
         fields.pack_fields(name, b"run", b"1", bytes(32), *liar.fleet.signed(0))
         for name in (low, high)
     ]
-    device(fields.ADVERTISE, question[1])
+    device(Stage.ADVERTISE.question, question[1])
     for again in (
         *question,
         fields.pack_fields(bytes(16), b"run", b"9", bytes(32), *liar.fleet.signed(0)),
     ):
         with pytest.raises(NotEligible, match="names of attempts rise"):
-            device(fields.ADVERTISE, again)
+            device(Stage.ADVERTISE.question, again)
     liar.fleet.start(0)
     with pytest.raises(NotEligible, match="names of attempts rise"):
-        liar.device(0)(fields.ADVERTISE, question[1])
+        liar.device(0)(Stage.ADVERTISE.question, question[1])
     with pytest.raises(ValueError, match="16 bytes"):
         liar.device(0)(
-            fields.ADVERTISE,
+            Stage.ADVERTISE.question,
             fields.pack_fields(b"short", b"run", b"9", bytes(32), *liar.fleet.signed(0)),
         )
     names = [fields.new_name() for _ in range(50)]
@@ -383,7 +389,7 @@ def test_a_name_that_was_seen_before_is_refused(liar):
 
 def test_no_server_whose_clock_is_wrong_locks_devices_out_of_all_later_rounds(liar):
     """They would answer to none but later ones."""
-    day, now = 24 * 3600, fields.latest(fields.new_name(), 0)
+    day, now = 24 * 3600, fields.latest_time(fields.new_name(), 0)
     far = int(1e6 * (now + day + 60)).to_bytes(8, "big")
     device = liar.device(0)
     for name, round in (
@@ -392,14 +398,14 @@ def test_no_server_whose_clock_is_wrong_locks_devices_out_of_all_later_rounds(li
     ):
         with pytest.raises(NotEligible, match="dated in the future"):
             device(
-                fields.ADVERTISE,
+                Stage.ADVERTISE.question,
                 fields.pack_fields(
                     name, b"run", str(round).encode(), bytes(32), *liar.fleet.signed(0)
                 ),
             )
     near = int(1e6 * (now + day - 60)).to_bytes(8, "big")
     device(
-        fields.ADVERTISE,
+        Stage.ADVERTISE.question,
         fields.pack_fields(near + bytes(8), b"run", b"1", bytes(32), *liar.fleet.signed(0)),
     )
 
@@ -413,7 +419,5 @@ def test_devices_of_two_recipes_in_one_process_each_go_by_their_own_clip_norm(po
         recipe = tiny_recipe(population, privacy={"clip_norm": clip_norm})
         algorithm, model = build.algorithm(recipe, WORDS), build.language_model(recipe.model, WORDS)
         messages = assemble._compile_messages(algorithm.mechanism, model)
-        norms.append(
-            float(jax.tree.leaves(messages.public_part(0))[0])
-        )
+        norms.append(float(jax.tree.leaves(messages.public_part(0))[0]))
     assert norms == [0.5, 0.25, 0.5]

@@ -21,6 +21,7 @@ from taciturn.fleets.devices import own_participation as diaries
 from taciturn.fleets.devices.fleet import DeviceFleet
 from taciturn.fleets.devices.own_participation import OwnParticipation, ParticipationLimits
 from taciturn.fleets.devices.transport import ComeBackLater, LinkError
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger.account import Account
 from taciturn.privacy.ledger.releases import ReleaseError, Releases
@@ -87,8 +88,8 @@ def test_given_the_reports_a_simulated_fleet_comes_to_the_same_model(
     class Replayed(DeviceFleet):
         """Adds the same reports in this process, in the plain."""
 
-        def _secure_sum(self, round, model, cohort, key):
-            return (sum(fleet.reports[round]) % modulus(fleet)).astype(np.uint32)
+        def _secure_sum(self, *, row, model, cohort, key):
+            return (sum(fleet.reports[row]) % modulus(fleet)).astype(np.uint32)
 
     monkeypatch.setattr("taciturn.fleets.assemble.DeviceFleet", Replayed)
     (tmp_path / "again").mkdir()
@@ -98,7 +99,10 @@ def test_given_the_reports_a_simulated_fleet_comes_to_the_same_model(
     assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("stage", [fields.ADVERTISE, fields.SHARE, fields.REPORT, fields.UNMASK])
+@pytest.mark.parametrize(
+    "stage",
+    [Stage.ADVERTISE.question, Stage.SHARE.question, Stage.MASK.question, Stage.UNMASK.question],
+)
 def test_a_third_of_the_devices_may_die_at_any_stage(tmp_path, vocabulary, totals, stage, caplog):
     dead = set()
 
@@ -123,10 +127,10 @@ def test_a_third_of_the_devices_may_die_at_any_stage(tmp_path, vocabulary, total
     )  # told with every round, measured only now and then
     assert rows[-1]["dropped_out"] == 18 - rows[-1]["uploads"]
     assert rows[-1]["dropped_out"] in (
-        {0} if stage == fields.UNMASK else {2, 3, 4}
+        {0} if stage == Stage.UNMASK.question else {2, 3, 4}
     )  # who is dead may not be asked again
     assert f"“{stage}”: no answer from" in caplog.text
-    if stage == fields.REPORT:  # two of nine died each time, after they had trained
+    if stage == Stage.MASK.question:  # two of nine died each time, after they had trained
         assert all(len(reports) == 9 for reports in fleet.reports.values())
     else:
         assert_sums(fleet, totals)
@@ -138,7 +142,7 @@ def test_when_too_many_die_the_round_fails_is_not_charged_and_is_tried_again(
     tries = []
 
     def dies(number, kind, answer):
-        if kind == fields.UNMASK and len(tries) < 9:
+        if kind == Stage.UNMASK.question and len(tries) < 9:
             tries.append(number)
             return None
         return answer
@@ -167,7 +171,10 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize("stage", [fields.ADVERTISE, fields.SHARE, fields.REPORT, fields.UNMASK])
+@pytest.mark.parametrize(
+    "stage",
+    [Stage.ADVERTISE.question, Stage.SHARE.question, Stage.MASK.question, Stage.UNMASK.question],
+)
 @pytest.mark.parametrize("kind", mostly_slow(GARBAGE, *list(GARBAGE)[:2]))
 def test_whatever_one_device_sends_the_others_continue(
     tmp_path, vocabulary, totals, kind, stage, caplog
@@ -224,7 +231,7 @@ def test_a_device_with_another_recipe_does_not_come(tmp_path, vocabulary):
 
 def test_who_took_part_is_said_in_no_log_outside_the_private_folder(tmp_path, vocabulary, caplog):
     def wrong(number, asked, answer):
-        return b"garbage" if number == 7 and asked == fields.ADVERTISE else answer
+        return b"garbage" if number == 7 and asked == Stage.ADVERTISE.question else answer
 
     fleet = FleetOfDevices(
         tmp_path, vocabulary, count=10, faults=(wrong,), run={"rounds": 3, "evaluate_every": 3}
@@ -318,11 +325,11 @@ def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
     )
     whole, calls = DeviceFleet._secure_sum, []
 
-    def killed(*asked):
+    def killed(server, **asked):
         calls.append(1)
         if len(calls) == 2:
             raise Cut
-        return whole(*asked)
+        return whole(server, **asked)
 
     monkeypatch.setattr(DeviceFleet, "_secure_sum", killed)
     with pytest.raises(Cut):
@@ -458,7 +465,7 @@ def test_whoever_was_asked_for_a_report_that_never_left_may_be_asked_again(tmp_p
     ask, broken = fleet.link.ask, [True]
 
     def breaks(kind, contents, *args, **settings):
-        if kind == fields.REPORT and broken:
+        if kind == Stage.MASK.question and broken:
             broken.clear()
             return {}
         return ask(kind, contents, *args, **settings)
@@ -535,7 +542,7 @@ def test_a_round_that_keeps_failing_is_given_up_and_the_run_goes_on_when_devices
     broken = [True]
 
     def dies(number, kind, answer):
-        return None if kind == fields.SHARE and broken else answer
+        return None if kind == Stage.SHARE.question and broken else answer
 
     fleet = FleetOfDevices(
         tmp_path,

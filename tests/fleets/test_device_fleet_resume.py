@@ -19,6 +19,7 @@ from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import Device
 from taciturn.fleets.devices.fleet import DeviceFleet
 from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.privacy.ledger.account import Account
 from taciturn.privacy.ledger.ledger import Ledger, LedgerError
 from taciturn.privacy.ledger.releases import ReleaseError, Releases
@@ -89,7 +90,7 @@ def test_a_release_that_was_not_charged_would_be_noticed(tmp_path, vocabulary, m
 
 def test_everyone_in_a_total_is_in_the_cohort_of_its_row(tmp_path, vocabulary, log_of):
     def dies(number, kind, answer):
-        return None if kind == fields.UNMASK and number == 3 else answer
+        return None if kind == Stage.UNMASK.question and number == 3 else answer
 
     fleet = FleetOfDevices(
         tmp_path, vocabulary, faults=(dies,), run={"rounds": 3, "evaluate_every": 3}
@@ -128,7 +129,12 @@ def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(
     )
 
     def watch(stage, done, all):
-        if stage == fields.UNMASK and done == all and len(fleet.reports) == 2 and not second:
+        if (
+            stage == Stage.UNMASK.question
+            and done == all
+            and len(fleet.reports) == 2
+            and not second
+        ):
             second.append(1)
             with pytest.raises(Cut):
                 resume_run(folder, cut_at(3), fleet.connected)
@@ -237,11 +243,11 @@ def test_a_round_that_is_done_again_is_about_the_same_model(
     fleet = FleetOfDevices(tmp_path, vocabulary, count=20, run=LONG)
     about, whole = [], DeviceFleet._secure_sum
 
-    def killed(server, round, model, cohort, key):
-        if round == 2:
+    def killed(server, *, row, model, cohort, key):
+        if row == 2:
             about.append(hashlib.sha256(model).hexdigest())
             _cut_if(len(about) == 1)
-        return whole(server, round, model, cohort, key)
+        return whole(server, row=row, model=model, cohort=cohort, key=key)
 
     monkeypatch.setattr(DeviceFleet, "_secure_sum", killed)
     with pytest.raises(Cut):
@@ -324,14 +330,14 @@ def test_a_run_that_was_given_up_goes_on_as_itself(
     broken, names = [], set()
 
     def vanish(number, kind, answer):
-        return None if broken and kind == fields.REPORT else answer
+        return None if broken and kind == Stage.MASK.question else answer
 
     fleet = FleetOfDevices(tmp_path, vocabulary, count=16, faults=(vanish,), run=LONG)
     releases = releases_of(fleet)
     ledger = fleet.population.folder / "ledger.jsonl"
 
     def named(kind, contents):
-        if kind == fields.ADVERTISE:
+        if kind == Stage.ADVERTISE.question:
             names.update(
                 fields.unpack_fields(content, 5)[1].decode() for content in contents.values()
             )

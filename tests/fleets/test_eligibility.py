@@ -20,6 +20,7 @@ from taciturn.fleets.devices.device import NotEligible, OwnerWishes
 from taciturn.fleets.devices.eligibility import why_not_now
 from taciturn.fleets.devices.own_participation import OwnParticipation
 from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.runs.loop import train_run
 
 MAINS, BATTERY, MOUSE = (
@@ -66,7 +67,7 @@ def test_who_is_at_a_socket_charges(tmp_path, monkeypatch, machine):
         for file, content in about.items():
             (tmp_path / name / file).write_text(content + "\n")
     monkeypatch.setattr(eligibility, "POWER", tmp_path)
-    assert eligibility.charging() == charges
+    assert eligibility.is_charging() == charges
     assert (why_not_now(["charging"], None)() is None) == charges
 
 
@@ -130,10 +131,10 @@ def test_a_device_that_its_owner_holds_back_is_not_ready_and_does_not_advertise(
     advertise = fields.pack_fields(fields.new_name(), b"run", b"9", bytes(32), *fleet.signed(2))
     assert device(fields.CHECK_IN, check_in) == fields.NOT_NOW
     with pytest.raises(NotEligible, match="it is not charging"):
-        device(fields.ADVERTISE, advertise)
+        device(Stage.ADVERTISE.question, advertise)
     held.clear()
     assert device(fields.CHECK_IN, check_in) == fields.READY
-    assert device(fields.ADVERTISE, advertise)
+    assert device(Stage.ADVERTISE.question, advertise)
 
 
 @pytest.fixture

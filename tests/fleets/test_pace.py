@@ -21,6 +21,7 @@ from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import own_participation as diaries
 from taciturn.fleets.devices.device import Device, NotEligible
 from taciturn.fleets.devices.fleet import DeviceFleet
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
@@ -80,7 +81,7 @@ def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_awa
     """
 
     def loses(number, kind, answer):
-        return None if kind == fields.UNMASK and number % 9 == 0 else answer
+        return None if kind == Stage.UNMASK.question and number % 9 == 0 else answer
 
     fleet = FleetOfDevices(tmp_path, vocabulary, count=24, run=TWO_ROUNDS)
     fleet.enrolled = enrolled([*fleet.keys, fleet.keys[0]])
@@ -107,7 +108,9 @@ def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_awa
     )
 
 
-@pytest.mark.parametrize("after", [fields.ADVERTISE, fields.SHARE, fields.REPORT])
+@pytest.mark.parametrize(
+    "after", [Stage.ADVERTISE.question, Stage.SHARE.question, Stage.MASK.question]
+)
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
 def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(
     tmp_path, vocabulary, monkeypatch, after, seconds
@@ -116,8 +119,8 @@ def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(
     fleet, sums, asked = FleetOfDevices(tmp_path, vocabulary, count=9, run=ONE_ROUND), [], []
     whole, ask = DeviceFleet._secure_sum, fleet.link.ask
 
-    def noted(*args):
-        sums.append(whole(*args))
+    def noted(server, **asked_for):
+        sums.append(whole(server, **asked_for))
         return sums[-1]
 
     def sends_away(kind, contents, *args, **settings):
@@ -132,7 +135,7 @@ def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(
     assert (
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
     )
-    in_time = not seconds or after == fields.REPORT
+    in_time = not seconds or after == Stage.MASK.question
     assert len(fleet.reports[0]) == 8 + in_time
     params = jax.eval_shape(
         build.language_model(fleet.recipe.model, len(vocabulary)).init, jax.random.key(0)
@@ -172,7 +175,7 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
         assert fleet.link.ask(fields.CHECK_IN, {2: question}, 30) == {2: fields.NOT_NOW}
         with pytest.raises(NotEligible, match="3 rounds must lie between"):
             device(
-                fields.ADVERTISE,
+                Stage.ADVERTISE.question,
                 fields.pack_fields(fields.new_name(), b"run", b"9", bytes(32), *fleet.signed(2)),
             )
     later = fields.pack_fields(device._terms.fingerprint, b"11")

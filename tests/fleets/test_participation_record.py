@@ -18,6 +18,7 @@ from taciturn.fleets.devices.own_participation import (
     ParticipationRecordDamaged,
 )
 from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.fleets.wire.tls import device_request
 from taciturn.privacy.ledger.cohort_log import CohortLog
 from taciturn.runs.loop import train_run
@@ -141,7 +142,7 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
         now[0] = start + 3600 * hours
         with pytest.raises(NotEligible, match=why):
             liar.device(0)(
-                fields.ADVERTISE,
+                Stage.ADVERTISE.question,
                 fields.pack_fields(
                     fields.new_name(), run, str(number).encode(), bytes(32), *liar.fleet.signed(0)
                 ),
@@ -151,7 +152,7 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
     now[0] += 10**6
     with pytest.raises(NotEligible, match="2 times, as often as it may in all runs"):
         liar.device(0)(
-            fields.ADVERTISE,
+            Stage.ADVERTISE.question,
             fields.pack_fields(fields.new_name(), run, b"99999", bytes(32), *liar.fleet.signed(0)),
         )
     limited(24.0, 0, 3)  # twin

@@ -91,7 +91,9 @@ def computed(monkeypatch):
     monkeypatch.setattr(device_side.os, "urandom", lambda count: b"\x0e" * count)
     seeds, mask_keys = shamir.share(secret(10), 2, 2), shamir.share(secret(8), 2, 2)
     sealed = device_side._seal(
-        share_key, protocol.ends_of(cell, 7, 9), Secret(seeds[1] + mask_keys[1])
+        share_key,
+        protocol.ends_of(cell, sender=7, receiver=9),
+        device_side._Shares(seed=Secret(seeds[1]), mask_key=Secret(mask_keys[1])),
     )
     mask = np.zeros(3, masks.words(20))
     masks.add_masks(mask, [own], [])
@@ -118,7 +120,7 @@ def computed(monkeypatch):
         mask.astype("<u4").tobytes(),
         pack(np.array([1, 2, 7], np.uint32), 3),
         SEVEN.sign(Survivors(cell, frozenset(digests)).signed()),
-        fields.message_hash(b"r", b"65536", b"\x0f" * 8, b"\x10" * 8),
+        fields.message_hash(run=b"r", round=b"65536", model=b"\x0f" * 8, key=b"\x10" * 8),
         hashlib.sha256(b"".join(with_first)).digest(),
         np.packbits(np.asarray(coins, np.uint8), bitorder="little")[:16].tobytes(),
         threshold(20, 20, 0.3, 0.1),

@@ -12,9 +12,9 @@ from lying_server import VICTIM, LyingServer
 
 from harness import Cut, cut_at, quietly
 from taciturn.core import FailedRound
-from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.fleet import DeviceFleet
 from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.runs.loop import resume_run, train_run
 
 
@@ -59,8 +59,8 @@ def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_n
         folder.mkdir()
 
         def dies(number, kind, answer, left=left):
-            left[0] -= kind == fields.UNMASK
-            return None if kind == fields.UNMASK and left[0] >= 0 else answer
+            left[0] -= kind == Stage.UNMASK.question
+            return None if kind == Stage.UNMASK.question and left[0] >= 0 else answer
 
         fleet = FleetOfDevices(
             folder,
@@ -83,25 +83,25 @@ def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_n
 def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(liar, tmp_path):
     rows = [0]
     server = device_fleet(liar, tmp_path / "rounds", next_row=lambda: rows[0], rest_rounds=3)
-    first = server._numbers(0)
-    server._keep(first._replace(asked={1: first.number, 2: first.number - 3}))
-    assert device_fleet(liar, tmp_path / "rounds")._numbers(0) == first._replace(
+    first = server._read_numbers(0)
+    server._write_numbers(first._replace(asked={1: first.number, 2: first.number - 3}))
+    assert device_fleet(liar, tmp_path / "rounds")._read_numbers(0) == first._replace(
         asked={1: first.number, 2: first.number - 3}
     )
-    assert server._numbers(0).resting(3) == {1, 2}
-    assert server._numbers(0).resting(0) == {1}
-    assert server._numbers(2).number == first.number + 2
-    assert server._numbers(2).resting(3) == {1}
+    assert server._read_numbers(0).find_resting(3) == {1, 2}
+    assert server._read_numbers(0).find_resting(0) == {1}
+    assert server._read_numbers(2).number == first.number + 2
+    assert server._read_numbers(2).find_resting(3) == {1}
     server._renumber()
-    again = server._numbers(0)
-    assert again.resting(3) == set()
+    again = server._read_numbers(0)
+    assert again.find_resting(3) == set()
     assert again.number > first.number + 3  # so many rounds lie between, at least
-    assert server._numbers(5).number == again.number + 5
-    server._keep(again._replace(number=2**80))  # whatever the clock says
+    assert server._read_numbers(5).number == again.number + 5
+    server._write_numbers(again._replace(number=2**80))  # whatever the clock says
     server._renumber()
-    assert server._numbers(0).number == 2**80 + 4
+    assert server._read_numbers(0).number == 2**80 + 4
     time.sleep(0.001)
-    assert device_fleet(liar, tmp_path / "later")._numbers(0).number > again.number + 5
+    assert device_fleet(liar, tmp_path / "later")._read_numbers(0).number > again.number + 5
 
 
 def test_an_interrupted_run_resumes_after_another_run_of_the_same_devices(tmp_path, vocabulary):

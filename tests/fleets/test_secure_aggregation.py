@@ -20,15 +20,8 @@ from taciturn.fleets.secure_aggregation.messages import (
     SealedShares,
     Unmasking,
 )
-from taciturn.fleets.secure_aggregation.protocol import (
-    ADVERTISE,
-    MASK,
-    SHARE,
-    SIGN,
-    UNMASK,
-    Refused,
-    own_mask_key,
-)
+from taciturn.fleets.secure_aggregation.protocol import Refused, own_mask_key
+from taciturn.fleets.secure_aggregation.stages import Stage
 
 
 @pytest.mark.parametrize("bits", [1, 8, 16, 17, 26, 32])
@@ -49,7 +42,7 @@ def test_three_in_ten_may_die_at_any_stage(stage, seed):
     cohort.run({stage: gone})
     total = cohort.total()
     reported = set(cohort.ids) - (
-        gone if stage not in (SIGN, UNMASK) else set()
+        gone if stage not in (Stage.SIGN, Stage.UNMASK) else set()
     )  # who dies after reporting is in the sum
     assert set(total.devices) == reported
     np.testing.assert_array_equal(total.values, cohort.plain(reported))
@@ -64,21 +57,21 @@ def test_whoever_dies_when_the_sum_is_right_or_there_is_none(count, seed, data):
         cohort.run(gone)
         total = cohort.total()
     except (FailedRound, Refused):  # a device refuses where too few are left
-        there = set(cohort.ids) - gone[ADVERTISE]
-        lost = gone[SHARE] | gone[MASK] | gone[SIGN] | gone[UNMASK]
+        there = set(cohort.ids) - gone[Stage.ADVERTISE]
+        lost = gone[Stage.SHARE] | gone[Stage.MASK] | gone[Stage.SIGN] | gone[Stage.UNMASK]
         assert len(there) < 2 or len(there & lost) > int(0.3 * len(there) + 1e-9)
         return
-    reported = set(cohort.ids) - gone[ADVERTISE] - gone[SHARE] - gone[MASK]
+    reported = set(cohort.ids) - gone[Stage.ADVERTISE] - gone[Stage.SHARE] - gone[Stage.MASK]
     assert set(total.devices) == reported
     np.testing.assert_array_equal(total.values, cohort.plain(reported))
 
 
 def test_more_drop_outs_than_stated_are_a_failed_round():
     cohort = Cohort(20)
-    cohort.run({UNMASK: cohort.gone(0.3)})
+    cohort.run({Stage.UNMASK: cohort.gone(0.3)})
     cohort.total()
     cohort.start(TERMS)
-    cohort.run({UNMASK: cohort.gone(0.4)})
+    cohort.run({Stage.UNMASK: cohort.gone(0.4)})
     with pytest.raises(
         FailedRound, match="12 devices of a cell answered for one of its members, and 14 are needed"
     ):
@@ -89,24 +82,28 @@ def test_more_drop_outs_than_stated_are_a_failed_round():
 def test_too_few_devices_are_a_failed_cell(stage):
     cohort = Cohort(8)
     cohort.run({stage: cohort.gone(0.4)}, until=stage)
-    after = {SHARE: cohort.cell.deliveries, MASK: cohort.cell.survivors, SIGN: cohort.cell.requests}
+    after = {
+        Stage.SHARE: cohort.cell.deliveries,
+        Stage.MASK: cohort.cell.survivors,
+        Stage.SIGN: cohort.cell.requests,
+    }
     with pytest.raises(FailedRound, match=r"5 devices of a cell have .*, and 6 are needed"):
         after[stage]()
 
 
 def test_answers_may_still_come_after_there_were_too_few():
     cohort = Cohort(10)
-    cohort.run({UNMASK: set(cohort.ids[:5])})
+    cohort.run({Stage.UNMASK: set(cohort.ids[:5])})
     with pytest.raises(FailedRound, match="are needed to remove a mask"):
         cohort.total()
     for one in cohort.ids[:5]:
-        cohort.cell.take_answer(one, cohort.devices[one].unmask(cohort.heard[UNMASK][one]))
+        cohort.cell.take_answer(one, cohort.devices[one].unmask(cohort.heard[Stage.UNMASK][one]))
     np.testing.assert_array_equal(cohort.total().values, cohort.plain(cohort.ids))
 
 
 def test_a_device_whose_shares_are_wrong_spoils_nothing():
     cohort = Cohort(10)
-    cohort.run(until=SIGN)
+    cohort.run(until=Stage.SIGN)
     requests = cohort.cell.requests()
     for number, (one, request) in enumerate(requests.items()):
         answer = cohort.devices[one].unmask(request)
@@ -118,7 +115,7 @@ def test_a_device_whose_shares_are_wrong_spoils_nothing():
 
 def test_shares_that_all_are_wrong_are_a_failed_round_and_no_wrong_sum():
     cohort = Cohort(5)
-    cohort.run(until=SIGN)
+    cohort.run(until=Stage.SIGN)
     for one, request in cohort.cell.requests().items():
         answer = cohort.devices[one].unmask(request)
         cohort.cell.take_answer(
@@ -129,7 +126,9 @@ def test_shares_that_all_are_wrong_are_a_failed_round_and_no_wrong_sum():
 
 
 def masked(cohort, one):
-    return unpack(cohort.said[MASK][one].packed, cohort.terms.length, cohort.terms.modulus_bits)
+    return unpack(
+        cohort.said[Stage.MASK][one].packed, cohort.terms.length, cohort.terms.modulus_bits
+    )
 
 
 def looks_uniform(values, bits):
@@ -147,11 +146,11 @@ def test_a_masked_report_is_uniform_and_each_kind_of_mask_is_enough_alone(bits):
     cohort = Cohort(4, replace(TERMS, modulus_bits=bits, length=40_000))
     one = cohort.ids[1]
     cohort.values[one][:] = 5
-    cohort.run(until=SHARE)
+    cohort.run(until=Stage.SHARE)
     device = cohort.devices[one]
     own = own_mask_key(device._seed, device._cell)
     pairs = {peer: common.mask_key for peer, common in device._others.items()}
-    cohort.said[MASK] = {one: device.mask(cohort.cell.deliveries()[one], cohort.values[one])}
+    cohort.said[Stage.MASK] = {one: device.mask(cohort.cell.deliveries()[one], cohort.values[one])}
     report = masked(cohort, one)
     plus = [key for peer, key in pairs.items() if one < peer]
     minus = [key for peer, key in pairs.items() if one > peer]
@@ -165,10 +164,10 @@ def test_a_masked_report_is_uniform_and_each_kind_of_mask_is_enough_alone(bits):
 
 def test_two_rounds_with_the_same_values_have_nothing_in_common():
     cohort = Cohort(3, replace(TERMS, length=2000, modulus_bits=8))
-    cohort.run(until=MASK)
+    cohort.run(until=Stage.MASK)
     first = {one: masked(cohort, one) for one in cohort.ids}
     cohort.start(replace(cohort.terms, round=b"round 2"))
-    cohort.run(until=MASK)
+    cohort.run(until=Stage.MASK)
     for one in cohort.ids:
         assert looks_uniform((first[one] - masked(cohort, one)) % 256, 8)
 
@@ -181,7 +180,7 @@ def test_masks_cost_two_bytes_of_stream_where_that_is_enough():
 @pytest.fixture
 def sharing():
     cohort = Cohort(10)
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     one = cohort.ids[3]
     return cohort, cohort.devices[one], cohort.server.rosters()[one]
 
@@ -197,7 +196,7 @@ def test_a_list_without_the_device_itself_is_refused(sharing):
     cohort, device, roster = sharing
     own = next(
         advert.digest()
-        for advert in cohort.said[ADVERTISE].values()
+        for advert in cohort.said[Stage.ADVERTISE].values()
         if advert not in roster.adverts
     )
     with pytest.raises(Refused, match="advert of this device"):
@@ -258,7 +257,7 @@ def test_a_cohort_smaller_or_larger_than_the_terms_say_is_refused():
 @pytest.fixture
 def delivered():
     cohort = Cohort(10)
-    cohort.run(until=SHARE)
+    cohort.run(until=Stage.SHARE)
     one = cohort.ids[3]
     return cohort, cohort.devices[one], cohort.cell.deliveries()[one], cohort.values[one]
 
@@ -310,14 +309,14 @@ ONE, GONE = 3, 5  # places in the cohort: of the device that is asked, and of on
 
 def eight_of_ten(until, question):
     cohort = Cohort(10)
-    cohort.run({MASK: {cohort.ids[0], cohort.ids[GONE]}}, until=until)
+    cohort.run({Stage.MASK: {cohort.ids[0], cohort.ids[GONE]}}, until=until)
     one = cohort.ids[ONE]
     return cohort, cohort.devices[one], question(cohort.cell)[one]
 
 
 @pytest.fixture
 def reported():
-    return eight_of_ten(MASK, lambda cell: cell.survivors())
+    return eight_of_ten(Stage.MASK, lambda cell: cell.survivors())
 
 
 FAULTS = {
@@ -346,7 +345,7 @@ def test_lists_of_another_round_are_not_signed(reported):
 
 @pytest.fixture
 def asked():
-    return eight_of_ten(SIGN, lambda cell: cell.requests())
+    return eight_of_ten(Stage.SIGN, lambda cell: cell.requests())
 
 
 def test_a_device_answers_for_each_of_its_cell_with_one_of_its_secrets(asked):
@@ -408,7 +407,7 @@ def test_the_server_takes_no_more_devices_than_a_sum_has_room_for():
 
 def test_the_server_takes_reports_of_the_right_length_from_those_who_shared():
     cohort = Cohort(10)
-    cohort.run({SHARE: {cohort.ids[9]}}, until=SHARE)
+    cohort.run({Stage.SHARE: {cohort.ids[9]}}, until=Stage.SHARE)
     deliveries = cohort.cell.deliveries()
     one = cohort.ids[0]
     report = cohort.devices[one].mask(deliveries[one], cohort.values[one])
@@ -426,7 +425,7 @@ def test_the_server_takes_reports_of_the_right_length_from_those_who_shared():
 
 def test_the_server_takes_shares_for_all_of_a_cell_and_answers_to_what_it_asked():
     cohort = Cohort(5)
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     rosters = cohort.server.rosters()
     one, other = cohort.ids[:2]
     sealed = cohort.devices[one].share(rosters[one])
@@ -437,7 +436,7 @@ def test_the_server_takes_shares_for_all_of_a_cell_and_answers_to_what_it_asked(
         cohort.cell.take_answer(one, Unmasking(cohort.cell._name, {}, {}))
 
     cohort.start(TERMS)
-    cohort.run(until=SIGN)
+    cohort.run(until=Stage.SIGN)
     answer = cohort.devices[one].unmask(cohort.cell.requests()[one])
     for wrong, why in (
         (answer._replace(mask_keys={other: bytes(33)}), "answers a question that it was not asked"),
@@ -458,7 +457,7 @@ def test_the_server_takes_shares_for_all_of_a_cell_and_answers_to_what_it_asked(
 
 def test_no_secret_is_printed():
     cohort = Cohort(4)
-    cohort.run(until=SHARE)
+    cohort.run(until=Stage.SHARE)
     device = cohort.devices[cohort.ids[0]]
     for shown in (repr(device), str(vars(device)), f"{device._seed}", repr(device._others)):
         assert repr(bytes(device._seed))[2:12] not in shown

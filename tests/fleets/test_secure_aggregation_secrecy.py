@@ -14,16 +14,8 @@ from taciturn.fleets.secure_aggregation import cells, device_side, masks, protoc
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares
-from taciturn.fleets.secure_aggregation.protocol import (
-    ADVERTISE,
-    MASK,
-    SHARE,
-    SIGN,
-    UNMASK,
-    Refused,
-    own_mask_key,
-    pair_mask_key,
-)
+from taciturn.fleets.secure_aggregation.protocol import Refused, own_mask_key, pair_mask_key
+from taciturn.fleets.secure_aggregation.stages import Stage
 
 
 def test_a_report_that_arrives_after_its_device_was_given_up_stays_hidden_by_its_own_mask():
@@ -32,19 +24,19 @@ def test_a_report_that_arrives_after_its_device_was_given_up_stays_hidden_by_its
     """
     cohort = Cohort(10)
     late = cohort.ids[4]
-    cohort.run({MASK: {late}})
+    cohort.run({Stage.MASK: {late}})
     report = cohort.devices[late].mask(
-        cohort.heard[MASK][late], cohort.values[late]
+        cohort.heard[Stage.MASK][late], cohort.values[late]
     )  # on its way all the time
     np.testing.assert_array_equal(cohort.total().values, cohort.plain(set(cohort.ids) - {late}))
 
-    answers = cohort.said[UNMASK]
+    answers = cohort.said[Stage.UNMASK]
     secret = put_together(cohort, late, "mask_keys", answers)
     assert (
-        masks.public_key(secret) == cohort.said[ADVERTISE][late].mask_key
+        masks.public_key(secret) == cohort.said[Stage.ADVERTISE][late].mask_key
     )  # the server really has it
     name = cohort.cell._name
-    adverts = cohort.said[ADVERTISE]
+    adverts = cohort.said[Stage.ADVERTISE]
     pairs = {
         peer: pair_mask_key(secret, adverts[peer], late, name)
         for peer in cohort.ids
@@ -71,10 +63,10 @@ def test_the_twin_without_a_mask_of_its_own_is_broken(monkeypatch):
     monkeypatch.setattr(masks, "add_masks", without_the_unkeyed(masks.add_masks))
     cohort = Cohort(10)
     late = cohort.ids[4]
-    cohort.run({MASK: {late}})
-    report = cohort.devices[late].mask(cohort.heard[MASK][late], cohort.values[late])
-    secret = put_together(cohort, late, "mask_keys", cohort.said[UNMASK])
-    adverts, name = cohort.said[ADVERTISE], cohort.cell._name
+    cohort.run({Stage.MASK: {late}})
+    report = cohort.devices[late].mask(cohort.heard[Stage.MASK][late], cohort.values[late])
+    secret = put_together(cohort, late, "mask_keys", cohort.said[Stage.UNMASK])
+    adverts, name = cohort.said[Stage.ADVERTISE], cohort.cell._name
     pairs = {
         peer: pair_mask_key(secret, adverts[peer], late, name)
         for peer in cohort.ids
@@ -108,11 +100,13 @@ def roster_of(adverts, one, own=None):
 
 def test_a_server_cannot_choose_who_is_in_a_cell_with_whom(small_cells):
     cohort = Cohort(20)
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     one = cohort.ids[0]
     roster = cohort.server.rosters()[one]
     strangers = [
-        a for a in cohort.said[ADVERTISE].values() if a not in roster.adverts and a.device != one
+        a
+        for a in cohort.said[Stage.ADVERTISE].values()
+        if a not in roster.adverts and a.device != one
     ]
     colluding = tuple(sorted((strangers[0], *roster.adverts[1:]), key=lambda advert: advert.device))
     with pytest.raises(Refused, match="not the devices of its cell"):
@@ -124,9 +118,9 @@ def test_the_twin_that_takes_whomever_it_is_shown_is_in_a_cell_of_the_servers_ch
     small_cells, monkeypatch
 ):
     cohort = Cohort(20)
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     one, *chosen = cohort.ids[:5]
-    adverts = cohort.said[ADVERTISE]
+    adverts = cohort.said[Stage.ADVERTISE]
     everyone = Roster(
         tuple(adverts[peer] for peer in chosen),
         {device: advert.digest() for device, advert in adverts.items()},
@@ -143,15 +137,15 @@ def test_adverts_that_nobody_stands_behind_do_not_fill_a_cell(small_cells):
     see all of its adverts.
     """
     cohort = Cohort(10)
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     one = cohort.ids[0]
     padded = roster_of(
-        cohort.said[ADVERTISE].values(), one, (bytes([number]) * 32 for number in range(250))
+        cohort.said[Stage.ADVERTISE].values(), one, (bytes([number]) * 32 for number in range(250))
     )
     assert len(padded.adverts) < 4
     with pytest.raises(Refused, match="not the devices of its cell"):
         cohort.devices[one].share(padded)
-    cohort.devices[one].share(roster_of(cohort.said[ADVERTISE].values(), one))  # the twin
+    cohort.devices[one].share(roster_of(cohort.said[Stage.ADVERTISE].values(), one))  # the twin
 
 
 def test_one_corrupt_device_cannot_be_many():
@@ -159,10 +153,10 @@ def test_one_corrupt_device_cannot_be_many():
     a server finds by trying.
     """
     cohort = Cohort(8)
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     one, corrupt, *others = cohort.ids
     many = [cohort.member(corrupt).advertise() for _ in others]
-    said = cohort.said[ADVERTISE]
+    said = cohort.said[Stage.ADVERTISE]
     rows = dict(zip(others, (advert.digest() for advert in many), strict=True))
     rows |= {one: said[one].digest(), corrupt: said[corrupt].digest()}
     roster = Roster((said[corrupt], *many), rows)
@@ -180,9 +174,9 @@ def test_the_twin_that_does_not_look_at_rows_shares_with_one_that_is_there_twice
     bounds on the corrupt mean nothing.
     """
     cohort = Cohort(20)
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     victim, corrupt = cohort.ids[:2]
-    said, found = cohort.said[ADVERTISE], None
+    said, found = cohort.said[Stage.ADVERTISE], None
     while found is None:  # a server may try as often as it likes
         again = cohort.member(corrupt).advertise()
         listed = {device: advert.digest() for device, advert in said.items()} | {
@@ -203,16 +197,16 @@ def test_the_twin_that_does_not_look_at_rows_shares_with_one_that_is_there_twice
     with pytest.raises(Refused, match="it would be there twice"):
         cohort.devices[victim].share(found)
     # Without that check: as if whatever row an advert stands in were its own.
-    monkeypatch.setattr(device_side, "_in_its_row", lambda roster, advert: True)
+    monkeypatch.setattr(device_side, "_is_in_its_row", lambda roster, advert: True)
     assert corrupt in cohort.devices[victim].share(found).shares
 
 
 def test_a_device_is_not_made_its_own_peer():
     cohort = Cohort(5)
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     one, another = cohort.ids[:2]
     again = cohort.member(one).advertise()  # as if from an earlier attempt
-    said = cohort.said[ADVERTISE]
+    said = cohort.said[Stage.ADVERTISE]
     digests = {device: advert.digest() for device, advert in said.items()} | {
         another: again.digest()
     }
@@ -231,10 +225,10 @@ def test_devices_that_were_shown_different_cohorts_have_no_secrets_in_common():
     two fit.
     """
     cohort = Cohort(4)
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     first, second, third, fourth = cohort.ids
     fresh = cohort.member(fourth).advertise()
-    adverts = cohort.said[ADVERTISE]
+    adverts = cohort.said[Stage.ADVERTISE]
 
     def roster_for(one, everyone):
         digests = {device: advert.digest() for device, advert in everyone.items()}
@@ -261,7 +255,7 @@ def test_keys_that_make_a_known_secret_are_refused_on_both_sides():
     bad = cohort.ids[3]
     for weak in ("mask_key", "share_key"):
         cohort.start(TERMS)
-        cohort.run({ADVERTISE: {bad}}, until=ADVERTISE)
+        cohort.run({Stage.ADVERTISE: {bad}}, until=Stage.ADVERTISE)
         unsigned = cohort.devices[bad].advertise()._replace(**{weak: bytes(32)}, signature=b"")
         advert = unsigned._replace(signature=cohort.keys[bad].sign(unsigned.signed(TERMS)))
         with pytest.raises(ValueError, match="makes no secret"):
@@ -295,18 +289,18 @@ def test_a_peer_that_copies_anothers_keys_learns_nothing_from_it():
     key = device._others[other].share_key
     name = cohort.cell._name
     ends = protocol.ends_of
-    assert device_side._open(key, ends(name, other, victim), for_victim)
-    assert device_side._open(key, ends(name, other, victim), for_thief) is None
+    assert device_side._open(key, ends=ends(name, other, victim), content=for_victim)
+    assert device_side._open(key, ends=ends(name, other, victim), content=for_thief) is None
     common = cohort.devices[other]._others
     assert common[thief].mask_key != common[victim].mask_key
 
 
 def test_shares_that_were_changed_swapped_or_come_from_another_round_are_not_held():
     cohort = Cohort(10)
-    cohort.run(until=SHARE)
+    cohort.run(until=Stage.SHARE)
     old = cohort.cell.deliveries()[cohort.ids[0]]
     cohort.start(replace(TERMS, round=b"round 2"))
-    cohort.run(until=SHARE)
+    cohort.run(until=Stage.SHARE)
     one, first, second, third, fourth, *_ = cohort.ids
     delivery = cohort.cell.deliveries()[one]
     sealed = delivery.shares
@@ -332,7 +326,7 @@ def test_shares_that_were_changed_swapped_or_come_from_another_round_are_not_hel
 def test_a_peer_whose_shares_are_garbage_and_who_goes_is_a_failed_round_and_no_wrong_sum():
     cohort = Cohort(10)
     bad = cohort.ids[2]
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     for one, roster in cohort.server.rosters().items():
         sealed = cohort.devices[one].share(roster)
         if one == bad:
@@ -356,34 +350,35 @@ def test_a_replay_of_a_whole_earlier_round_is_refused_at_every_stage():
     cohort.start(replace(TERMS, round=b"round 2"))
     one = cohort.ids[0]
     with pytest.raises(Refused, match="not signed by device"):
-        cohort.server.take_advert(one, said[ADVERTISE][one])
-    cohort.run(until=ADVERTISE)
+        cohort.server.take_advert(one, said[Stage.ADVERTISE][one])
+    cohort.run(until=Stage.ADVERTISE)
     with pytest.raises(Refused, match="advert of this device"):
-        cohort.devices[one].share(heard[SHARE][one])
+        cohort.devices[one].share(heard[Stage.SHARE][one])
     cohort.server.rosters()
     with pytest.raises(Refused, match="another round"):
-        cohort.cell.take_shares(one, said[SHARE][one])
+        cohort.cell.take_shares(one, said[Stage.SHARE][one])
 
     cohort.start(replace(TERMS, round=b"round 3"))
-    cohort.run(until=SHARE)
+    cohort.run(until=Stage.SHARE)
     with pytest.raises(Refused, match="another round"):
-        cohort.devices[one].mask(heard[MASK][one], cohort.values[one])
-    cohort.heard[MASK] = cohort.cell.deliveries()
+        cohort.devices[one].mask(heard[Stage.MASK][one], cohort.values[one])
+    cohort.heard[Stage.MASK] = cohort.cell.deliveries()
     with pytest.raises(Refused, match="another round"):
-        cohort.cell.take_report(one, said[MASK][one])
+        cohort.cell.take_report(one, said[Stage.MASK][one])
     for device in cohort.ids:
         cohort.cell.take_report(
-            device, cohort.devices[device].mask(cohort.heard[MASK][device], cohort.values[device])
+            device,
+            cohort.devices[device].mask(cohort.heard[Stage.MASK][device], cohort.values[device]),
         )
     with pytest.raises(Refused, match="another round"):
-        cohort.devices[one].sign(heard[SIGN][one])
+        cohort.devices[one].sign(heard[Stage.SIGN][one])
     for device, survivors in cohort.cell.survivors().items():
         cohort.cell.take_signature(device, cohort.devices[device].sign(survivors))
     with pytest.raises(Refused, match="another round"):
-        cohort.devices[one].unmask(heard[UNMASK][one])
+        cohort.devices[one].unmask(heard[Stage.UNMASK][one])
     cohort.cell.requests()
     with pytest.raises(Refused, match="another round"):
-        cohort.cell.take_answer(one, said[UNMASK][one])
+        cohort.cell.take_answer(one, said[Stage.UNMASK][one])
 
 
 def test_what_the_server_sees_before_unmasking_is_the_same_whatever_is_reported():
@@ -393,8 +388,10 @@ def test_what_the_server_sees_before_unmasking_is_the_same_whatever_is_reported(
     cohort = Cohort(6, replace(TERMS, length=30_000, modulus_bits=4))
     for values in cohort.values.values():
         values[:] = 1
-    cohort.run(until=MASK)
-    reports = {one: unpack(report.packed, 30_000, 4) for one, report in cohort.said[MASK].items()}
+    cohort.run(until=Stage.MASK)
+    reports = {
+        one: unpack(report.packed, 30_000, 4) for one, report in cohort.said[Stage.MASK].items()
+    }
     for some in (cohort.ids[:1], cohort.ids[:3], cohort.ids[1:], cohort.ids):
         counts = np.bincount(sum(reports[one] for one in some) % 16, minlength=16)
         assert abs(counts - 30_000 / 16).max() < 300  # seven standard deviations
@@ -454,7 +451,9 @@ def test_a_peer_that_is_not_there_now_is_none(monkeypatch):
     ):
         shown_old_adverts()
     monkeypatch.setattr(
-        device_side, "_open", lambda *sealed: (Secret(bytes(33)), Secret(bytes(33)))
+        device_side,
+        "_open",
+        lambda key, **sealed: device_side._Shares(Secret(bytes(33)), Secret(bytes(33))),
     )  # the twin
     assert shown_old_adverts() == 3  # half of the masks that the report has
 
@@ -465,8 +464,8 @@ def test_devices_that_agreed_to_different_messages_have_no_sum(credulous, monkey
     Twin: with one message there is a sum.
     """
     if credulous:
-        monkeypatch.setattr(device_side, "is_signed_by", lambda *signed: True)
-        monkeypatch.setattr(server_side, "is_signed_by", lambda *signed: True)
+        monkeypatch.setattr(device_side, "is_signed_by", lambda key, **signed: True)
+        monkeypatch.setattr(server_side, "is_signed_by", lambda key, **signed: True)
     cohort, other = Cohort(10), replace(TERMS, message=bytes([7] * 32))
     for one in cohort.ids[5:]:
         cohort.devices[one] = cohort.member(one, other)
@@ -481,14 +480,14 @@ def test_devices_that_agreed_to_different_messages_have_no_sum(credulous, monkey
 def test_every_key_of_a_round_depends_on_the_message(same):
     """Twin: with the same message they are the same."""
     cohort = Cohort(4)
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     roster = cohort.server.rosters()[cohort.ids[0]]
     names = [
         roster.cohort(replace(TERMS, message=message))
         for message in (bytes(32), bytes(31 + same) + b"\1"[same:])
     ]
     secret, (first, second, *_) = masks.new_secret(), cohort.ids
-    advert = cohort.said[ADVERTISE][second]
+    advert = cohort.said[Stage.ADVERTISE][second]
     for keys in (
         [own_mask_key(secret, name) for name in names],
         [pair_mask_key(secret, advert, first, name) for name in names],

@@ -14,20 +14,12 @@ from secure_rounds import TERMS, Cohort, put_together, stripped
 
 from enrolling import public
 from harness import quietly
-from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import NotEligible
 from taciturn.fleets.secure_aggregation import cells, device_side, protocol, server_cell
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.messages import Survivors, UnmaskRequest
-from taciturn.fleets.secure_aggregation.protocol import (
-    ADVERTISE,
-    MASK,
-    SHARE,
-    SIGN,
-    Refused,
-    own_mask_key,
-    pair_mask_key,
-)
+from taciturn.fleets.secure_aggregation.protocol import Refused, own_mask_key, pair_mask_key
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.runs.loop import train_run
 
 FOUR_IN_TEN = replace(TERMS, dropouts=0.4, corrupt=0.0)  # drop out: six in ten have to agree
@@ -66,7 +58,7 @@ def single_out(cohort, each_signs_all=False):
     and of its peers that they have gone.
     """
     one, *others = cohort.ids
-    cohort.run(until=SHARE)
+    cohort.run(until=Stage.SHARE)
     deliveries = cohort.cell.deliveries()
     victims = others[: cohort.cell.threshold - 1]  # the fewest with whom the device agrees to mask
     few = deliveries[one]._replace(shares={peer: deliveries[one].shares[peer] for peer in victims})
@@ -93,7 +85,7 @@ def single_out(cohort, each_signs_all=False):
 
 
 def taken_off(cohort, one, victims, report, answers):
-    name, own = cohort.cell._name, cohort.said[ADVERTISE][one]
+    name, own = cohort.cell._name, cohort.said[Stage.ADVERTISE][one]
     keys = {None: own_mask_key(put_together(cohort, one, "seeds", answers), name)}
     for victim in victims:
         keys[victim] = pair_mask_key(
@@ -105,7 +97,7 @@ def taken_off(cohort, one, victims, report, answers):
 def no_signatures_needed(monkeypatch):
     """As it was before there was a list to sign."""
     monkeypatch.setattr(
-        device_side, "signers", lambda survivors, signatures, identity: survivors.devices
+        device_side, "find_signers", lambda survivors, signatures, keys: survivors.devices
     )
 
 
@@ -148,7 +140,7 @@ def test_different_lists_give_no_second_secret_of_a_device_whoever_is_corrupt(co
     def both_secrets(terms):
         cohort = Cohort(20, terms)
         one, bad = cohort.ids[9], cohort.ids[:corrupt]
-        cohort.run(until=MASK)
+        cohort.run(until=Stage.MASK)
         everyone = frozenset(cohort.ids)
         lists = {
             device: everyone if number % 2 else everyone - {one}
@@ -177,7 +169,7 @@ def test_different_lists_give_no_second_secret_of_a_device_whoever_is_corrupt(co
         device_side,
         server_cell,
     ):  # the twin: of 20 devices 9 are enough, and 2 · 9 is no more than 20
-        monkeypatch.setattr(side, "threshold", lambda *cohort: 9)
+        monkeypatch.setattr(side, "threshold", lambda **cohort: 9)
     assert both_secrets(TERMS) == [True, True]
 
 
@@ -188,9 +180,9 @@ def test_a_device_that_is_not_asked_to_sign_is_not_singled_out_either(twin, monk
     """
     if twin:
         for side in (device_side, server_cell):
-            monkeypatch.setattr(side, "threshold", lambda *cohort: 5)
+            monkeypatch.setattr(side, "threshold", lambda **cohort: 5)
     cohort = Cohort(10, FOUR_IN_TEN)
-    cohort.run(until=SHARE)
+    cohort.run(until=Stage.SHARE)
     one, *others = cohort.ids
     deliveries, few = cohort.cell.deliveries(), others[: cohort.cell.threshold - 1]
     report = cohort.devices[one].mask(
@@ -222,7 +214,7 @@ def lied_to():
     these have signed.
     """
     cohort = Cohort(10)
-    cohort.run(until=MASK)
+    cohort.run(until=Stage.MASK)
     one, other = cohort.ids[:2]
     everyone = frozenset(cohort.ids)
     honest = told(cohort, {device: [everyone] for device in cohort.ids if device != one})
@@ -261,8 +253,8 @@ def test_signatures_under_the_name_of_another_device_do_not_count(lied_to, twin,
     if twin:
         verified = device_side.is_signed_by
 
-        def by_anybody(key, *signed):
-            return any(verified(public(one), *signed) for one in cohort.keys.values())
+        def by_anybody(key, **signed):
+            return any(verified(public(one), **signed) for one in cohort.keys.values())
 
         monkeypatch.setattr(device_side, "is_signed_by", by_anybody)
         assert unmasked(cohort, one, survivors, forged).seeds
@@ -284,7 +276,7 @@ def test_signatures_of_whoever_did_not_survive_do_not_count(where, twin, monkeyp
         cohort.start(TERMS)
         for one in corrupt:
             del cohort.devices[one]
-    cohort.run({MASK: set(corrupt)} if where == "in no round" else None, until=SHARE)
+    cohort.run({Stage.MASK: set(corrupt)} if where == "in no round" else None, until=Stage.SHARE)
     monkeypatch.setattr(cohort.cell, "threshold", 4)
     deliveries = cohort.cell.deliveries()
     one, *rest = cohort.ids[:6]
@@ -311,7 +303,7 @@ def test_signatures_of_whoever_did_not_survive_do_not_count(where, twin, monkeyp
             if device_side.is_signed_by(public(cohort.keys[one]), signed, signature)
         }
 
-    monkeypatch.setattr(device_side, "signers", anybody)
+    monkeypatch.setattr(device_side, "find_signers", anybody)
     assert unmasked(cohort, one, survivors, signatures).mask_keys.keys() >= set(rest[3:])
 
 
@@ -327,10 +319,10 @@ def test_signatures_of_another_round_do_not_count(twin, monkeypatch):
         )
     cohort = Cohort(10)
     gone = cohort.ids[9]
-    cohort.run({MASK: {gone}}, until=SIGN)
-    old = cohort.said[SIGN]
+    cohort.run({Stage.MASK: {gone}}, until=Stage.SIGN)
+    old = cohort.said[Stage.SIGN]
     cohort.start(replace(TERMS, round=b"round 2"))
-    cohort.run(until=MASK)
+    cohort.run(until=Stage.MASK)
     one = cohort.ids[0]
     survivors = Survivors(
         cohort.cell._name, frozenset(cohort.ids) - {gone}
@@ -376,7 +368,7 @@ def test_no_smaller_sum_than_of_t_reports_is_opened_even_if_all_agree(twin, monk
     reports come to light as a sum.
     """
     cohort = Cohort(10)
-    cohort.run(until=MASK)
+    cohort.run(until=Stage.MASK)
     two = frozenset(cohort.ids[:2])
     if not twin:
         for device in two:
@@ -420,10 +412,10 @@ def test_a_device_signs_one_list_in_a_round_over_a_crash_too(tmp_path, vocabular
 
     def noted(kind, contents, *args, **settings):
         questions[kind] = contents.get(0, b"") + settings.get("shared", b"")
-        if kind == fields.SIGN and restarted:
+        if kind == Stage.SIGN.question and restarted:
             fleet.start(0)
         answers = ask(kind, contents, *args, **settings)
-        assert kind != fields.SIGN or (0 in answers) != restarted
+        assert kind != Stage.SIGN.question or (0 in answers) != restarted
         return answers
 
     fleet.link.ask = noted
@@ -432,6 +424,6 @@ def test_a_device_signs_one_list_in_a_round_over_a_crash_too(tmp_path, vocabular
     with pytest.raises(
         (ValueError, Refused), match="is not in a round" if restarted else "too late to sign"
     ):
-        device(fields.SIGN, questions[fields.SIGN])
+        device(Stage.SIGN.question, questions[Stage.SIGN.question])
     with pytest.raises(NotEligible, match="names of attempts rise"):
-        device(fields.ADVERTISE, questions[fields.ADVERTISE])
+        device(Stage.ADVERTISE.question, questions[Stage.ADVERTISE.question])

@@ -27,7 +27,8 @@ from taciturn.fleets.secure_aggregation.identities import (
     SigningAuthority,
 )
 from taciturn.fleets.secure_aggregation.messages import Roster, Survivors
-from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, Refused
+from taciturn.fleets.secure_aggregation.protocol import Refused
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.runs.loop import resume_run, train_run
 
 STRANGER = SigningAuthority(
@@ -278,14 +279,18 @@ def test_a_server_cannot_go_back_to_an_older_list(liar):
         NotEligible, match="number 0, and this device was shown another of number 2"
     ):
         liar.device(VICTIM)(
-            fields.ADVERTISE, fields.pack_fields(*question, NONE_DISMISSED.to_bytes())
+            Stage.ADVERTISE.question, fields.pack_fields(*question, NONE_DISMISSED.to_bytes())
         )
-    liar.device(VICTIM)(fields.ADVERTISE, fields.pack_fields(*question, newer.to_bytes()))
+    liar.device(VICTIM)(Stage.ADVERTISE.question, fields.pack_fields(*question, newer.to_bytes()))
 
 
 def test_the_twin_that_forgets_which_list_it_has_seen_goes_back(liar, monkeypatch):
     read = OwnParticipation._read
-    monkeypatch.setattr(OwnParticipation, "_read", lambda record: read(record) | {"list": [-1, ""]})
+
+    def forgetful(record):
+        return replace(read(record), list_number=-1, list_digest="")
+
+    monkeypatch.setattr(OwnParticipation, "_read", forgetful)
     liar.round(1, dismissed=SIGNING_AUTHORITY.dismiss(2, ()))
     assert liar.round(2).values.any()
 
@@ -296,8 +301,8 @@ def test_a_list_is_kept_by_devices_that_rest_too(liar):
     device, later = liar.device(0), SIGNING_AUTHORITY.dismiss(3, ())
     about = fields.new_name(), b"run", b"5", bytes(32), liar.fleet.signed(0)[0]
     with pytest.raises(NotEligible, match="reports once to each"):
-        device(fields.ADVERTISE, fields.pack_fields(*about, later.to_bytes()))
-    assert device._record._read()["list"][0] == 3
+        device(Stage.ADVERTISE.question, fields.pack_fields(*about, later.to_bytes()))
+    assert device._record._read().list_number == 3
 
 
 @pytest.mark.parametrize("twin", [False, True])
@@ -360,8 +365,10 @@ def test_a_device_whose_certificate_ends_within_the_hour_is_not_asked_and_not_to
 def test_a_device_looks_at_signatures_of_its_cell_alone():
     """Whoever is not in it has no key there, whatever else it is certified for."""
     cohort = Cohort(5)
-    cohort.run(until=ADVERTISE)
+    cohort.run(until=Stage.ADVERTISE)
     survivors = Survivors(bytes(32), frozenset(cohort.ids))
     signatures = {one: cohort.keys[one].sign(survivors.signed()) for one in cohort.ids}
     keys = {one: public(cohort.keys[one]) for one in cohort.ids[:3]}
-    assert device_side.signers(survivors, signatures, keys) == set(cohort.ids[:3])
+    assert device_side.find_signers(survivors, signatures=signatures, keys=keys) == set(
+        cohort.ids[:3]
+    )

@@ -45,6 +45,7 @@ from taciturn.fleets.secure_aggregation.messages import (
     UnmaskRequest,
 )
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.fleets.wire.device import run_device
 from taciturn.fleets.wire.server import wire_server
 from taciturn.fleets.wire.tls import requested_key
@@ -294,11 +295,11 @@ class Asked:
             b"12345678",
         )
         self.model = fields.arrays_to_bytes(MODEL)
-        self.about = fields.message_hash(run, number, self.model, self.key)
+        self.about = fields.message_hash(run=run, round=number, model=self.model, key=self.key)
         own, listed = self.own.to_bytes(), NONE_DISMISSED.to_bytes()
         self.run, self.number = run, number
         return self.ask(
-            fields.ADVERTISE,
+            Stage.ADVERTISE.question,
             fields.pack_fields(*lie(self.name, run, number, self.about, own, listed)),
         )
 
@@ -306,7 +307,7 @@ class Asked:
         """What it answered to each stage. A lie of a stage gets the honest message, and this, and
         says what it is told instead.
         """
-        said = {fields.ADVERTISE: self.advertise()}
+        said = {Stage.ADVERTISE.question: self.advertise()}
         agreed = replace(
             terms(), round=self.name, message=self.about, dismissed=NONE_DISMISSED.digest()
         )
@@ -322,22 +323,25 @@ class Asked:
         }
         server = ServerRound(agreed, AUTHORITY, NONE_DISMISSED)
         server.take(
-            {0: said[fields.ADVERTISE]}
+            {0: said[Stage.ADVERTISE.question]}
             | {one: device.advertise().to_bytes() for one, device in others.items()}
         )
         values = np.ones(LENGTH, np.uint32)
         stages = {
-            fields.SHARE: (Roster, DeviceRound.share),
-            fields.REPORT: (SealedShares, lambda device, message: device.mask(message, values)),
-            fields.SIGN: (Survivors, DeviceRound.sign),
-            fields.UNMASK: (UnmaskRequest, DeviceRound.unmask),
+            Stage.SHARE.question: (Roster, DeviceRound.share),
+            Stage.MASK.question: (
+                SealedShares,
+                lambda device, message: device.mask(message, values),
+            ),
+            Stage.SIGN.question: (Survivors, DeviceRound.sign),
+            Stage.UNMASK.question: (UnmaskRequest, DeviceRound.unmask),
         }
         for stage, (form, answer) in stages.items():
             questions = server.questions()
             honest = form.from_bytes(questions[0] + server.shared)
             told = lies.get(stage, lambda message, self: message)(honest, self)
             content = told if isinstance(told, bytes) else told.to_bytes()
-            if stage == fields.REPORT and not isinstance(told, bytes):
+            if stage == Stage.MASK.question and not isinstance(told, bytes):
                 content = fields.pack_fields(content, self.key, self.model)
             said[stage] = self.ask(stage, content)
             if said[stage] is None:
@@ -457,75 +461,91 @@ def without_last(table):
 @pytest.mark.parametrize(
     ("stage", "lie", "why"),
     [
-        (fields.SHARE, lambda one, asked: forged(one, signature=bytes(64)), "devices of its cell"),
         (
-            fields.SHARE,
+            Stage.SHARE.question,
+            lambda one, asked: forged(one, signature=bytes(64)),
+            "devices of its cell",
+        ),
+        (
+            Stage.SHARE.question,
             lambda one, asked: one._replace(adverts=one.adverts[1:]),
             "devices of its cell",
         ),
         (
-            fields.SHARE,
+            Stage.SHARE.question,
             lambda one, asked: one._replace(digests=one.digests | {0: bytes(32)}),
             "advert of this device",
         ),
         (
-            fields.SHARE,
+            Stage.SHARE.question,
             lambda one, asked: one._replace(digests=one.digests | {9: one.digests[1]}),
             "twice",
         ),
         (
-            fields.SHARE,
+            Stage.SHARE.question,
             lambda one, asked: with_advert(one, signature=bytes(64)),
             "not signed by their device",
         ),
         (
-            fields.SHARE,
+            Stage.SHARE.question,
             lambda one, asked: with_advert(
                 one, certificate=SIGNING_AUTHORITY.certify(1, bytes(32), 1, 2, 0)
             ),
             "has run out",
         ),
-        (fields.SHARE, lambda one, asked: in_another_row(one), "another advert in the list"),
-        (fields.SHARE, lambda one, asked: few(one), "so many devices"),
-        (fields.SHARE, lambda one, asked: one.to_bytes() + b"x", "after its end"),
-        (fields.REPORT, lambda one, asked: one._replace(cell=bytes(32)), "another cell"),
         (
-            fields.REPORT,
+            Stage.SHARE.question,
+            lambda one, asked: in_another_row(one),
+            "another advert in the list",
+        ),
+        (Stage.SHARE.question, lambda one, asked: few(one), "so many devices"),
+        (Stage.SHARE.question, lambda one, asked: one.to_bytes() + b"x", "after its end"),
+        (Stage.MASK.question, lambda one, asked: one._replace(cell=bytes(32)), "another cell"),
+        (
+            Stage.MASK.question,
             lambda one, asked: one._replace(shares=one.shares | {9: bytes(94)}),
             "not in this cell",
         ),
         (
-            fields.REPORT,
+            Stage.MASK.question,
             lambda one, asked: one._replace(shares=dict.fromkeys(one.shares, bytes(94))),
             "too few",
         ),
-        (fields.REPORT, lambda one, asked: other_message(one, asked), "not the one that"),
-        (fields.SIGN, lambda one, asked: one._replace(devices=one.devices - {0}), "not listed so"),
+        (Stage.MASK.question, lambda one, asked: other_message(one, asked), "not the one that"),
         (
-            fields.SIGN,
+            Stage.SIGN.question,
+            lambda one, asked: one._replace(devices=one.devices - {0}),
+            "not listed so",
+        ),
+        (
+            Stage.SIGN.question,
             lambda one, asked: one._replace(devices=one.devices | {9}),
             "shared no secret",
         ),
-        (fields.SIGN, lambda one, asked: one._replace(devices=frozenset({0, 1})), "too few"),
-        (fields.SIGN, lambda one, asked: one._replace(cell=bytes(32)), "another cell"),
         (
-            fields.UNMASK,
+            Stage.SIGN.question,
+            lambda one, asked: one._replace(devices=frozenset({0, 1})),
+            "too few",
+        ),
+        (Stage.SIGN.question, lambda one, asked: one._replace(cell=bytes(32)), "another cell"),
+        (
+            Stage.UNMASK.question,
             lambda one, asked: one._replace(signatures=dict(list(one.signatures.items())[:2])),
             "too few",
         ),
         (
-            fields.UNMASK,
+            Stage.UNMASK.question,
             lambda one, asked: one._replace(signatures=dict.fromkeys(one.signatures, bytes(64))),
             "too few",
         ),
-        (fields.UNMASK, lambda one, asked: one._replace(cell=bytes(32)), "another cell"),
+        (Stage.UNMASK.question, lambda one, asked: one._replace(cell=bytes(32)), "another cell"),
     ],
 )
 def test_it_refuses_what_a_server_may_not_say(asked, stage, lie, why):
     assert asked.round({stage: lie})[stage] is None
     assert re.search(f"no answer to “{stage}”: .*{why}", asked.node.log().splitlines()[-1])
-    for again in (fields.SIGN, fields.UNMASK):
-        if stage == fields.SHARE:
+    for again in (Stage.SIGN.question, Stage.UNMASK.question):
+        if stage == Stage.SHARE.question:
             assert asked.ask(again, b"") is None
 
 
@@ -562,15 +582,19 @@ def test_it_trains_on_no_model_that_is_not_finite_or_has_another_clip_norm(
     spoilt[place] = number
     with monkeypatch.context() as patch:
         patch.setattr(fields, "arrays_to_bytes", lambda _: spoilt.tobytes())
-        assert asked.round({})[fields.REPORT] is None
+        assert asked.round({})[Stage.MASK.question] is None
     assert re.search("numbers that are not finite|clip norm", asked.node.log().splitlines()[-1])
 
 
 def test_it_answers_once_and_a_list_it_was_shown_stays_with_it(asked):
     asked.round(
-        {fields.SIGN: lambda one, asked: asked.__setattr__("survivors", one.to_bytes()) or one}
+        {
+            Stage.SIGN.question: lambda one, asked: (
+                asked.__setattr__("survivors", one.to_bytes()) or one
+            )
+        }
     )
-    assert asked.ask(fields.SIGN, asked.survivors) is None
+    assert asked.ask(Stage.SIGN.question, asked.survivors) is None
     newer = SIGNING_AUTHORITY.dismiss(3, (77,))
     assert asked.advertise(lambda *parts: (*parts[:-1], newer.to_bytes())) is not None
     assert asked.advertise() is None  # the list of before

@@ -28,6 +28,7 @@ from taciturn.cli import app
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import NotEligible
 from taciturn.fleets.fleet_folders import open_device
+from taciturn.fleets.secure_aggregation.stages import Stage
 
 # By what the fleet's server knows that a device has its recipe, words and authority.
 FINGERPRINT = bytes.fromhex("6bcc4961a72ed42cab0249a69ae3410464c2ad5933dab494c7fad070ebce040c")
@@ -510,7 +511,7 @@ def ask_to_take_part(device: Callable[[str, bytes], bytes]) -> bytes:
         certificate,
         dismissed,
     )
-    return device(fields.ADVERTISE, question)
+    return device(Stage.ADVERTISE.question, question)
 
 
 def check_in(device: Callable[[str, bytes], bytes]) -> bytes:

@@ -22,17 +22,18 @@ from rich.progress import (
 )
 
 from taciturn.cli.output import console, say
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.privacy.accounting.rounding_up import epsilon_text
 
 # Between two lines in a pipe.
 LINE_SECONDS = 10.0
 # What devices do in a stage of a round.
 DOING = {
-    "advertise": "making keys",
-    "share": "sharing secrets",
-    "report": "training",
-    "sign": "signing the list",
-    "unmask": "unmasking",
+    Stage.ADVERTISE.question: "making keys",
+    Stage.SHARE.question: "sharing secrets",
+    Stage.MASK.question: "training",
+    Stage.SIGN.question: "signing the list",
+    Stage.UNMASK.question: "unmasking",
 }
 
 
@@ -201,7 +202,7 @@ class FleetView:
 
     def watch(self, stage: str, done: int, all: int) -> None:
         """Show how many devices are through a stage."""
-        compiles = stage == "report" and not self._finished_rounds
+        compiles = stage == Stage.MASK.question and not self._finished_rounds
         note = "devices; each compiles the model first" if compiles else "devices"
         self._show(DOING.get(stage, stage), done, all, note)
 

@@ -1,17 +1,16 @@
-"""A device in a fleet: it keeps its text, and answers a server's questions, one stage of a secure
-sum after the other.
+"""A device in a fleet: it keeps its text, and answers a server's questions.
 
-A round's terms follow from the device's own recipe; from the server it takes the round's name and
-number, the model, and what the
-enrolment authority has signed: certificates, its own too, and the list of dismissed devices.
+They are a check-in and the stages of a secure sum, one after the other. A round's terms follow from
+the device's own recipe; from the server it takes the round's name and number, the model, and what
+the enrolment authority has signed: certificates, its own too, and the list of dismissed devices.
 
 **Guarantee:** it trains on a message whose hash is in the terms that it and its whole cell signed,
 on which every mask depends, so that a sum is of reports about one model, or there is none. It does
 not train on numbers that are not finite, nor under a clip norm that is not its recipe's for the
-round. It reports once to a round, and answers once under a name (participation_record.py).
+round. It reports once to a round, and answers once under a name (own_participation.py).
 
 **Assumes:** recipe, words and the enrolment authority's key came to it from someone it trusts; what
-protocol.py and participation_record.py assume. A model made to expose one person, and sent to *all*
+protocol.py and own_participation.py assume. A model made to expose one person, and sent to *all*
 devices, does so in the sum: only the curator's noise protects against that.
 """
 
@@ -40,6 +39,7 @@ from taciturn.fleets.secure_aggregation.messages import (
     Terms,
     UnmaskRequest,
 )
+from taciturn.fleets.secure_aggregation.stages import Stage
 
 
 class NotEligible(Exception):
@@ -55,6 +55,19 @@ class OwnerWishes:
     on_report: Callable[[], None] = lambda: None
     # Names the text that reports are made of.
     text_name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempt:
+    """The attempt at a round that a device is in."""
+
+    secure_sum: DeviceRound
+    # The device's number.
+    device: int
+    run: bytes
+    round: bytes
+    # Of what the device and its cell have agreed to train on.
+    message_hash: bytes
 
 
 class Device:
@@ -73,8 +86,18 @@ class Device:
         record: OwnParticipation,
         wishes: OwnerWishes = OwnerWishes(),
     ) -> None:
-        """`message` has the shapes of what a round sends, `public_part` gives its public part by noise
-        row, `key` is the device's own.
+        """Make a device that is in no round yet.
+
+        Args:
+            key: the device's own.
+            authority: whom it believes about other devices.
+            terms: what follows from its recipe.
+            program: what it runs to make a report.
+            message: the shapes of what a round sends.
+            public_part: the public part of a message, by noise row.
+            user: its text.
+            record: of its own participation.
+            wishes: its owner's.
         """
         self._key = key
         self._authority = authority
@@ -85,30 +108,36 @@ class Device:
         self._public_part = public_part
         self._user = user
         self._program = jax.jit(program)
-        self._sum: DeviceRound | None = None
-        # as last logged
+        self._attempt: _Attempt | None = None
+        # As last logged.
         self._why_not: str | None = None
 
     def __call__(self, kind: str, content: bytes) -> bytes:
+        """Answer a question; whatever is wrong with it is an error, and no answer leaves."""
         match kind:
             case fields.CHECK_IN:
                 return self._check_in(content)
-            case fields.ADVERTISE:
-                return self._advertise(content)
-            case fields.REPORT:
-                return self._report(content)
-            case fields.SHARE:
-                return self._in_a_round().share(Roster.from_bytes(content)).to_bytes()
-            case fields.SIGN:
-                return self._in_a_round().sign(Survivors.from_bytes(content))
-            case fields.UNMASK:
-                return self._in_a_round().unmask(UnmaskRequest.from_bytes(content)).to_bytes()
             case fields.COME_BACK:
-                raise ComeBackLater(*fields.SECONDS.unpack(content))
+                (seconds,) = fields.SECONDS.unpack(content)
+                raise ComeBackLater(seconds)
+            case Stage.ADVERTISE.question:
+                return self._advertise(content)
+            case Stage.SHARE.question:
+                secure_sum = self._current_attempt().secure_sum
+                return secure_sum.share(Roster.from_bytes(content)).to_bytes()
+            case Stage.MASK.question:
+                return self._report(content)
+            case Stage.SIGN.question:
+                secure_sum = self._current_attempt().secure_sum
+                return secure_sum.sign(Survivors.from_bytes(content))
+            case Stage.UNMASK.question:
+                secure_sum = self._current_attempt().secure_sum
+                return secure_sum.unmask(UnmaskRequest.from_bytes(content)).to_bytes()
             case _:
                 raise ValueError(f"“{kind}” is not a question for a device")
 
     def _check_in(self, content: bytes) -> bytes:
+        """Say whether the device is ready for a round."""
         fingerprint, round = fields.unpack_fields(content, 2)
         if fingerprint != self._terms.fingerprint:
             raise NotEligible(
@@ -121,89 +150,109 @@ class Device:
         self._why_not = why_not
         if why_not is None:
             return fields.READY
-        if rest := self._record.rests_for:
-            # others' shares are of no use any more
-            self._sum = None
-            # its own decision: the server does not learn for how long
+        rest = self._record.rest_seconds
+        if rest:
+            # Others' shares are of no use any more.
+            self._attempt = None
+            # This is its own decision: the server does not learn for how long.
             raise ComeBackLater(rest)
         return fields.NOT_NOW
 
     def _advertise(self, content: bytes) -> bytes:
-        # whatever round it was in is over
-        self._sum = None
-        name, self._run, self._round, self._message_hash, certificate, dismissed = (
-            fields.unpack_fields(content, 6)
+        """Enter a round, and put the attempt on record before anything is sent in it."""
+        # Whatever round it was in is over.
+        self._attempt = None
+        name, run, round, message_hash, certificate_bytes, dismissed_bytes = fields.unpack_fields(
+            content, 6
         )
-        own = Certificate.from_bytes(certificate)
-        listed = DismissedDevices.from_bytes(dismissed)
+        certificate = Certificate.from_bytes(certificate_bytes)
+        dismissed = DismissedDevices.from_bytes(dismissed_bytes)
         terms = self._terms.for_round(
-            name, message_hash=self._message_hash, dismissed_hash=listed.digest()
+            name, message_hash=message_hash, dismissed_hash=dismissed.digest()
         )
-        in_a_round = DeviceRound(
+        secure_sum = DeviceRound(
             terms=terms,
             key=self._key,
-            certificate=own,
+            certificate=certificate,
             authority=self._authority,
-            dismissed=listed,
+            dismissed=dismissed,
         )
-        if len(name) != fields.NAME_BYTES or len(self._run) > 255:
+        if len(name) != fields.NAME_BYTES or len(run) > 255:
             raise ValueError(
                 f"an attempt has a name of {fields.NAME_BYTES} bytes, and a run one of up to 255"
             )
-        if why_not := self._wishes.why_not_now() or self._record.enter(
-            name, int(self._round), listed.number, listed.digest().hex()
-        ):
+        why_not = self._wishes.why_not_now() or self._record.enter(
+            name=name,
+            round=int(round),
+            list_number=dismissed.number,
+            list_digest=dismissed.digest().hex(),
+        )
+        if why_not:
             raise NotEligible(why_not)
-        self._sum, self._number = in_a_round, own.device
-        return self._sum.advertise().to_bytes()
+        self._attempt = _Attempt(
+            secure_sum=secure_sum,
+            device=certificate.device,
+            run=run,
+            round=round,
+            message_hash=message_hash,
+        )
+        return secure_sum.advertise().to_bytes()
 
     def _report(self, content: bytes) -> bytes:
-        in_a_round = self._in_a_round()
+        """Train, mask the report, and put it on record before it leaves."""
+        attempt = self._current_attempt()
         delivery, key_bytes, message_bytes = fields.unpack_fields(content, 3)
-        if (
-            fields.message_hash(self._run, self._round, message_bytes, key_bytes)
-            != self._message_hash
-        ):
+        message_hash = fields.message_hash(
+            run=attempt.run, round=attempt.round, model=message_bytes, key=key_bytes
+        )
+        if message_hash != attempt.message_hash:
             raise ValueError(
                 "the message is not the one that the devices of this round have agreed to train on"
             )
         message = fields.arrays_from_bytes(message_bytes, self._like)
-        self._check(message)
-        key = jax.random.wrap_key_data(
-            jnp.asarray(np.frombuffer(key_bytes, "<u4")), impl="threefry2x32"
+        self._check_message(message)
+        values = self._train(message, key_bytes, attempt.device)
+        masked = attempt.secure_sum.mask(SealedShares.from_bytes(delivery), values).to_bytes()
+        # A device that signs has sent a report: if anything fails from here on, it does not sign.
+        self._attempt = None
+        why_not = self._record.upload(
+            round=int(attempt.round),
+            run=attempt.run.decode(),
+            row=int(message.public.round),
+            text=self._wishes.text_name,
         )
-        LOG.info("training for a round")
-        report = self._program(message, self._user, jax.random.fold_in(key, self._number))
-        values = np.asarray(report.update).astype(np.uint32)
-        masked = in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
-        # a device that signs has sent a report: if anything fails from here on, it does not sign
-        self._sum = None
-        if why_not := self._record.upload(
-            int(self._round), self._run.decode(), int(message.public.round), self._wishes.text_name
-        ):
+        if why_not:
             raise NotEligible(why_not)
         self._wishes.on_report()
-        self._sum = in_a_round
+        self._attempt = attempt
         LOG.info("trained; the masked report is on its way")
         return masked
 
-    def _check(self, message: Message) -> None:
+    def _train(self, message: Message, key_bytes: bytes, number: int) -> np.ndarray:
+        """Return the report, uint32; the device's number makes its random choices its own."""
+        words = np.frombuffer(key_bytes, "<u4")
+        key = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+        LOG.info("training for a round")
+        report = self._program(message, self._user, jax.random.fold_in(key, number))
+        return np.asarray(report.update).astype(np.uint32)
+
+    def _check_message(self, message: Message) -> None:
+        """Refuse a message that would single out a device, or ask for more than the recipe does."""
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(message)):
             raise ValueError(
                 "the model has numbers that are not finite: those who train on it report nothing,"
                 " and others stand alone"
             )
-        own, given = (
-            jax.tree.leaves(one)
-            for one in (self._public_part(int(message.public.round)), message.public)
-        )
-        if not all(np.array_equal(*pair) for pair in zip(own, given, strict=True)):
+        expected = jax.tree.leaves(self._public_part(int(message.public.round)))
+        received = jax.tree.leaves(message.public)
+        is_equal = [np.array_equal(*pair) for pair in zip(expected, received, strict=True)]
+        if not all(is_equal):
             raise ValueError(
                 "the clip norm, or another public part of the round, is not what this device's"
                 " recipe says"
             )
 
-    def _in_a_round(self) -> DeviceRound:
-        if self._sum is None:
+    def _current_attempt(self) -> _Attempt:
+        if self._attempt is None:
             raise ValueError("this device is not in a round")
-        return self._sum
+        return self._attempt

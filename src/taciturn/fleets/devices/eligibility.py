@@ -1,5 +1,4 @@
-"""When a device's owner lets it take part: while it charges, on an unmetered network, while it is
-idle.
+"""When a device's owner lets it take part: charging, on an unmetered network, or idle.
 
 On Linux NetworkManager and systemd-logind answer (through `busctl`). Elsewhere a command of the
 owner's does, by its exit status.
@@ -14,22 +13,30 @@ from taciturn.fleets.devices.transport import LinkError
 
 POWER = Path("/sys/class/power_supply")
 PLUGGED_IN = {"Charging", "Full", "Not charging"}
-# for a command to answer
+# For a command to answer.
 SECONDS = 30
 
 
-def charging() -> bool:
-    """Ask the kernel. A machine without batteries counts as charging; batteries of a mouse or a
-    headset do not count.
+def is_charging() -> bool:
+    """Ask the kernel.
+
+    A machine without batteries counts as charging; batteries of a mouse or a headset do not count.
     """
+    batteries = []
+    others = []
     try:
-        supplies = [one for one in sorted(POWER.iterdir()) if _line(one / "scope") != "Device"]
-        batteries = [one for one in supplies if _line(one / "type") == "Battery"]
-        online = any(_line(one / "online") == "1" for one in supplies if one not in batteries)
-        return (
-            online or not batteries or any(_line(one / "status") in PLUGGED_IN for one in batteries)
-        )
-    # a machine that cannot say may be running on its battery
+        for supply in sorted(POWER.iterdir()):
+            if _read_line(supply / "scope") == "Device":
+                continue
+            if _read_line(supply / "type") == "Battery":
+                batteries.append(supply)
+            else:
+                others.append(supply)
+        is_online = any(_read_line(supply / "online") == "1" for supply in others)
+        if is_online or not batteries:
+            return True
+        return any(_read_line(battery / "status") in PLUGGED_IN for battery in batteries)
+    # A machine that cannot say may be running on its battery.
     except OSError as error:
         raise LinkError(
             f"{error.filename} cannot be asked whether this device charges ({error.strerror}): see"
@@ -39,60 +46,70 @@ def charging() -> bool:
 
 def is_unmetered() -> bool:
     """Ask NetworkManager, which knows or guesses (NMMetered: 2 and 4 are no)."""
-    manager = "org.freedesktop.NetworkManager"
-    return _property(manager, "/org/freedesktop/NetworkManager", manager, "Metered") in (
-        "u 2",
-        "u 4",
+    metered = _ask_system_bus(
+        service="org.freedesktop.NetworkManager",
+        path="/org/freedesktop/NetworkManager",
+        interface="org.freedesktop.NetworkManager",
+        property="Metered",
     )
+    return metered in ("u 2", "u 4")
 
 
-def idle() -> bool:
+def is_idle() -> bool:
     """Ask systemd-logind, which looks at every session."""
-    return (
-        _property(
-            "org.freedesktop.login1",
-            "/org/freedesktop/login1",
-            "org.freedesktop.login1.Manager",
-            "IdleHint",
-        )
-        == "b true"
+    idle = _ask_system_bus(
+        service="org.freedesktop.login1",
+        path="/org/freedesktop/login1",
+        interface="org.freedesktop.login1.Manager",
+        property="IdleHint",
     )
+    return idle == "b true"
 
 
-CONDITIONS = {"charging": charging, "unmetered": is_unmetered, "idle": idle}
+CONDITIONS = {"charging": is_charging, "unmetered": is_unmetered, "idle": is_idle}
 
 
 def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str | None]:
-    """Return a function that may be called repeatedly; refuse at once what cannot be answered
-    here.
+    """Return a function that says why the device does not take part now, or None if it does.
+
+    Args:
+        words: names of conditions that have to hold.
+        command: one that has to succeed, if there is one.
+
+    Raises:
+        LinkError: at once, if this machine cannot answer.
     """
-    if unknown := [word for word in words if word not in CONDITIONS]:
-        raise LinkError(
-            f"--while takes {', '.join(CONDITIONS)}, not {unknown[0]!r}; for anything else use"
-            " --while-command"
-        )
-    asked = shlex.split(command or "")
-    if (
-        command is not None and not asked
-        # from an unset variable: not a wish to take part at all times
-    ):
+    for word in words:
+        if word not in CONDITIONS:
+            raise LinkError(
+                f"--while takes {', '.join(CONDITIONS)}, not {word!r}; for anything else use"
+                " --while-command"
+            )
+    arguments = shlex.split(command or "")
+    # From an unset variable: this is not a wish to take part at all times.
+    if command is not None and not arguments:
         raise LinkError("--while-command is empty: give it a command, or leave it out")
 
     def why_not() -> str | None:
-        if missing := [word for word in words if not CONDITIONS[word]()]:
-            return f"it is not {missing[0]}"
-        return "--while-command says no" if asked and _run(asked).returncode else None
+        # All are asked, so that the first call finds out whether this machine can answer.
+        unmet = [word for word in words if not CONDITIONS[word]()]
+        if unmet:
+            return f"it is not {unmet[0]}"
+        if arguments and _run(arguments).returncode:
+            return "--while-command says no"
+        return None
 
     why_not()
     return why_not
 
 
-def _line(path: Path) -> str:
+def _read_line(path: Path) -> str:
     return path.read_text().strip() if path.exists() else ""
 
 
-def _property(*names: str) -> str:
-    return _run(["busctl", "--system", "get-property", *names]).stdout.strip()
+def _ask_system_bus(*, service: str, path: str, interface: str, property: str) -> str:
+    command = ["busctl", "--system", "get-property", service, path, interface, property]
+    return _run(command).stdout.strip()
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

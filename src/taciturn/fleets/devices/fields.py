@@ -14,33 +14,35 @@ import numpy as np
 
 from taciturn.core import PyTree
 
-CHECK_IN, ADVERTISE, SHARE, REPORT, SIGN, UNMASK = (
-    "check-in",
-    "advertise",
-    "share",
-    "report",
-    "sign",
-    "unmask",
-)
-# after a number of seconds
+# The kinds of questions besides those of a secure round (stages.py).
+CHECK_IN = "check-in"
+# Followed by a number of seconds.
 COME_BACK = "come back"
 SECONDS = struct.Struct(">d")
-READY, NOT_NOW = b"ready", b"not now"
-# of an attempt at a round
+# Answers to a check-in.
+READY = b"ready"
+NOT_NOW = b"not now"
+# Of the name of an attempt at a round.
 NAME_BYTES = 16
-# of a round's number; the bits above are when its run began
+# Of a round's number; the bits above are when its run began.
 ROUND_BITS = 16
+# Of the length in front of a field, and of the time in front of a name.
+_WORD_BYTES = 8
 
 
 def pack_fields(*parts: bytes) -> bytes:
+    """Write one field after another, each behind its length."""
     return b"".join(struct.pack(">Q", len(part)) + part for part in parts)
 
 
 def unpack_fields(content: bytes, count: int) -> list[bytes]:
-    parts, start = [], 0
+    """Read this number of fields, and refuse anything that is there besides."""
+    parts = []
+    start = 0
     for _ in range(count):
-        end = start + 8 + int.from_bytes(content[start : start + 8], "big")
-        parts.append(content[start + 8 : end])
+        begin = start + _WORD_BYTES
+        end = begin + int.from_bytes(content[start:begin], "big")
+        parts.append(content[begin:end])
         start = end
     if start != len(content):
         raise ValueError("a message is incomplete, or continues after its end")
@@ -49,7 +51,7 @@ def unpack_fields(content: bytes, count: int) -> list[bytes]:
 
 def new_name() -> bytes:
     """Name an attempt at a round: names rise, and are never reused."""
-    return struct.pack(">Q", _microseconds()) + os.urandom(NAME_BYTES - 8)
+    return struct.pack(">Q", _microseconds()) + os.urandom(NAME_BYTES - _WORD_BYTES)
 
 
 def first_round() -> int:
@@ -57,9 +59,11 @@ def first_round() -> int:
     return _microseconds() << ROUND_BITS
 
 
-def latest(name: bytes, round: int) -> float:
+def latest_time(name: bytes, round: int) -> float:
     """Return the later of the times, in seconds, in a name and a round's number."""
-    return max(int.from_bytes(name[:8], "big"), round >> ROUND_BITS) / 1e6
+    named_at = int.from_bytes(name[:_WORD_BYTES], "big")
+    run_began_at = round >> ROUND_BITS
+    return max(named_at, run_began_at) / 1e6
 
 
 def _microseconds() -> int:
@@ -67,12 +71,16 @@ def _microseconds() -> int:
 
 
 def message_hash(run: bytes, round: bytes, model: bytes, key: bytes) -> bytes:
-    """Hash all that a device is given to train on: `model` is parameters and public part (clip
-    norm), `key` that of local training.
+    """Hash all that a device is given to train on.
+
+    Args:
+        run: its name.
+        round: its number.
+        model: the parameters and the public part of the message (the clip norm).
+        key: of local training.
     """
-    return hashlib.sha256(
-        b"taciturn fleet: message\0" + pack_fields(run, round, model, key)
-    ).digest()
+    content = pack_fields(run, round, model, key)
+    return hashlib.sha256(b"taciturn fleet: message\0" + content).digest()
 
 
 def arrays_to_bytes(arrays: PyTree) -> bytes:
@@ -84,16 +92,15 @@ def arrays_to_bytes(arrays: PyTree) -> bytes:
 def arrays_from_bytes(content: bytes, like: PyTree) -> PyTree:
     """Read arrays; `like` has the shapes and types, as arrays or as jax.ShapeDtypeStruct."""
     leaves, structure = jax.tree.flatten(like)
-    sizes = [int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in leaves]
-    if len(content) != sum(sizes):
-        raise ValueError(
-            f"a message has {len(content)} bytes where the recipe's model has {sum(sizes)}"
-        )
-    arrays, start = [], 0
-    for leaf, size in zip(leaves, sizes, strict=True):
-        kind = np.dtype(leaf.dtype).newbyteorder("<")
-        arrays.append(
-            np.frombuffer(content, kind, size // kind.itemsize, start).reshape(leaf.shape)
-        )
-        start += size
+    counts = [int(np.prod(leaf.shape)) for leaf in leaves]
+    kinds = [np.dtype(leaf.dtype).newbyteorder("<") for leaf in leaves]
+    size = sum(count * kind.itemsize for count, kind in zip(counts, kinds, strict=True))
+    if len(content) != size:
+        raise ValueError(f"a message has {len(content)} bytes where the recipe's model has {size}")
+    arrays = []
+    start = 0
+    for leaf, count, kind in zip(leaves, counts, kinds, strict=True):
+        values = np.frombuffer(content, kind, count, start)
+        arrays.append(values.reshape(leaf.shape))
+        start += values.nbytes
     return jax.tree.unflatten(structure, arrays)

@@ -1,11 +1,13 @@
-"""A fleet of real devices behind a link (Xu et al. 2023, §2.2 and §2.4): check-in, over-selection,
-a secure sum, late reports discarded.
+"""A fleet of real devices behind a link (Xu et al. 2023, §2.2 and §2.4).
+
+Devices check in, more are asked than are needed, a secure sum is made, and late reports are
+discarded.
 
 **Guarantee:** `sum_reports` returns a sum of at least m reports, from which no single one can be
 told (secure_aggregation/protocol.py), or `FailedRound`, after which nothing is kept. No sum and no
 report is ever on disk, and a report that comes late is never looked at.
 
-A device reports to a round once (participation_record.py). So an attempt that failed after devices
+A device reports to a round once (own_participation.py). So an attempt that failed after devices
 were asked for their reports is repeated with others, also after a crash before the charge; where
 there are too few others, the round gets another number, and the devices' own limits decide who may
 take part again. Numbers rise with the rows of the noise, and from run to run. A device that breaks
@@ -34,188 +36,147 @@ from taciturn.fleets.devices.transport import LOG, Link, LinkError
 from taciturn.fleets.secure_aggregation.identities import Authority, EnrolledDevices
 from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.progress import StageProgress
 
-# seconds for stages without training, at most
+# Seconds for stages without training, at most.
 SHORT = 60.0
-COUNTS, NUMBERS, LEFT_OUT = "counts.json", "numbers.json", "left-out.json"
-# seconds between two queries for devices
+# Seconds between two queries for devices.
 WAIT = 2.0
+# Files in the private folder.
+COUNTS = "counts.json"
+NUMBERS = "numbers.json"
+LEFT_OUT = "left-out.json"
+REFUSED = "refused.log"
+ENROLLED = "enrolled"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectedDevices:
     """The devices of a server, connected or not."""
 
-    # on which devices have the numbers of their certificates
+    # On which devices have the numbers of their certificates.
     link: Link
-    # at present: devices may be added or dismissed during training
+    # At present: devices may be added or dismissed during training.
     enrolled: Callable[[], EnrolledDevices]
-    # that decides so
+    # Who decides which devices are enrolled.
     authority: Authority
     watch: StageProgress = lambda stage, done, all: None
 
 
-# it knows who took part, which no log may say
+class _Counts(NamedTuple):
+    """How many devices were asked for a report, and how many reports arrived in time."""
+
+    asked: int
+    reports: int
+
+
+class _Numbers(NamedTuple):
+    """The number by which devices know the round of a row of noise."""
+
+    row: int
+    number: int
+    # The number under which each device was last asked for a report.
+    asked: dict[int, int]
+
+    def find_resting(self, apart: int) -> set[int]:
+        """Return the devices that were asked too few rounds ago to take part in this one."""
+        return {device for device, number in self.asked.items() if self.number - number <= apart}
+
+
+# It knows who took part, which no log may say.
 @dataclass(eq=False, repr=False, kw_only=True)
 class DeviceFleet:
+    """The server's side of a fleet of devices, as the curator sees it (core.Fleet)."""
+
     connected: ConnectedDevices
     terms: Terms
-    # devices in a round
+    # Devices in a round.
     asked: int
-    # seconds for a report
+    # Seconds for a report.
     deadline: float
-    # seconds to wait for enough devices
+    # Seconds to wait for enough devices.
     patience: float
-    # a private one: which device was asked for a report last, and when
+    # A private one: which device was asked for a report last, and when.
     folder: Path
-    # a name that no other run has
+    # Returns a name that no other run has.
     run_name: Callable[[], str]
-    # of the noise in the next round
+    # Returns the row of the noise in the next round.
     next_row: Callable[[], int] = lambda: 0
-    # rounds for which a device rests after one (MinS)
+    # For which a device rests after one (MinS).
     rest_rounds: int = 0
     everyone_reports = False
-    # that the last one took
+    # That the last round took.
     _round_seconds: float = SHORT
-    # for the next sum
+    # Since when the next sum is awaited.
     _waiting_since: float | None = None
-    # rounds in a row
+    # Rounds in a row that have failed.
     _failed: int = 0
-    # the last cohort, until surplus devices were sent away
+    # The last cohort, until surplus devices were sent away.
     _summed: UserIds | None = None
 
     def stats(self) -> dict[str, float]:
-        """Count the reports that arrived in time, also in failed rounds, and the devices that were
-        asked for one and sent none.
-        """
-        asked, reports = self._counted()
-        return {"uploads": reports, "dropped_out": asked - reports}
+        """Count the reports that arrived in time, and the devices that were asked and sent none.
 
-    def _counted(self) -> tuple[int, int]:
-        try:
-            counts = json.loads((self.folder / COUNTS).read_text())
-            return int(counts["asked"]), int(counts["reports"])
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            KeyError,
-            # not yet, or damaged: only a figure depends on it
-        ):
-            return 0, 0
+        Failed rounds count too.
+        """
+        counts = self._read_counts()
+        return {"uploads": counts.reports, "dropped_out": counts.asked - counts.reports}
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
-        """Return those who are connected, rested and allowed; wait until there are enough, and
-        longer after each failed round.
+        """Return those who are connected, rested and allowed.
+
+        Waits until there are enough, and longer after each failed round.
+
+        Args:
+            eligible: returns those of some users whom the claim allows to take part.
+
+        Raises:
+            TooFewDevices: too few of those enrolled may still take part.
+            LinkError: too few were there for as long as the recipe's patience.
         """
-        certificates, dismissed = self._check_list()
-        allowed = set(eligible(np.arange(len(certificates))).tolist()) - dismissed.devices
-        if (left := len(allowed)) < self.asked:
-            few = (
-                f"{self.asked} devices are asked in a round, and {left} of the {len(certificates)}"
-                " that are enrolled may still take part"
-            )
+        enrolled = self._check_list()
+        everyone = np.arange(len(enrolled.certificates))
+        allowed = set(eligible(everyone).tolist()) - enrolled.dismissed.devices
+        if len(allowed) < self.asked:
             raise TooFewDevices(
-                f"{few}: the others did so as often as they may, or too few rounds ago, or were"
-                " dismissed"
+                f"{self.asked} devices are asked in a round, and {len(allowed)} of the"
+                f" {len(everyone)} that are enrolled may still take part: the others did so as"
+                " often as they may, or too few rounds ago, or were dismissed"
             )
-        if (
-            self._summed is not None
-            # not before: the sum is charged by now, so nothing that happens here can lose it
-        ):
+        # Not before: the sum is charged by now, so nothing that happens here can lose it.
+        if self._summed is not None:
             self._steer(self._summed)
             self._summed = None
-        resting = self._numbers(self.next_row()).resting(self.rest_rounds)
-        if resting and len(allowed - resting - self._left_out()) < self.asked:
+        resting = self._read_numbers(self.next_row()).find_resting(self.rest_rounds)
+        rested = allowed - resting - self._read_left_out()
+        if resting and len(rested) < self.asked:
             self._renumber()
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         if self._failed:
-            time.sleep(min(SHORT, WAIT * 2 ** min(self._failed - 1, 10)))
-        while True:
-            ready = eligible(self._checked_in())
-            self.connected.watch("checked in", len(ready), self.asked)
-            if self._failed or len(ready) < self.asked:
-                self._raise_if_waited_too_long(time.monotonic() - self._waiting_since, len(ready))
-            if len(ready) >= self.asked:
-                return ready
-            time.sleep(WAIT)
-
-    def _raise_if_waited_too_long(self, waited: float, ready: int) -> None:
-        if waited > self.patience:
-            # a resumed run may ask devices again that this one or another run asked
-            self._renumber()
-            failed = f", and {self._failed} rounds have failed" if self._failed else ""
-            if left_out := len(self._left_out()):
-                failed += f"; {left_out} devices broke the protocol and are left out of this run"
-            since = (
-                f"no round has succeeded for {waited:.0f} seconds (fleet.patience): {ready} devices"
-                " are present that may take part"
-            )
-            rest = (
-                "let them rest less (fleet.timer_hours, participation.min_separation) or report"
-                " more often"
-            )
-            more = f"Enrol or start more devices, or {rest} (fleet.lifetime_participations)"
-            to_do = f"{more}; then resume with `taciturn fleet serve … --resume`"
-            raise LinkError(f"{since}, {self.asked} are needed{failed}. {to_do}")
-
-    def _check_list(self) -> EnrolledDevices:
-        """Refuse a list whose numbers changed during the run: the participation record uses them.
-        More devices may be added.
-        """
-        enrolled, path = self.connected.enrolled(), self.folder / "enrolled"
-        now = b"".join(one.key for one in enrolled.certificates)
-        if path.exists() and not now.startswith(path.read_bytes()):
-            edited = (
-                "the list of enrolled devices was reordered or edited since this run began, where"
-                " only appending is allowed"
-            )
-            raise LinkError(
-                f"{edited}: who took part can no longer be checked. Restore the old list"
-            )
-        self.folder.mkdir(exist_ok=True, mode=0o700)
-        write_atomically(path, now, 0o600)
-        return enrolled
-
-    def _present(self) -> set[int]:
-        """Return the devices that are connected and may take part."""
-        certificates, dismissed = self.connected.enrolled()
-        # a front end may already know of more
-        here = {one for one in self.connected.link.devices() if 0 <= one < len(certificates)}
-        return (
-            {one for one in here if certificates[one].lasts} - dismissed.devices - self._left_out()
-        )
-
-    def _checked_in(self) -> UserIds:
-        numbers = self._numbers(self.next_row())
-        content = fields.pack_fields(self.terms.fingerprint, str(numbers.number).encode())
-        answers = self.connected.link.ask(
-            fields.CHECK_IN,
-            dict.fromkeys(sorted(self._present()), content),
-            min(SHORT, self.deadline),
-        )
-        ready = {one for one, answer in answers.items() if answer == fields.READY}
-        # they say that their reports have not left
-        if lost := ready & numbers.resting(self.rest_rounds):
-            asked = {
-                device: number for device, number in numbers.asked.items() if device not in lost
-            }
-            self._keep(numbers._replace(asked=asked))
-        return np.array(sorted(ready), np.int64)
+            doublings = min(self._failed - 1, 10)
+            time.sleep(min(SHORT, WAIT * 2**doublings))
+        return self._wait_for_devices(eligible, self._waiting_since)
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        # devices have it from their own recipe
+        """Return the sum of the cohort's reports; devices have the program from their own recipe.
+
+        Raises:
+            FailedRound: too few devices reported; the next cohort is another.
+        """
         del program
-        key_bytes = np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
-        # a cohort drawn before a crash is asked by number, whether present or not
+        key_words = np.asarray(jax.random.key_data(key)).astype("<u4")
+        # A cohort drawn before a crash is asked by number, whether present or not.
         self._check_list()
         began = time.monotonic()
         try:
             values = self._secure_sum(
-                int(message.public.round), fields.arrays_to_bytes(message), cohort, key_bytes
+                row=int(message.public.round),
+                model=fields.arrays_to_bytes(message),
+                cohort=cohort,
+                key=key_words.tobytes(),
             )
         except FailedRound as reason:
             self._failed += 1
@@ -223,48 +184,108 @@ class DeviceFleet:
                 "the round has failed, nothing is released, and it is tried again: %s", reason
             )
             raise
-        self._waiting_since, self._failed, self._round_seconds = None, 0, time.monotonic() - began
+        self._round_seconds = time.monotonic() - began
+        self._waiting_since = None
+        self._failed = 0
         self._summed = cohort
-        return Report(jnp.asarray(values.astype(np.uint32).view(np.int32)), jnp.int32(0))
+        # The curator reads residues as signed integers.
+        update = values.astype(np.uint32).view(np.int32)
+        return Report(jnp.asarray(update), jnp.int32(0))
 
-    def _numbers(self, row: int) -> "_Numbers":
-        path = self.folder / NUMBERS
-        if not path.exists():
-            return _Numbers(row, fields.first_round(), {})
-        last = json.loads(path.read_text())
-        return _Numbers(row, last["number"] + row - last["row"], dict(last["asked"]))
+    # Who is there.
 
-    def _keep(self, numbers: "_Numbers") -> None:
-        self._write(
-            NUMBERS,
-            {"row": numbers.row, "number": numbers.number, "asked": sorted(numbers.asked.items())},
-        )
+    def _check_list(self) -> EnrolledDevices:
+        """Refuse a list whose numbers changed during the run: the participation record uses them.
 
-    def _write(self, name: str, content: object) -> None:
-        write_atomically(self.folder / name, json.dumps(content).encode(), 0o600)
-
-    def _renumber(self) -> None:
-        """Number the round as if all devices had rested, where failed attempts left too few devices
-        that do not rest.
+        More devices may be added.
         """
-        numbers = self._numbers(self.next_row())
-        self._keep(
-            numbers._replace(
-                number=max(numbers.number + self.rest_rounds + 1, fields.first_round())
+        enrolled = self.connected.enrolled()
+        path = self.folder / ENROLLED
+        keys = b"".join(certificate.key for certificate in enrolled.certificates)
+        if path.exists() and not keys.startswith(path.read_bytes()):
+            raise LinkError(
+                "the list of enrolled devices was reordered or edited since this run began, where"
+                " only appending is allowed: who took part can no longer be checked. Restore the"
+                " old list"
             )
+        self.folder.mkdir(exist_ok=True, mode=0o700)
+        write_atomically(path, keys, 0o600)
+        return enrolled
+
+    def _find_present(self) -> set[int]:
+        """Return the devices that are connected and may take part."""
+        certificates, dismissed = self.connected.enrolled()
+        present = set()
+        for device in self.connected.link.devices():
+            # A front end may already know of more devices.
+            is_enrolled = 0 <= device < len(certificates)
+            if is_enrolled and certificates[device].has_time_left:
+                present.add(device)
+        return present - dismissed.devices - self._read_left_out()
+
+    def _wait_for_devices(self, eligible: Callable[[UserIds], UserIds], since: float) -> UserIds:
+        """Ask who is ready, again and again, until enough are."""
+        while True:
+            ready = eligible(self._check_in())
+            self.connected.watch("checked in", len(ready), self.asked)
+            is_enough = len(ready) >= self.asked
+            if self._failed or not is_enough:
+                self._check_patience(time.monotonic() - since, len(ready))
+            if is_enough:
+                return ready
+            time.sleep(WAIT)
+
+    def _check_in(self) -> UserIds:
+        """Ask the devices that are present whether they are ready; return those that are."""
+        numbers = self._read_numbers(self.next_row())
+        question = fields.pack_fields(self.terms.fingerprint, str(numbers.number).encode())
+        answers = self.connected.link.ask(
+            fields.CHECK_IN,
+            dict.fromkeys(sorted(self._find_present()), question),
+            min(SHORT, self.deadline),
+        )
+        ready = {device for device, answer in answers.items() if answer == fields.READY}
+        # They say that their reports have not left.
+        unreported = ready & numbers.find_resting(self.rest_rounds)
+        if unreported:
+            asked = {
+                device: number
+                for device, number in numbers.asked.items()
+                if device not in unreported
+            }
+            self._write_numbers(numbers._replace(asked=asked))
+        return np.array(sorted(ready), np.int64)
+
+    def _check_patience(self, waited: float, ready: int) -> None:
+        """End the run if no round has succeeded for too long."""
+        if waited <= self.patience:
+            return
+        # A resumed run may ask devices again that this one or another run asked.
+        self._renumber()
+        failed = f", and {self._failed} rounds have failed" if self._failed else ""
+        left_out = len(self._read_left_out())
+        if left_out:
+            failed += f"; {left_out} devices broke the protocol and are left out of this run"
+        raise LinkError(
+            f"no round has succeeded for {waited:.0f} seconds (fleet.patience): {ready} devices"
+            f" are present that may take part, {self.asked} are needed{failed}. Enrol or start"
+            " more devices, or let them rest less (fleet.timer_hours,"
+            " participation.min_separation) or report more often (fleet.lifetime_participations);"
+            " then resume with `taciturn fleet serve … --resume`"
         )
 
     def _steer(self, cohort: UserIds) -> None:
-        """Keep as many waiting devices as a round asks, and tell the others when to return, a
-        round's worth at a time.
+        """Keep as many waiting devices as a round asks, and tell the others when to return.
+
+        They return spread over as many rounds as it takes to ask them all.
         """
         waiting = sorted(set(self.connected.link.devices()) - set(cohort.tolist()))
         too_many = max(0, len(waiting) - self.asked)
         pace = self._round_seconds * too_many / self.asked
-        sent_away = {
-            device: fields.SECONDS.pack(random.uniform(0, pace))
-            for device in random.sample(waiting, too_many)
-        }
+        sent_away = {}
+        for device in random.sample(waiting, too_many):
+            seconds = random.uniform(0, pace)
+            sent_away[device] = fields.SECONDS.pack(seconds)
         if sent_away:
             LOG.info(
                 "%d more devices are here than can take part; they are told to come back later",
@@ -272,46 +293,35 @@ class DeviceFleet:
             )
             self.connected.link.ask(fields.COME_BACK, sent_away, min(SHORT, self.deadline))
 
-    def _secure_sum(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
-        numbers = self._numbers(row)
-        if not numbers.resting(0).isdisjoint(cohort.tolist()):
+    # A round.
+
+    def _secure_sum(self, *, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
+        """Take the cohort through the stages of a secure sum, and return it."""
+        numbers = self._read_numbers(row)
+        if not numbers.find_resting(0).isdisjoint(cohort.tolist()):
             raise FailedRound(
                 "its devices were already asked for their reports, and give them once"
             )
-        certificates, dismissed = self.connected.enrolled()
-        name, run, number = (
-            fields.new_name(),
-            self.run_name().encode(),
-            str(numbers.number).encode(),
+        enrolled = self.connected.enrolled()
+        name = fields.new_name()
+        run = self.run_name().encode()
+        number = str(numbers.number).encode()
+        message_hash = fields.message_hash(run=run, round=number, model=model, key=key)
+        terms = self.terms.for_round(
+            name, message_hash=message_hash, dismissed_hash=enrolled.dismissed.digest()
         )
-        about = fields.message_hash(run, number, model, key)
-        terms = self.terms.for_round(name, message_hash=about, dismissed_hash=dismissed.digest())
-        server = ServerRound(terms, self.connected.authority, dismissed)
-        stage = partial(self._stage, server)
-        asked = fields.pack_fields(name, run, number, about)
-        present = sorted(self._present().intersection(cohort.tolist()))
-        theirs = {
-            device: asked + fields.pack_fields(certificates[device].to_bytes())
-            for device in present
-        }
-        stage(fields.ADVERTISE, theirs, fields.pack_fields(dismissed.to_bytes()))
-        stage(fields.SHARE, server.questions(), server.shared)
-        deliveries = {
-            device: fields.pack_fields(delivery, key)
-            for device, delivery in server.questions().items()
-        }
-        # On disk before they are asked: after any crash it is known which devices may have sent a
-        # report.
-        self._keep(
-            numbers._replace(asked=numbers.asked | dict.fromkeys(deliveries, numbers.number))
-        )
-        stage(fields.REPORT, deliveries, fields.pack_fields(model))
-        before, reports = self._counted()
-        self._write(COUNTS, {"asked": before + len(cohort), "reports": reports + server.reports})
-        stage(fields.SIGN, server.questions())
-        stage(fields.UNMASK, server.questions())
-        self._leave_out(fields.UNMASK, server.broke)
-        if failed := server.failed_cells:
+        server = ServerRound(terms, self.connected.authority, enrolled.dismissed)
+        invitation = fields.pack_fields(name, run, number, message_hash)
+        self._invite(server, invitation, enrolled, cohort)
+        self._run_stage(server, Stage.SHARE, server.questions(), shared=server.shared)
+        self._ask_for_reports(server, numbers, model=model, key=key)
+        before = self._read_counts()
+        self._write_counts(_Counts(before.asked + len(cohort), before.reports + server.reports))
+        self._run_stage(server, Stage.SIGN, server.questions())
+        self._run_stage(server, Stage.UNMASK, server.questions())
+        self._leave_out(Stage.UNMASK, server.offenders)
+        failed = server.failed_cells
+        if failed:
             LOG.warning(
                 "%d cells failed, and the round continues without their devices: %s",
                 len(failed),
@@ -319,50 +329,114 @@ class DeviceFleet:
             )
         return server.total().values
 
-    def _stage(
-        self, server: ServerRound, kind: str, questions: Mapping[int, bytes], shared: bytes = b""
+    def _invite(
+        self, server: ServerRound, invitation: bytes, enrolled: EnrolledDevices, cohort: UserIds
+    ) -> None:
+        """Ask those of the cohort who are present to advertise, each with its certificate."""
+        questions = {}
+        for device in sorted(self._find_present().intersection(cohort.tolist())):
+            certificate = enrolled.certificates[device].to_bytes()
+            questions[device] = invitation + fields.pack_fields(certificate)
+        shared = fields.pack_fields(enrolled.dismissed.to_bytes())
+        self._run_stage(server, Stage.ADVERTISE, questions, shared=shared)
+
+    def _ask_for_reports(
+        self, server: ServerRound, numbers: _Numbers, *, model: bytes, key: bytes
+    ) -> None:
+        """Send devices what they train on, each with the shares that are for it."""
+        questions = {
+            device: fields.pack_fields(delivery, key)
+            for device, delivery in server.questions().items()
+        }
+        # On disk before they are asked: after any crash it is known which devices may have sent a
+        # report.
+        asked = numbers.asked | dict.fromkeys(questions, numbers.number)
+        self._write_numbers(numbers._replace(asked=asked))
+        self._run_stage(server, Stage.MASK, questions, shared=fields.pack_fields(model))
+
+    def _run_stage(
+        self,
+        server: ServerRound,
+        stage: Stage,
+        questions: Mapping[int, bytes],
+        shared: bytes = b"",
     ) -> None:
         """Ask, and pass the answers to the server's round."""
-        seconds = self.deadline if kind == fields.REPORT else min(SHORT, self.deadline)
+        kind = stage.question
         answers = self.connected.link.ask(
-            kind, questions, seconds, progress=partial(self.connected.watch, kind), shared=shared
+            kind,
+            questions,
+            self.deadline if stage == Stage.MASK else min(SHORT, self.deadline),
+            progress=partial(self.connected.watch, kind),
+            shared=shared,
         )
         refused = server.take(answers)
         if refused:
             LOG.warning(
                 "stage %s: discarded %d of %d malformed answers", kind, len(refused), len(answers)
             )
-            self._leave_out(kind, refused)
+            self._leave_out(stage, refused)
         self.connected.watch(kind, len(answers) - len(refused), len(questions))
 
-    def _left_out(self) -> set[int]:
+    def _leave_out(self, stage: Stage, offenders: Mapping[int, str]) -> None:
+        """Exclude devices from the next attempt on; who and why is only in the private folder."""
+        if not offenders:
+            return
+        with open(self.folder / REFUSED, "a", opener=_open_private) as log:
+            for device, why in sorted(offenders.items()):
+                log.write(f"{stage.question}: device {device}: {why}\n")
+        self._write(LEFT_OUT, sorted(self._read_left_out() | offenders.keys()))
+
+    # What is in the private folder.
+
+    def _read_left_out(self) -> set[int]:
         """Return the devices that broke the protocol in this run."""
         path = self.folder / LEFT_OUT
         return set(json.loads(path.read_text())) if path.exists() else set()
 
-    def _leave_out(self, kind: str, broke: Mapping[int, str]) -> None:
-        """Exclude devices from the next attempt on; who and why is only in the private folder."""
-        if broke:
-            with open(
-                self.folder / "refused.log",
-                "a",
-                opener=lambda path, flags: os.open(path, flags, 0o600),
-            ) as log:
-                log.writelines(
-                    f"{kind}: device {device}: {why}\n" for device, why in sorted(broke.items())
-                )
-            self._write(LEFT_OUT, sorted(self._left_out() | broke.keys()))
+    def _read_counts(self) -> _Counts:
+        """Return the counts so far: none if the file is not there yet, or damaged.
+
+        Only a figure depends on it.
+        """
+        try:
+            counts = json.loads((self.folder / COUNTS).read_text())
+            return _Counts(asked=int(counts["asked"]), reports=int(counts["reports"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return _Counts(asked=0, reports=0)
+
+    def _write_counts(self, counts: _Counts) -> None:
+        self._write(COUNTS, {"asked": counts.asked, "reports": counts.reports})
+
+    def _read_numbers(self, row: int) -> _Numbers:
+        """Return the number of a row's round, which rises with the rows."""
+        path = self.folder / NUMBERS
+        if not path.exists():
+            return _Numbers(row=row, number=fields.first_round(), asked={})
+        last = json.loads(path.read_text())
+        return _Numbers(
+            row=row,
+            number=last["number"] + row - last["row"],
+            asked=dict(last["asked"]),
+        )
+
+    def _write_numbers(self, numbers: _Numbers) -> None:
+        asked = sorted(numbers.asked.items())
+        self._write(NUMBERS, {"row": numbers.row, "number": numbers.number, "asked": asked})
+
+    def _renumber(self) -> None:
+        """Number the round as if all devices had rested.
+
+        Failed attempts may have left too few devices that do not rest.
+        """
+        numbers = self._read_numbers(self.next_row())
+        rested = numbers.number + self.rest_rounds + 1
+        number = max(rested, fields.first_round())
+        self._write_numbers(numbers._replace(number=number))
+
+    def _write(self, name: str, content: object) -> None:
+        write_atomically(self.folder / name, json.dumps(content).encode(), 0o600)
 
 
-class _Numbers(NamedTuple):
-    """The number by which devices know the round of a row, and the number under which each of them
-    was last asked for a report.
-    """
-
-    row: int
-    number: int
-    asked: dict[int, int]
-
-    def resting(self, apart: int) -> set[int]:
-        """Return the devices that were asked too few rounds ago to take part in this one."""
-        return {device for device, number in self.asked.items() if self.number - number <= apart}
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,12 +1,13 @@
-"""A device's own record of when it took part, in its own file: whatever a server forgets or claims,
-the device rests.
+"""A device's own record of when it took part, in its own file.
+
+Whatever a server forgets or claims, the device rests.
 
 **Guarantee:** a report is on record, synced, before it leaves, and uses up its round for good: the
 device reports only to rounds above it, whatever is retried and whatever crashes. Names of attempts
-rise too, and are on record before the device sends
-anything: it answers none twice. So is the highest list of dismissed devices that it was shown: it
-accepts no lower one, and no other of that number. Hours since the last report, rounds between two,
-and the number of reports are counted over all runs and servers.
+rise too, and are on record before the device sends anything: it answers none twice. So is the
+highest list of dismissed devices that it was shown: it accepts no lower one, and no other of that
+number. Hours since the last report, rounds between two, and the number of reports are counted over
+all runs and servers.
 
 **Assumes:** the folder is not restored from an older copy, and the device's clock goes forward. The
 server numbers rounds: how many of them lie between two reports is its claim. The device itself
@@ -17,28 +18,29 @@ folder, or its owner's `--opt-out`, may have written to it.
 """
 
 import json
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from taciturn.errors import TaciturnError
 from taciturn.files import lock_file, write_atomically
 from taciturn.fleets.devices import fields
 
-FILE_NAME, LOCK = "participation.json", "participation.lock"
-# seconds by which a server's clock may be ahead
+FILE_NAME = "participation.json"
+LOCK = "participation.lock"
+# Seconds by which a server's clock may be ahead.
 AHEAD = 24 * 3600.0
-NOTHING = {"name": "", "list": [-1, ""], "uploads": [], "opted_out": False}
 
 
 class ParticipationLimits(NamedTuple):
     """How often a device may take part, all runs together."""
 
-    # since its last report
+    # Since its last report.
     hours: float
-    # MinS, rounds strictly between two
+    # MinS, rounds strictly between two.
     min_separation: int
-    # MaxP, in its lifetime
+    # MaxP, in its lifetime.
     max_participations: int
 
 
@@ -46,129 +48,177 @@ class ParticipationRecordDamaged(TaciturnError):
     """The device cannot know when it took part, and so no longer does."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """What is in the file."""
+
+    # The highest name of an attempt that the device answered, in hexadecimal.
+    name: str = ""
+    # The highest list of dismissed devices that it was shown.
+    list_number: int = -1
+    list_digest: str = ""
+    # Of each report: its round and when it left, and for the owner run, row and text.
+    uploads: list[dict[str, Any]] = field(default_factory=list)
+    has_opted_out: bool = False
+
+    @classmethod
+    def from_json(cls, content: str) -> Self:
+        """Read a record; ValueError, KeyError or TypeError if it is damaged."""
+        values = json.loads(content)
+        number, digest = values["list"]
+        return cls(
+            name=str(values["name"]),
+            list_number=int(number),
+            list_digest=digest,
+            uploads=list(values["uploads"]),
+            has_opted_out=bool(values["opted_out"]),
+        )
+
+    def to_json(self) -> str:
+        """Write the record."""
+        return json.dumps(
+            {
+                "name": self.name,
+                "list": [self.list_number, self.list_digest],
+                "uploads": self.uploads,
+                "opted_out": self.has_opted_out,
+            }
+        )
+
+
 class OwnParticipation:
+    """A device's own participation, in a folder of its own."""
+
     def __init__(self, folder: Path, limits: ParticipationLimits) -> None:
-        self._folder, self._limits = folder, limits
+        """Open the record, or start one.
+
+        Raises:
+            ParticipationRecordDamaged: what is there cannot be read.
+        """
+        self._folder = folder
+        self._limits = limits
         self._read()
 
     @property
     def uploads(self) -> list[dict]:
-        """Return round and time of each upload, and for its owner the run and the noise row that
-        the server named.
+        """Return round and time of each upload.
+
+        For its owner there are also the run and the noise row that the server named.
         """
-        return self._read()["uploads"]
+        return self._read().uploads
+
+    @property
+    def rest_seconds(self) -> float:
+        """Return the seconds until its own timer lets it take part again; 0 if it may now."""
+        uploads = self.uploads
+        if not uploads:
+            return 0.0
+        ends = uploads[-1]["at"] + 3600 * self._limits.hours
+        return max(0.0, ends - _now())
 
     def why_not(self, round: int) -> str | None:
         """Say why this device does not take part in a round; None if it does."""
         with lock_file(self._folder / LOCK):
-            return self._why_not(self._read(), round)
+            return self._why_not_round(self._read(), round)
 
-    def enter(self, name: bytes, round: int, number: int, digest: str) -> str | None:
-        """Record an attempt before anything is sent in it, or say why not; `number` and `digest`
-        are of the list of dismissed devices.
+    def enter(self, *, name: bytes, round: int, list_number: int, list_digest: str) -> str | None:
+        """Record an attempt before anything is sent in it, or say why not.
+
+        Args:
+            name: of the attempt.
+            round: the number of the round.
+            list_number: of the list of dismissed devices.
+            list_digest: the hash of that list.
         """
         with lock_file(self._folder / LOCK):
-            content = self._read()
-            seen, which = content["list"]
-            if number < seen or (number == seen and digest != which):
+            record = self._read()
+            is_older = list_number < record.list_number
+            is_another = list_number == record.list_number and list_digest != record.list_digest
+            if is_older or is_another:
                 return (
-                    f"this list of dismissed devices has number {number}, and this device was shown"
-                    f" another of number {seen}"
+                    f"this list of dismissed devices has number {list_number}, and this device was"
+                    f" shown another of number {record.list_number}"
                 )
-            if (
-                fields.latest(name, round) > _now() + AHEAD
-                # it would answer no other server until then
-            ):
-                why_not = (
-                    "this attempt is dated in the future: the server's clock is wrong, or this"
-                    " device's"
-                )
-            elif name.hex() <= content["name"]:
-                why_not = (
-                    "names of attempts rise, and it was already asked under this one or a later one"
-                )
-            else:
-                why_not = self._why_not(content, round)
-            known = {
-                **content,
-                "list": [number, digest],
-                "name": content["name"] if why_not else name.hex(),
-            }
-            if known != content:
-                self._write(known)
+            why_not = self._why_not_attempt(record, name, round)
+            entered = replace(
+                record,
+                list_number=list_number,
+                list_digest=list_digest,
+                name=record.name if why_not else name.hex(),
+            )
+            if entered != record:
+                self._write(entered)
             return why_not
 
     def upload(self, round: int, run: str, row: int, text: str = "") -> str | None:
-        """Record a report before it leaves, or say why it must not; `text` names what it was made
-        of.
+        """Record a report before it leaves, or say why it must not.
+
+        Args:
+            round: the number of the round, which the report uses up.
+            run: the name of the run.
+            row: of the noise.
+            text: the name of what the report was made of.
         """
         with lock_file(self._folder / LOCK):
-            content = self._read()
-            why_not = self._why_not(content, round)
+            record = self._read()
+            why_not = self._why_not_round(record, round)
             if why_not is None:
-                content["uploads"].append(
-                    {"round": round, "run": run, "row": row, "at": _now(), "text": text}
-                )
-                self._write(content)
+                upload = {"round": round, "run": run, "row": row, "at": _now(), "text": text}
+                uploads = [*record.uploads, upload]
+                self._write(replace(record, uploads=uploads))
             return why_not
 
-    @property
-    def rests_for(self) -> float:
-        """Return the seconds until its own timer lets it take part again; 0 if it may now."""
-        uploads = self.uploads
-        return max(0.0, uploads[-1]["at"] + 3600 * self._limits.hours - _now()) if uploads else 0.0
+    def _why_not_attempt(self, record: _Record, name: bytes, round: int) -> str | None:
+        # The device would answer no other server until then.
+        if fields.latest_time(name, round) > _now() + AHEAD:
+            return (
+                "this attempt is dated in the future: the server's clock is wrong, or this device's"
+            )
+        if name.hex() <= record.name:
+            return "names of attempts rise, and it was already asked under this one or a later one"
+        return self._why_not_round(record, round)
 
-    def _why_not(self, content: dict, round: int) -> str | None:
-        uploads = content["uploads"]
-        if content["opted_out"]:
+    def _why_not_round(self, record: _Record, round: int) -> str | None:
+        if record.has_opted_out:
             return "its owner has opted out"
-        if uploads and _now() - uploads[-1]["at"] < 3600 * self._limits.hours:
+        uploads = record.uploads
+        last = uploads[-1] if uploads else None
+        if last and _now() - last["at"] < 3600 * self._limits.hours:
             return f"it rests for {self._limits.hours:g} hours after an upload"
         if len(uploads) >= self._limits.max_participations:
             return (
                 f"it took part {len(uploads)} times, as often as it may in all runs"
                 " (fleet.lifetime_participations)"
             )
-        if uploads and round <= uploads[-1]["round"]:
+        if last and round <= last["round"]:
             return "it already reported to this round or a later one, and reports once to each"
-        if uploads and round - uploads[-1]["round"] <= self._limits.min_separation:
+        if last and round - last["round"] <= self._limits.min_separation:
             return (
                 f"{self._limits.min_separation} rounds must lie between this round and its last,"
                 " and do not"
             )
         return None
 
-    def _read(self) -> dict:
+    def _read(self) -> _Record:
         path = self._folder / FILE_NAME
         if not path.exists():
-            return {**NOTHING, "uploads": []}
+            return _Record()
         try:
-            content = json.loads(path.read_text())
-            (number, digest), uploads, opted_out = (
-                content["list"],
-                list(content["uploads"]),
-                bool(content["opted_out"]),
-            )
-            return {
-                "name": str(content["name"]),
-                "list": [int(number), digest],
-                "uploads": uploads,
-                "opted_out": opted_out,
-            }
+            return _Record.from_json(path.read_text())
         except (ValueError, KeyError, TypeError):
-            sentence = (
+            raise ParticipationRecordDamaged(
                 f"{path} is damaged: this device cannot know when it took part, so it no longer"
                 " does"
-            )
-            raise ParticipationRecordDamaged(sentence) from None
+            ) from None
 
-    def _write(self, content: dict) -> None:
-        write_atomically(self._folder / FILE_NAME, json.dumps(content).encode(), 0o600)
+    def _write(self, record: _Record) -> None:
+        _write_record(self._folder, record)
 
 
-def used_text(folder: Path) -> str | None:
+def read_used_text(folder: Path) -> str | None:
     """Return the name of the text that the last report was made of."""
-    uploads = OwnParticipation(folder, ParticipationLimits(0, 0, 0)).uploads
+    no_limits = ParticipationLimits(hours=0, min_separation=0, max_participations=0)
+    uploads = OwnParticipation(folder, no_limits).uploads
     return uploads[-1].get("text") if uploads else None
 
 
@@ -176,13 +226,15 @@ def opt_out(folder: Path) -> None:
     """Record the opt-out, even where the record is damaged or lost."""
     with lock_file(folder / LOCK):
         try:
-            content = json.loads((folder / FILE_NAME).read_text())
-            known = {**NOTHING, "name": content["name"], "uploads": content["uploads"]}
+            values = json.loads((folder / FILE_NAME).read_text())
+            record = _Record(name=values["name"], uploads=values["uploads"], has_opted_out=True)
         except (OSError, ValueError, KeyError, TypeError):
-            known = NOTHING
-        write_atomically(
-            folder / FILE_NAME, json.dumps({**known, "opted_out": True}).encode(), 0o600
-        )
+            record = _Record(has_opted_out=True)
+        _write_record(folder, record)
+
+
+def _write_record(folder: Path, record: _Record) -> None:
+    write_atomically(folder / FILE_NAME, record.to_json().encode(), 0o600)
 
 
 def _now() -> float:

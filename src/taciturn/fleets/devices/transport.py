@@ -1,5 +1,6 @@
-"""The wire between a server and its devices, as rounds see it: questions go down, answers come up,
-and nothing else.
+"""The wire between a server and its devices, as rounds see it.
+
+Questions go down, answers come up, and nothing else.
 
 Three promises hold on every wire, and rounds rely on them. An answer belongs to the question that
 was asked, and to the device it was asked of. An answer that was not there when `ask` returned is
@@ -18,23 +19,21 @@ from taciturn.progress import Progress, ignore_progress
 
 LOG = logging.getLogger("taciturn.fleet")
 
-# on the device: kind of question and its content → answer
+# On the device: kind of question and its content → answer.
 Handler = Callable[[str, bytes], bytes]
-# what each is sent
+# What each device is sent.
 ByDevice = Mapping[int, bytes]
 
-# of one answer: six times a report of 2.4 million parameters
+# Of one answer: six times a report of 2.4 million parameters.
 MOST_BYTES = 64 * 2**20
-# where a connection may do without encryption
+# Where a connection may do without encryption.
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-# why an answer is missing
-LATE, GONE, FAILED, LARGE = (
-    "too late",
-    "not connected",
-    "failed",
-    "too large",
-)
-# seconds for which a device stays away at most, whatever it is told
+# Why an answer is missing.
+LATE = "too late"
+GONE = "not connected"
+FAILED = "failed"
+LARGE = "too large"
+# Seconds for which a device stays away at most, whatever it is told.
 MOST_AWAY = 24 * 3600.0
 
 
@@ -43,8 +42,9 @@ class LinkError(TaciturnError):
 
 
 class ComeBackLater(Exception):
-    """Raised by a handler: its answer is empty, and the device leaves and returns after this many
-    seconds.
+    """Raised by a handler: the device leaves, and returns after this number of seconds.
+
+    Its answer is empty.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -56,8 +56,9 @@ class Link(Protocol):
     """Between a server and its devices; examples/fleet_in_process.py has a small one."""
 
     def devices(self) -> list[int]:
-        """Return the numbers of those connected now, sorted. A device keeps its number for as long
-        as it keeps its key.
+        """Return the numbers of those connected now, sorted.
+
+        A device keeps its number for as long as it keeps its key.
         """
         ...
 
@@ -69,17 +70,25 @@ class Link(Protocol):
         progress: Progress = ignore_progress,
         shared: bytes = b"",
     ) -> dict[int, bytes]:
-        """Send each device its content, wait until all have answered or `seconds` have passed, and
-        return the answers. `shared` follows each content, and travels as one file for all. A device
-        that failed, is gone or late is not in the answers; late ones are discarded for good. One
-        call at a time.
+        """Ask devices a question, and return their answers.
+
+        A device that failed, is gone or late is not in the answers; late ones are discarded for
+        good. One call at a time.
+
+        Args:
+            kind: of the question.
+            contents: what each device is sent.
+            seconds: how long to wait, unless all have answered before.
+            progress: told how many have answered.
+            shared: follows each content, and travels as one file for all.
         """
         ...
 
 
 def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
-    """Answer on the device. Errors stay in its own log, as their words may be the user's;
-    `ComeBackLater` passes through.
+    """Answer on the device, or return None if that failed.
+
+    Errors stay in its own log, as their words may be the user's; `ComeBackLater` passes through.
     """
     try:
         answer = handler(kind, content)
@@ -94,19 +103,31 @@ def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
         return None
 
 
-def answered(
+def select_answers(
     kind: str, contents: Mapping[int, bytes], outcomes: Mapping[int, bytes | str]
 ) -> dict[int, bytes]:
-    """Return the answers to a question, in its order. Log one line for all that are missing; which
-    devices they are only at DEBUG.
+    """Return the answers to a question, in its order.
+
+    Logs one line for all that are missing; which devices they are only at DEBUG.
+
+    Args:
+        kind: of the question.
+        contents: what each device was sent.
+        outcomes: an answer, or why there is none; a device that has no outcome was too late.
     """
-    came = {number: outcomes.get(number, LATE) for number in contents}
-    if missing := {number: why for number, why in came.items() if isinstance(why, str)}:
-        reasons = ", ".join(
-            f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items())
-        )
+    answers = {}
+    missing = {}
+    for number in contents:
+        outcome = outcomes.get(number, LATE)
+        if isinstance(outcome, bytes):
+            answers[number] = outcome
+        else:
+            missing[number] = outcome
+    if missing:
+        counts = sorted(Counter(missing.values()).items())
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
         LOG.warning(
             "“%s”: no answer from %d of %d devices (%s)", kind, len(missing), len(contents), reasons
         )
         LOG.debug("“%s”: without an answer: %s", kind, missing)
-    return {number: answer for number, answer in came.items() if isinstance(answer, bytes)}
+    return answers

@@ -1,7 +1,7 @@
-"""Integers of b bits, packed without gaps: a report modulo 2^b travels as b bits a coordinate (Xu
-et al. 2023, §2.4).
+"""Integers of b bits, packed without gaps (Xu et al. 2023, §2.4).
 
-The first number is in the lowest bits of the first byte, as in little-endian words.
+So a report modulo 2^b travels as b bits a coordinate. The first number is in the lowest bits of the
+first byte, as in little-endian words.
 
 >>> pack(np.array([1, 2, 7], np.uint32), 3).hex()
 'd101'
@@ -12,12 +12,13 @@ array([1, 2, 7], dtype=uint32)
 import numpy as np
 
 MOST_BITS = 32
-# numbers at a time, so that a block stays in the processor's cache; a multiple of 8, so that it
-# begins with a byte
+# Numbers at a time, so that a block stays in the processor's cache; a multiple of 8, so that it
+# begins with a byte.
 BLOCK = 1 << 15
 
 
-def packed_bytes(length: int, bits: int) -> int:
+def count_bytes(length: int, bits: int) -> int:
+    """Return how many bytes this number of packed numbers takes."""
     if not 1 <= bits <= MOST_BITS:
         raise ValueError(f"numbers have 1 to {MOST_BITS} bits, not {bits}")
     return (length * bits + 7) // 8
@@ -25,40 +26,47 @@ def packed_bytes(length: int, bits: int) -> int:
 
 def pack(values: np.ndarray, bits: int) -> bytes:
     """Pack one-dimensional uint32; a number of more than `bits` bits is refused, not truncated."""
-    # refuses a number of bits that is none
-    packed_bytes(values.size, bits)
+    # Refuses a number of bits that is not possible.
+    count_bytes(values.size, bits)
     if values.dtype != np.uint32 or values.ndim != 1:
         raise ValueError(
             f"numbers to pack are a row of uint32, not {values.dtype} of shape {values.shape}"
         )
-    if values.size and int(values.max()) >> bits:
-        raise ValueError(f"{int(values.max())} does not fit into {bits} bits")
+    largest = int(values.max()) if values.size else 0
+    if largest >> bits:
+        raise ValueError(f"{largest} does not fit into {bits} bits")
     packed = []
     for start in range(0, values.size, BLOCK):
-        some = values[start : start + BLOCK].astype("<u4").view(np.uint8).reshape(-1, 4)
-        packed.append(
-            np.packbits(np.unpackbits(some, axis=1, bitorder="little")[:, :bits], bitorder="little")
-        )
+        block = values[start : start + BLOCK].astype("<u4")
+        block_bytes = block.view(np.uint8).reshape(-1, 4)
+        block_bits = np.unpackbits(block_bytes, axis=1, bitorder="little")
+        lowest_bits = block_bits[:, :bits]
+        packed.append(np.packbits(lowest_bits, bitorder="little"))
     return b"".join(packed)
 
 
 def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
     """Return uint32 [length]. The exact inverse of `pack`: bits after the last number must be 0."""
-    if len(packed) != (size := packed_bytes(length, bits)):
+    size = count_bytes(length, bits)
+    if len(packed) != size:
         raise ValueError(
             f"{length:,} numbers of {bits} bits take {size:,} bytes, not {len(packed):,}"
         )
-    if length * bits % 8 and packed[-1] >> length * bits % 8:
+    bits_in_last_byte = length * bits % 8
+    if bits_in_last_byte and packed[-1] >> bits_in_last_byte:
         raise ValueError("there are bits set after the last packed number")
     values = np.empty(length, np.uint32)
     for start in range(0, length, BLOCK):
-        some = min(BLOCK, length - start)
-        block = np.frombuffer(packed, np.uint8, packed_bytes(some, bits), start * bits // 8)
-        numbers = np.zeros((some, MOST_BITS), np.uint8)
-        numbers[:, :bits] = np.unpackbits(block, count=some * bits, bitorder="little").reshape(
-            some, bits
+        count = min(BLOCK, length - start)
+        block = np.frombuffer(
+            packed,
+            np.uint8,
+            count=count_bytes(count, bits),
+            offset=start * bits // 8,
         )
-        values[start : start + some] = (
-            np.packbits(numbers, axis=1, bitorder="little").view("<u4").ravel()
-        )
+        lowest_bits = np.unpackbits(block, count=count * bits, bitorder="little")
+        block_bits = np.zeros((count, MOST_BITS), np.uint8)
+        block_bits[:, :bits] = lowest_bits.reshape(count, bits)
+        block_bytes = np.packbits(block_bits, axis=1, bitorder="little")
+        values[start : start + count] = block_bytes.view("<u4").ravel()
     return values

@@ -60,7 +60,7 @@ class Certificate(NamedTuple):
     signature: bytes = b""
 
     @property
-    def lasts(self) -> bool:
+    def has_time_left(self) -> bool:
         return self.ends > now() + CLOCKS_APART
 
     def signed(self) -> bytes:

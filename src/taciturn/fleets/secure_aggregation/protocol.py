@@ -25,7 +25,7 @@ different ones have no sum.
 
 **Assumes:** the enrolment authority is not the server (identities.py), and no more than the share
 `Terms.corrupt` of a cohort works for the server; TLS authenticates messages between device and
-server; a device is in a round of one name once (participation_record.py). What a server can do
+server; a device is in a round of one name once (own_participation.py). What a server can do
 nevertheless is in docs/secure_aggregation.md. A device that lies can spoil its cell's sum, and
 learns nothing by it.
 """
@@ -37,20 +37,13 @@ import numpy as np
 from taciturn.fleets.secure_aggregation import masks
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Advert, Terms
-
-STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK, DONE = (
-    "advertise",
-    "share",
-    "mask",
-    "sign",
-    "unmask",
-    "done",
-)
+from taciturn.fleets.secure_aggregation.stages import Stage
 
 
 class Refused(ValueError):
-    """One side refuses what the other sent; nothing has changed. The sentence may name devices: it
-    belongs in a private log.
+    """One side refuses what the other sent; nothing has changed.
+
+    The sentence may name devices: it belongs in a private log.
     """
 
 
@@ -58,37 +51,45 @@ class Unneeded(Refused):
     """There is no room for it, though nothing is wrong with it."""
 
 
-def expect(now: str, asked: str) -> None:
-    if now != asked:
-        late = STAGES.index(now) > STAGES.index(asked)
-        raise Refused(
-            f"it is too {'late' if late else 'early'} to {asked}: "
-            + ("that is done" if late else f"{now} comes first")
-        )
+def expect(now: Stage, asked: Stage) -> None:
+    """Refuse what belongs to another stage than that in which a round is now."""
+    if asked == now:
+        return
+    if now.is_after(asked):
+        raise Refused(f"it is too late to {asked.value}: that is done")
+    raise Refused(f"it is too early to {asked.value}: {now.value} comes first")
 
 
 def check_cell(own: bytes, theirs: bytes) -> None:
+    """Refuse what was said in another cell, or in another round."""
     if own != theirs:
         raise Refused("this belongs to another round, or to another cell of it")
 
 
 def residue(total: np.ndarray, terms: Terms) -> np.ndarray:
-    return (total & total.dtype.type((1 << terms.modulus_bits) - 1)).astype(np.uint32, copy=False)
+    """Return sums modulo M, as uint32."""
+    lowest_bits = total.dtype.type((1 << terms.modulus_bits) - 1)
+    return (total & lowest_bits).astype(np.uint32, copy=False)
 
 
 def commitment(seed: bytes) -> bytes:
+    """Return a hash of a seed, by which its reconstruction is recognised."""
     return hashlib.sha256(b"taciturn secure sum: seed\0" + seed).digest()
 
 
 def ends_of(cell: bytes, sender: int, receiver: int) -> bytes:
+    """Name a cell and two devices in it: shares and masks are bound to both ends."""
     return cell + sender.to_bytes(8, "big") + receiver.to_bytes(8, "big")
 
 
 def own_mask_key(seed: Secret, cell: bytes) -> Secret:
-    return masks.derive_key(seed, b"own mask" + cell)
+    """Return the key of a device's own mask."""
+    return masks.derive_key(seed, purpose=b"own mask" + cell)
 
 
 def pair_mask_key(secret: Secret, peer: Advert, device: int, cell: bytes) -> Secret:
     """Return the key of the mask that a device and its peer share, the same from both ends."""
-    ends = ends_of(cell, min(device, peer.device), max(device, peer.device))
-    return masks.agree_on_key(secret, peer.mask_key, b"pair mask" + ends)
+    first = min(device, peer.device)
+    second = max(device, peer.device)
+    ends = ends_of(cell, sender=first, receiver=second)
+    return masks.agree_on_key(secret, peer.mask_key, purpose=b"pair mask" + ends)

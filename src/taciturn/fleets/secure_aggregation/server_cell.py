@@ -1,12 +1,13 @@
-"""The server in one cell of a secure sum (protocol.py): pass on what it cannot read, add, remove
-masks (Bonawitz et al. 2017, Figure 4). It knows nothing about other cells, and so can run in any
-process (workers.py).
+"""The server in one cell of a secure sum (protocol.py).
+
+It passes on what it cannot read, adds reports, and removes masks (Bonawitz et al. 2017, Figure 4).
+It knows nothing about other cells, and so can run in any process (workers.py).
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple, Self
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -25,51 +26,71 @@ from taciturn.fleets.secure_aggregation.messages import (
     UnmaskRequest,
 )
 from taciturn.fleets.secure_aggregation.protocol import Refused, Unneeded
+from taciturn.fleets.secure_aggregation.stages import Stage
 
-# sets of shares of a secret, at random
+# Sets of shares of a secret that are tried at random.
 TRIES = 200
-# of those whose secrets were needed
+# Of the owners whose secrets were needed, the share that may be blamed for secrets that cannot be
+# reconstructed.
 FEW = 1 / 3
 
 _IsRight = Callable[[Secret, Advert], bool]
+# By holder, and by the owner of the secret that each is a share of.
+_SharesByHolder = Mapping[int, Mapping[int, bytes]]
 
 
 class Total(NamedTuple):
     """The sum of a round, or of one of its cells. For the curator only."""
 
-    # uint32 [length]: the sum of the reports modulo 2^b
+    # uint32 [length]: the sum of the reports modulo 2^b.
     values: np.ndarray
-    # those whose reports are in it
+    # Those whose reports are in it.
     devices: list[int]
 
     def __repr__(self) -> str:
         return f"<sum of {len(self.devices)} reports>"
 
 
-def at_fault(unfit: Collection[tuple[int, int]], enough: int) -> list[int]:
-    """Blame the devices whose shares do not fit with those of `enough` others, the worst first.
-    `unfit` are holder and owner of each such
-    share: one of the two is at fault. A device wrongly blamed loses its part in a run; one wrongly
-    spared could cost everybody the run.
+class Unfit(NamedTuple):
+    """A share that is missing or wrong: one of these two is at fault."""
+
+    holder: int
+    owner: int
+
+
+def blame_for_shares(unfit: Collection[tuple[int, int]], enough: int) -> list[int]:
+    """Return the devices whose shares do not fit with those of `enough` others, the worst first.
+
+    A device wrongly blamed loses its part in a run; one wrongly spared could cost everybody the
+    run.
+
+    Args:
+        unfit: holder and owner of each share that does not fit, of whom one is at fault.
+        enough: the number of others, so many that one of them is honest.
     """
-    left, found = set(unfit), []
+    left = set(unfit)
+    blamed = []
     while left:
-        (worst, count), *_ = Counter(device for pair in left for device in pair).most_common(1)
+        counts = Counter(device for pair in left for device in pair)
+        worst, count = counts.most_common(1)[0]
         if count < enough:
             break
-        found.append(worst)
+        blamed.append(worst)
         left = {pair for pair in left if worst not in pair}
-    return found
+    return blamed
 
 
-def few_of(spoilt: Collection[int], all: Collection[int]) -> list[int]:
-    """Blame the owners of secrets that cannot be reconstructed, if they are few: a holder could
-    spoil anyone's.
+def blame_for_secrets(spoilt: Collection[int], owners: Collection[int]) -> list[int]:
+    """Return the owners of secrets that cannot be reconstructed, if they are few.
+
+    A holder could spoil anyone's.
     """
-    return sorted(spoilt) if len(spoilt) <= FEW * len(all) else []
+    return sorted(spoilt) if len(spoilt) <= FEW * len(owners) else []
 
 
-def refusals(answers: Mapping[int, bytes], take: Callable[[int, bytes], None]) -> dict[int, str]:
+def collect_refusals(
+    answers: Mapping[int, bytes], take: Callable[[int, bytes], None]
+) -> dict[int, str]:
     """Take what devices sent; return whose answers were refused, and why: they count as missing."""
     refused = {}
     for device, answer in answers.items():
@@ -83,63 +104,83 @@ def refusals(answers: Mapping[int, bytes], take: Callable[[int, bytes], None]) -
 
 
 class ServerCell:
-    """The server in one cell. A stage ends when its result is asked for: a device not heard by then
-    has dropped out.
+    """The server in one cell.
+
+    A stage ends when its result is asked for: a device not heard by then has dropped out.
     """
 
     def __init__(
-        self, terms: Terms, name: bytes, adverts: Mapping[int, Advert], cohort: int
+        self, *, terms: Terms, name: bytes, adverts: Mapping[int, Advert], cohort: int
     ) -> None:
-        """Start a cell; ValueError if this many devices, of a cohort of this size, make no secure
-        sum.
+        """Start a cell.
+
+        Args:
+            terms: what all in the round agree on.
+            name: of the cell, which follows from all adverts of the round.
+            adverts: of the devices in it.
+            cohort: the number of devices in the round.
+
+        Raises:
+            ValueError: this many devices, of a cohort of this size, make no secure sum.
         """
-        self.threshold = threshold(cohort, len(adverts), terms.dropouts, terms.corrupt)
-        # of whom at least one is honest
-        self._suspects = max(2, 1 + colluders(cohort, len(adverts), terms.corrupt))
-        self._terms, self._name, self.adverts, self._stage = terms, name, adverts, protocol.SHARE
-        # of each device's shares
+        self.threshold = threshold(
+            cohort=cohort, cell=len(adverts), dropouts=terms.dropouts, corrupt=terms.corrupt
+        )
+        corrupt = colluders(cohort=cohort, cell=len(adverts), corrupt=terms.corrupt)
+        # This number of devices, of whom at least one is honest.
+        self._suspects = max(2, 1 + corrupt)
+        self._terms = terms
+        self._name = name
+        self.adverts = adverts
+        self._stage = Stage.SHARE
+        # Of each device's shares.
         self._places = {device: place for place, device in enumerate(sorted(adverts), 1)}
+        # By sender, and by receiver.
         self._sealed: dict[int, dict[int, bytes]] = {}
         self._shared: frozenset[int] = frozenset()
         self._sum = np.zeros(terms.length, masks.words(terms.modulus_bits))
         self._reported: set[int] = set()
         self._signatures: dict[int, bytes] = {}
         self._answers: dict[int, Unmasking] = {}
-        # holder and owner of a share that is missing or wrong
-        self._unfit: set[tuple[int, int]] = set()
-        # owners of secrets that their shares do not give
+        # Of shares that are missing or wrong.
+        self._unfit: set[Unfit] = set()
+        # Owners of secrets that their shares do not give.
         self._spoilt: set[int] = set()
-        # whose reports are in its sum, or may be
+        # The number whose reports are in its sum, or may be.
         self.devices = 0
-        # whose answers were refused in the last stage, and why
+        # Whose answers were refused in the last stage, and why.
         self.refused: dict[int, str] = {}
-        self.result: (
-            Total | dict[int, bytes]
-            # of the last stage: questions of the next, or the sum
-        ) = {}
-        # why it has failed
+        # Of the last stage: the questions of the next one, or the sum.
+        self.result: Total | dict[int, bytes] = {}
+        # Why it has failed.
         self.failed = ""
 
     def end_stage(self, answers: Mapping[int, bytes]) -> Self:
-        """Take what devices sent in a stage, and end it. The cell itself is returned, for it may
-        come from another process.
+        """Take what devices sent in a stage, and end it.
+
+        The cell itself is returned, for it may come from another process.
         """
-        read, take, end = _STAGES[self._stage]
-        self.refused = refusals(answers, lambda device, answer: take(self, device, read(answer)))
-        self.devices = len(self._sealed if self._stage == protocol.SHARE else self._reported)
+        stage = _STAGES[self._stage]
+        self.refused = collect_refusals(
+            answers, lambda device, answer: stage.take(self, device, stage.read(answer))
+        )
+        heard = self._sealed if self._stage == Stage.SHARE else self._reported
+        self.devices = len(heard)
         try:
-            result = end(self)
-            self.result = (
-                result
-                if isinstance(result, Total)
-                else {device: message.to_bytes() for device, message in result.items()}
-            )
+            result = stage.end(self)
         except FailedRound as reason:
-            self.failed, self.result = str(reason), {}
+            self.failed = str(reason)
+            self.result = {}
+            return self
+        if isinstance(result, Total):
+            self.result = result
+        else:
+            self.result = {device: message.to_bytes() for device, message in result.items()}
         return self
 
     def take_shares(self, device: int, sealed: SealedShares) -> None:
-        self._check_first(protocol.SHARE, device, self._sealed, sealed.cell)
+        """Take a device's shares for each of the others, which the server cannot read."""
+        self._check_first(Stage.SHARE, device, heard=self._sealed, cell=sealed.cell)
         if sealed.shares.keys() != self.adverts.keys() - {device}:
             raise Refused(
                 f"device {device} has not sent a share for each of the others in its cell and"
@@ -148,186 +189,238 @@ class ServerCell:
         self._sealed[device] = sealed.shares
 
     def deliveries(self) -> dict[int, SealedShares]:
-        """End the second stage: return to each device that shared its secrets its shares of those
-        of the others.
+        """End the second stage: return the shares of the others' secrets that are for each device.
+
+        Only devices that shared their own secrets get any.
         """
-        protocol.expect(self._stage, protocol.SHARE)
+        protocol.expect(self._stage, Stage.SHARE)
         self._check_enough(self._sealed, "shared their secrets")
-        sealed, self._sealed, self._stage = self._sealed, {}, protocol.MASK
+        sealed = self._sealed
+        self._sealed = {}
+        self._stage = Stage.MASK
         self._shared = frozenset(sealed)
-        others = {
-            device: {peer: shares[device] for peer, shares in sealed.items() if peer != device}
-            for device in sealed
-        }
-        return {device: SealedShares(self._name, shares) for device, shares in others.items()}
+        deliveries = {}
+        for device in sealed:
+            others = {
+                sender: shares[device] for sender, shares in sealed.items() if sender != device
+            }
+            deliveries[device] = SealedShares(self._name, others)
+        return deliveries
 
     def take_report(self, device: int, report: MaskedReport) -> None:
         """Add a report at once: no single one is kept."""
-        self._check_first(protocol.MASK, device, self._reported, report.cell)
-        values = unpack(report.packed, self._terms.length, self._terms.modulus_bits)
+        self._check_first(Stage.MASK, device, heard=self._reported, cell=report.cell)
+        values = unpack(report.packed, length=self._terms.length, bits=self._terms.modulus_bits)
         self._sum += values.astype(self._sum.dtype, copy=False)
         self._reported.add(device)
 
     def survivors(self) -> dict[int, Survivors]:
         """End the third stage: return whose reports are in the sum."""
-        protocol.expect(self._stage, protocol.MASK)
+        protocol.expect(self._stage, Stage.MASK)
         self._check_enough(self._reported, "reported")
-        self._stage = protocol.SIGN
+        self._stage = Stage.SIGN
         return dict.fromkeys(sorted(self._reported), self.list_of_survivors)
 
     @property
     def list_of_survivors(self) -> Survivors:
+        """Return what each survivor signs."""
         return Survivors(self._name, frozenset(self._reported))
 
     def take_signature(self, device: int, signature: bytes) -> None:
         """Take a survivor's signature; the caller, who knows devices' keys, has verified it."""
-        self._check_first(protocol.SIGN, device, self._signatures, self._name)
+        self._check_first(Stage.SIGN, device, heard=self._signatures, cell=self._name)
         self._signatures[device] = signature
 
     def requests(self) -> dict[int, UnmaskRequest]:
         """End the fourth stage: return to each signer as many signatures as needed."""
-        protocol.expect(self._stage, protocol.SIGN)
+        protocol.expect(self._stage, Stage.SIGN)
         self._check_enough(self._signatures, "signed who reported")
-        self._stage = protocol.UNMASK
-        enough = dict(sorted(self._signatures.items())[: self.threshold])
-        return dict.fromkeys(sorted(self._signatures), UnmaskRequest(self._name, enough))
+        self._stage = Stage.UNMASK
+        signers = sorted(self._signatures)
+        enough = {device: self._signatures[device] for device in signers[: self.threshold]}
+        return dict.fromkeys(signers, UnmaskRequest(self._name, enough))
 
     def take_answer(self, device: int, answer: Unmasking) -> None:
-        self._check_first(protocol.UNMASK, device, self._answers, answer.cell)
-        if not (
-            answer.seeds.keys() <= self._reported
-            and answer.mask_keys.keys() <= self._shared - self._reported
-        ):
+        """Take a device's shares of secrets, each of one of the two that the owner has."""
+        self._check_first(Stage.UNMASK, device, heard=self._answers, cell=answer.cell)
+        has_right_seeds = answer.seeds.keys() <= self._reported
+        has_right_keys = answer.mask_keys.keys() <= self._shared - self._reported
+        if not (has_right_seeds and has_right_keys):
             raise Refused(f"device {device} answers a question that it was not asked")
         for share in (*answer.seeds.values(), *answer.mask_keys.values()):
             shamir.number(share)
         self._answers[device] = answer
 
     def total(self) -> Total:
-        """End the cell: reconstruct secrets and remove all masks at once, so that no single report
-        is ever without them.
+        """End the cell: reconstruct secrets and remove all masks at once.
+
+        No single report is ever without its masks.
         """
-        protocol.expect(self._stage, protocol.UNMASK)
+        protocol.expect(self._stage, Stage.UNMASK)
         self._spoilt.clear()
-        seeds = {device: answer.seeds for device, answer in self._answers.items()}
-        mask_keys = {device: answer.mask_keys for device, answer in self._answers.items()}
-        own = self._secrets(
+        seeds = self._reconstruct_all(
             self._reported,
-            seeds,
+            {device: answer.seeds for device, answer in self._answers.items()},
             lambda seed, advert: protocol.commitment(seed) == advert.commitment,
         )
-        gone = self._shared - self._reported
-        pairs = self._secrets(
-            gone, mask_keys, lambda key, advert: masks.public_key(key) == advert.mask_key
+        secrets_of_gone = self._reconstruct_all(
+            self._shared - self._reported,
+            {device: answer.mask_keys for device, answer in self._answers.items()},
+            lambda secret, advert: masks.public_key(secret) == advert.mask_key,
         )
-        minus = [protocol.own_mask_key(seed, self._name) for seed in own.values()]
-        plus = []
-        for lost, secret in pairs.items():
-            for survivor in sorted(self._reported):
-                # The survivor's report has this mask with its own sign, and nothing cancels it.
-                undo = minus if survivor < lost else plus
-                undo.append(
-                    protocol.pair_mask_key(secret, self.adverts[survivor], lost, self._name)
-                )
-        masks.add_masks(self._sum, plus, minus)
-        self._stage = protocol.DONE
+        self._remove_masks(seeds, secrets_of_gone)
+        self._stage = Stage.DONE
         return Total(protocol.residue(self._sum, self._terms), sorted(self._reported))
 
-    @property
-    def broke(self) -> dict[int, str]:
-        """Return the devices that broke the protocol, as far as shares show it, and how: for a
-        private note.
-        """
-        shares = dict.fromkeys(
-            at_fault(self._unfit, self._suspects), "shares that it cut or held are missing or wrong"
-        )
-        secrets = dict.fromkeys(
-            few_of(self._spoilt, self._shared), "its shares are not of the secret that it named"
-        )
-        return shares | secrets
+    def _remove_masks(
+        self, seeds: Mapping[int, Secret], secrets_of_gone: Mapping[int, Secret]
+    ) -> None:
+        """Subtract survivors' own masks, and those that they have with devices that have gone."""
+        minus = [protocol.own_mask_key(seed, self._name) for seed in seeds.values()]
+        plus = []
+        for lost, secret in secrets_of_gone.items():
+            for survivor in sorted(self._reported):
+                mask_key = protocol.pair_mask_key(
+                    secret, peer=self.adverts[survivor], device=lost, cell=self._name
+                )
+                # The survivor's report has this mask with its own sign, and nothing cancels it.
+                undo = minus if survivor < lost else plus
+                undo.append(mask_key)
+        masks.add_masks(self._sum, plus=plus, minus=minus)
 
-    def _secrets(
-        self,
-        owners: Collection[int],
-        answers: Mapping[int, Mapping[int, bytes]],
-        is_right: _IsRight,
-    ) -> dict[int, Secret]:
-        """Reconstruct secrets from shares by holder and owner. All are tried before it fails, to
-        find out whose are wrong.
+    @property
+    def offenders(self) -> dict[int, str]:
+        """Return the devices that broke the protocol, as far as shares show it, and how.
+
+        This is for a private note.
         """
-        found, failed = {}, []
+        offenders = {}
+        for device in blame_for_shares(self._unfit, self._suspects):
+            offenders[device] = "shares that it cut or held are missing or wrong"
+        for device in blame_for_secrets(self._spoilt, self._shared):
+            offenders[device] = "its shares are not of the secret that it named"
+        return offenders
+
+    def _reconstruct_all(
+        self, owners: Collection[int], shares: _SharesByHolder, is_right: _IsRight
+    ) -> dict[int, Secret]:
+        """Reconstruct the secrets of these owners.
+
+        All are tried before it fails, to find out whose shares are wrong.
+        """
+        secrets = {}
+        failures = []
         for owner in sorted(owners):
             try:
-                found[owner] = self._secret(owner, answers, is_right)
+                secrets[owner] = self._reconstruct(owner, shares, is_right)
             except FailedRound as reason:
-                failed.append(reason)
-        if failed:
-            raise failed[0]
-        return found
+                failures.append(reason)
+        if failures:
+            raise failures[0]
+        return secrets
 
-    def _secret(
-        self, owner: int, answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight
-    ) -> Secret:
+    def _reconstruct(self, owner: int, shares: _SharesByHolder, is_right: _IsRight) -> Secret:
         """Try one set of shares after another: if some of them are wrong, others may suffice."""
-        places, answered = self._places, sorted(answers)
-        self._unfit |= {(holder, owner) for holder in answered if owner not in answers[holder]}
-        doubted = {holder for holder, _ in self._unfit}
-        holders = sorted(
-            (one for one in answered if owner in answers[one]), key=lambda one: one in doubted
-        )
-        shares = {places[holder]: answers[holder][owner] for holder in holders}
-        needed, found = self.threshold, len(shares)
-        if found < needed:
+        answered = sorted(shares)
+        self._unfit |= {Unfit(holder, owner) for holder in answered if owner not in shares[holder]}
+        doubted = {pair.holder for pair in self._unfit}
+        holders = [holder for holder in answered if owner in shares[holder]]
+        # Those whom nothing speaks against come first.
+        holders.sort(key=lambda holder: holder in doubted)
+        by_place = {self._places[holder]: shares[holder][owner] for holder in holders}
+        if len(by_place) < self.threshold:
             raise FailedRound(
-                f"{found} devices of a cell answered for one of its members, and {needed} are"
-                " needed to remove a mask"
+                f"{len(by_place)} devices of a cell answered for one of its members, and"
+                f" {self.threshold} are needed to remove a mask"
             )
-        order = list(shares)
-        for attempt in range(found + TRIES if found > needed else 1):
-            # From different ends first, which avoids any single wrong one; then at random, which
-            # mostly avoids several.
-            some = (
-                (order * 2)[attempt : attempt + needed]
-                if attempt < found
-                else random.sample(order, needed)
-            )
-            chosen = {place: shares[place] for place in some}
-            try:
-                secret = Secret(shamir.reconstruct(chosen))
-            except ValueError:
+        for attempt, places in enumerate(_sets_to_try(list(by_place), self.threshold)):
+            chosen = {place: by_place[place] for place in places}
+            secret = _reconstruct_or_none(chosen)
+            if secret is None or not is_right(secret, self.adverts[owner]):
                 continue
-            if is_right(secret, self.adverts[owner]):
-                for holder in (
-                    holders if attempt else doubted & set(holders)
-                    # where somebody's share was wrong
-                ):
-                    if not shamir.fits(chosen, places[holder], answers[holder][owner]):
-                        self._unfit.add((holder, owner))
-                return secret
-        # or one holder could spoil it
-        if found > needed:
+            # Where an attempt failed before, somebody's share was wrong.
+            suspects = holders if attempt else doubted & set(holders)
+            for holder in suspects:
+                if not shamir.fits(chosen, self._places[holder], shares[holder][owner]):
+                    self._unfit.add(Unfit(holder, owner))
+            return secret
+        # With no share to spare, one holder could spoil it.
+        if len(by_place) > self.threshold:
             self._spoilt.add(owner)
         raise FailedRound("shares of a secret do not fit together: a device has sent wrong ones")
 
-    def _check_first(self, stage: str, device: int, heard: Collection[int], cell: bytes) -> None:
+    def _check_first(
+        self, stage: Stage, device: int, *, heard: Collection[int], cell: bytes
+    ) -> None:
+        """Refuse what comes in another stage, from one who dropped out, twice, or elsewhere."""
         protocol.expect(self._stage, stage)
-        before = self.adverts, self._shared, self._reported, self._signatures
-        if device not in before[protocol.STAGES.index(stage) - 1]:
+        heard_before: dict[Stage, Collection[int]] = {
+            Stage.SHARE: self.adverts,
+            Stage.MASK: self._shared,
+            Stage.SIGN: self._reported,
+            Stage.UNMASK: self._signatures,
+        }
+        if device not in heard_before[stage]:
             raise Refused(f"device {device} is not in this round, or has dropped out of it")
         if device in heard:
             raise Refused(f"device {device} was already heard")
         protocol.check_cell(self._name, cell)
 
     def _check_enough(self, devices: Collection[int], done: str) -> None:
+        """Fail the cell if fewer devices have done this than the threshold."""
         if len(devices) < self.threshold:
             raise FailedRound(
                 f"{len(devices)} devices of a cell have {done}, and {self.threshold} are needed"
             )
 
 
+def _sets_to_try(places: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yield sets of this size of the places, in the order in which they are tried."""
+    if len(places) == size:
+        yield list(places)
+        return
+    # From different ends first, which avoids any single wrong one.
+    for start in range(len(places)):
+        yield [*places, *places][start : start + size]
+    # Then at random, which mostly avoids several.
+    for _ in range(TRIES):
+        yield random.sample(places, size)
+
+
+def _reconstruct_or_none(shares: Mapping[int, bytes]) -> Secret | None:
+    try:
+        return Secret(shamir.reconstruct(shares))
+    except ValueError:
+        return None
+
+
+class _StageOfCell(NamedTuple):
+    """How a cell reads and takes a device's answer in a stage, and what ends the stage."""
+
+    read: Callable[[bytes], Any]
+    take: Callable[[ServerCell, int, Any], None]
+    end: Callable[[ServerCell], Any]
+
+
 _STAGES = {
-    protocol.SHARE: (SealedShares.from_bytes, ServerCell.take_shares, ServerCell.deliveries),
-    protocol.MASK: (MaskedReport.from_bytes, ServerCell.take_report, ServerCell.survivors),
-    protocol.SIGN: (bytes, ServerCell.take_signature, ServerCell.requests),
-    protocol.UNMASK: (Unmasking.from_bytes, ServerCell.take_answer, ServerCell.total),
+    Stage.SHARE: _StageOfCell(
+        read=SealedShares.from_bytes,
+        take=ServerCell.take_shares,
+        end=ServerCell.deliveries,
+    ),
+    Stage.MASK: _StageOfCell(
+        read=MaskedReport.from_bytes,
+        take=ServerCell.take_report,
+        end=ServerCell.survivors,
+    ),
+    Stage.SIGN: _StageOfCell(
+        read=bytes,
+        take=ServerCell.take_signature,
+        end=ServerCell.requests,
+    ),
+    Stage.UNMASK: _StageOfCell(
+        read=Unmasking.from_bytes,
+        take=ServerCell.take_answer,
+        end=ServerCell.total,
+    ),
 }

@@ -1,5 +1,6 @@
-"""The server in a round of secure sums (protocol.py): who is in which cell, what was signed, and
-the sum of all cells.
+"""The server in a round of secure sums (protocol.py).
+
+It knows who is in which cell and what was signed, and adds the sums of all cells.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,157 +16,168 @@ from taciturn.fleets.secure_aggregation.identities import (
     is_signed_by,
 )
 from taciturn.fleets.secure_aggregation.messages import Advert, Roster, Terms
-from taciturn.fleets.secure_aggregation.protocol import (
-    ADVERTISE,
-    DONE,
-    MASK,
-    SHARE,
-    SIGN,
-    STAGES,
-    Refused,
-    Unneeded,
-    expect,
-    residue,
-)
-from taciturn.fleets.secure_aggregation.server_cell import ServerCell, Total, refusals
+from taciturn.fleets.secure_aggregation.protocol import Refused, Unneeded, expect, residue
+from taciturn.fleets.secure_aggregation.server_cell import ServerCell, Total, collect_refusals
+from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.fleets.secure_aggregation.workers import for_each
 
 
 class ServerRound:
-    """The server in one round, in bytes: `questions` to devices, then `take` their answers. A
-    failed cell loses its devices.
+    """The server in one round, in bytes: `questions` to devices, then `take` their answers.
+
+    A failed cell loses its devices.
     """
 
     def __init__(self, terms: Terms, authority: Authority, dismissed: DismissedDevices) -> None:
+        """Start a round under these terms, which name the list of dismissed devices."""
         terms.check()
         self._terms = terms
         self._authority = authority
         self._dismissed = dismissed
-        self._stage = ADVERTISE
+        self._stage = Stage.ADVERTISE
         self._adverts: dict[int, Advert] = {}
-        # as the last stage left them
+        # As the last stage left them.
         self._cells: list[ServerCell] = []
-        # what follows every question
+        # What follows every question.
         self.shared = b""
 
     def take_advert(self, device: int, advert: Advert) -> None:
-        expect(self._stage, ADVERTISE)
+        """Take a device's advert, or refuse one that would be refused by its cell."""
+        expect(self._stage, Stage.ADVERTISE)
         if device in self._adverts:
             raise Refused(f"device {device} was already heard")
         if len(self._adverts) == self._terms.most:
             raise Unneeded(f"{self._terms.most} devices are already there")
-        why_not = self._authority.why_not_device(advert.certificate, self._dismissed)
+        certificate = advert.certificate
+        why_not = self._authority.why_not_device(certificate, self._dismissed)
         if why_not:
             raise Refused(why_not)
-        if advert.device != device or not is_signed_by(
-            advert.certificate.key, advert.signed(self._terms), advert.signature
-        ):
+        is_signed = is_signed_by(
+            certificate.key, content=advert.signed(self._terms), signature=advert.signature
+        )
+        if advert.device != device or not is_signed:
             raise Refused(f"these keys are not signed by device {device} for this round")
         for key in (advert.mask_key, advert.share_key):
-            # refused if it is weak: its whole cell would have to leave
-            masks.agree_on_key(masks.new_secret(), key, b"")
+            # Refused if it is weak: its whole cell would have to leave.
+            masks.agree_on_key(masks.new_secret(), key, purpose=b"")
         self._adverts[device] = advert
 
     def rosters(self) -> dict[int, Roster]:
         """End the first stage: return who is in which cell."""
-        expect(self._stage, ADVERTISE)
+        expect(self._stage, Stage.ADVERTISE)
         if len(self._adverts) < self._terms.least:
             raise FailedRound(
                 f"{len(self._adverts)} devices have advertised, and {self._terms.least} are needed"
             )
         by_digest = {advert.digest(): advert for advert in self._adverts.values()}
-        everyone = Roster((), {advert.device: digest for digest, advert in by_digest.items()})
-        cohort, rosters = everyone.cohort(self._terms), {}
+        digests = {advert.device: digest for digest, advert in by_digest.items()}
+        cohort = Roster((), digests).cohort(self._terms)
+        rosters = {}
         for cell in cells(cohort, by_digest):
-            adverts = {
-                advert.device: advert
-                for advert in sorted(
-                    (by_digest[digest] for digest in cell), key=lambda one: one.device
-                )
-            }
-            try:
-                self._cells.append(
-                    ServerCell(self._terms, cell_name(cohort, cell), adverts, len(by_digest))
-                )
-            except ValueError as impossible:
-                raise FailedRound(str(impossible)) from None
-            for device in adverts:
-                rosters[device] = everyone._replace(
-                    adverts=tuple(one for one in adverts.values() if one.device != device)
-                )
-        self._stage = SHARE
+            name = cell_name(cohort, cell)
+            adverts = [by_digest[digest] for digest in cell]
+            adverts.sort(key=lambda advert: advert.device)
+            self._cells.append(self._start_cell(name, adverts))
+            for advert in adverts:
+                others = tuple(other for other in adverts if other is not advert)
+                rosters[advert.device] = Roster(others, digests)
+        self._stage = Stage.SHARE
         return rosters
+
+    def _start_cell(self, name: bytes, adverts: Sequence[Advert]) -> ServerCell:
+        try:
+            return ServerCell(
+                terms=self._terms,
+                name=name,
+                adverts={advert.device: advert for advert in adverts},
+                cohort=len(self._adverts),
+            )
+        except ValueError as impossible:
+            raise FailedRound(str(impossible)) from None
 
     def take(self, answers: Mapping[int, bytes]) -> dict[int, str]:
         """End a stage with what devices sent in it; return whose answers were refused, and why."""
-        if self._stage == ADVERTISE:
-            return refusals(
+        if self._stage == Stage.ADVERTISE:
+            return collect_refusals(
                 answers, lambda device, answer: self.take_advert(device, Advert.from_bytes(answer))
             )
-        failed, going = (
-            [cell for cell in self._cells if cell.failed],
-            [cell for cell in self._cells if not cell.failed],
-        )
-        refused = {} if self._stage != SIGN else self._unsigned(going, answers)
-        theirs = [
-            {
-                device: answers[device]
-                for device in cell.adverts
-                if device in answers and device not in refused
-            }
-            for cell in going
-        ]
-        # sending a report to another process takes as long as adding it
-        each = map if self._stage in (MASK, SIGN) else for_each
-        ended = list(each(ServerCell.end_stage, going, theirs))
+        failed = [cell for cell in self._cells if cell.failed]
+        going = [cell for cell in self._cells if not cell.failed]
+        refused = self._refuse_unsigned(going, answers) if self._stage == Stage.SIGN else {}
+        accepted = {device: answer for device, answer in answers.items() if device not in refused}
+        ended = self._end_stage(going, accepted)
         self._cells = failed + ended
-        self._stage = STAGES[STAGES.index(self._stage) + 1]
-        return refused | {device: why for cell in ended for device, why in cell.refused.items()}
+        self._stage = self._stage.next
+        for cell in ended:
+            refused |= cell.refused
+        return refused
 
-    def _unsigned(
+    def _end_stage(
+        self, going: Sequence[ServerCell], answers: Mapping[int, bytes]
+    ) -> list[ServerCell]:
+        """End a stage in each cell; return the cells, which may come from other processes."""
+        by_cell = []
+        for cell in going:
+            heard = [device for device in cell.adverts if device in answers]
+            by_cell.append({device: answers[device] for device in heard})
+        # Sending a report to another process takes as long as adding it.
+        if self._stage in (Stage.MASK, Stage.SIGN):
+            return list(map(ServerCell.end_stage, going, by_cell))
+        return for_each(ServerCell.end_stage, going, by_cell)
+
+    def _refuse_unsigned(
         self, going: Sequence[ServerCell], answers: Mapping[int, bytes]
     ) -> dict[int, str]:
-        """Return which devices have not signed the survivors of their cells: no device would unmask
-        under a wrong signature.
-        """
-        signed = {
-            device: cell.list_of_survivors.signed() for cell in going for device in cell.adverts
-        }
+        """Return which devices have not signed the survivors of their cells.
 
-        def check(device: int, answer: bytes) -> None:
-            if device not in signed or not is_signed_by(
-                self._adverts[device].certificate.key, signed[device], answer
-            ):
+        No device would unmask under a wrong signature.
+        """
+        contents = {}
+        for cell in going:
+            content = cell.list_of_survivors.signed()
+            contents |= dict.fromkeys(cell.adverts, content)
+
+        def check(device: int, signature: bytes) -> None:
+            if device not in contents or not self._has_signed(device, contents[device], signature):
                 raise Refused("it has not signed who reported")
 
-        return refusals(answers, check)
+        return collect_refusals(answers, check)
+
+    def _has_signed(self, device: int, content: bytes, signature: bytes) -> bool:
+        key = self._adverts[device].certificate.key
+        return is_signed_by(key, content=content, signature=signature)
 
     def questions(self) -> dict[int, bytes]:
-        """Return the next stage's question to each device; `shared` follows each. Raises
-        FailedRound if too few devices are left.
+        """Return the next stage's question to each device; `shared` follows each.
+
+        Raises:
+            FailedRound: too few devices are left.
         """
-        if self._stage == ADVERTISE:
-            parts = {device: roster.parts() for device, roster in self.rosters().items()}
-            self.shared = next(iter(parts.values()))[1]
-            return {device: own for device, (own, _) in parts.items()}
+        if self._stage == Stage.ADVERTISE:
+            return self._send_rosters()
         self._check_enough()
         self.shared = b""
-        return {
-            device: question
-            for cell in self._cells
-            if isinstance(cell.result, dict)
-            for device, question in cell.result.items()
-        }
+        questions = {}
+        for cell in self._cells:
+            if isinstance(cell.result, dict):
+                questions |= cell.result
+        return questions
+
+    def _send_rosters(self) -> dict[int, bytes]:
+        """Return each device's part of its roster; the part that all have in common is shared."""
+        questions = {}
+        for device, roster in self.rosters().items():
+            questions[device], self.shared = roster.parts()
+        return questions
 
     def total(self) -> Total:
-        expect(self._stage, DONE)
+        """Return the sum of all cells that have one."""
+        expect(self._stage, Stage.DONE)
         self._check_enough()
         totals = [cell.result for cell in self._cells if isinstance(cell.result, Total)]
         values = sum((total.values for total in totals), np.uint32(0))
-        return Total(
-            residue(np.asarray(values), self._terms),
-            sorted(device for total in totals for device in total.devices),
-        )
+        devices = sorted(device for total in totals for device in total.devices)
+        return Total(residue(np.asarray(values), self._terms), devices)
 
     @property
     def reports(self) -> int:
@@ -174,21 +186,24 @@ class ServerRound:
 
     @property
     def failed_cells(self) -> list[str]:
+        """Return why each of the cells failed that did."""
         return [cell.failed for cell in self._cells if cell.failed]
 
     @property
-    def broke(self) -> dict[int, str]:
+    def offenders(self) -> dict[int, str]:
         """Return the devices that broke the protocol, in all cells, and how."""
-        return {device: how for cell in self._cells for device, how in cell.broke.items()}
+        offenders = {}
+        for cell in self._cells:
+            offenders |= cell.offenders
+        return offenders
 
     def _check_enough(self) -> None:
-        least, left = (
-            self._terms.least,
-            sum(cell.devices for cell in self._cells if not cell.failed),
-        )
+        """Fail the round if fewer devices are left than the terms name."""
+        least = self._terms.least
         if self.reports < least:
-            done = "shared their secrets" if self._stage == MASK else "reported"
+            done = "shared their secrets" if self._stage == Stage.MASK else "reported"
             raise FailedRound(f"{self.reports} devices have {done}, and {least} are needed")
+        left = sum(cell.devices for cell in self._cells if not cell.failed)
         if left < least:
             raise FailedRound(
                 f"{left} devices are in cells that continue, and {least} are needed:"

@@ -12,16 +12,19 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
 
 def for_each(work: Callable[..., Result], *arguments: Sequence[Any]) -> list[Result]:
-    """Apply `work` to the first of each of the arguments, to the second, and so on; in this process
-    if there is only one.
+    """Apply `work` to the first of each of the arguments, to the second, and so on.
+
+    Work for a single cell, or on a single core, is done in this process.
     """
-    if len(arguments[0]) > 1 and (os.cpu_count() or 1) > 1:
+    cores = os.cpu_count() or 1
+    if len(arguments[0]) > 1 and cores > 1:
         try:
             return list(_workers().map(work, *arguments))
         except BrokenProcessPool:
@@ -31,8 +34,9 @@ def for_each(work: Callable[..., Result], *arguments: Sequence[Any]) -> list[Res
 
 @functools.cache
 def _workers() -> ProcessPoolExecutor:
-    """Start workers when they are first needed; this process has threads by then, so they are not
-    forks of it.
+    """Start workers when they are first needed.
+
+    This process has threads by then, so they are not forks of it.
     """
     return ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), _begin)
 
@@ -41,6 +45,11 @@ def _begin() -> None:
     """Leave Ctrl-C to the server, which ends its workers; end with a server that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = multiprocessing.parent_process()
-    # a worker has one
+    # A worker has one.
     assert server is not None
-    threading.Thread(target=lambda: server.join() or os._exit(1), daemon=True).start()
+    threading.Thread(target=_exit_after, args=(server,), daemon=True).start()
+
+
+def _exit_after(server: BaseProcess) -> None:
+    server.join()
+    os._exit(1)
