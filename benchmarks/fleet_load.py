@@ -43,7 +43,7 @@ from taciturn.fleets.wire.tls import AUTHORITY_CERTIFICATE, DEVICE_KEY, device_r
 from taciturn.recipe.text import parse_recipe
 
 FIXED = SPECIAL + PUNCTUATION
-VOCABULARY = Vocabulary(FIXED + tuple(f"word{number}" for number in range(200)))
+VOCABULARY = Vocabulary(words=FIXED + tuple(f"word{number}" for number in range(200)))
 OVER_SELECTION = 1.2  # so that a round succeeds although every tenth device is lost
 SETTINGS = {
     "algorithm": "dp-ftrl",

@@ -93,7 +93,14 @@ def made_up(folder: Path) -> tuple[Path, Path]:
         pass
     people = build_population(folder / "text", folder / "people", vocabulary=words, held_out=0.25)
     source = Source(paths=[folder / "text"], with_user=False)
-    ingest_public(source, folder / "public", words, "simulated text", "en", lambda *_: None)
+    ingest_public(
+        source,
+        folder / "public",
+        vocabulary=words,
+        name="simulated text",
+        language="en",
+        progress=lambda *_: None,
+    )
     for kind, tied in (("lstm", False), ("cifg", False), ("cifg", True)):
         settings = ModelSection(kind=kind, width=16, units=24, tied=tied)
         params = build.language_model(settings, len(people.vocabulary)).init(jax.random.key(0))

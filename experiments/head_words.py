@@ -55,7 +55,7 @@ def head_words(
     """
     histogram, seen = np.zeros((len(HEADS), PREDICTIONS + 1)), 0
     for rows, _ in batched_pieces(texts, cut):
-        histogram += jax.device_get(_counted(model, vocabulary.fixed, params, rows))
+        histogram += jax.device_get(_counted(model, vocabulary.first_word, params, rows))
         seen += int(np.count_nonzero(rows[:, 1:]))
         if seen >= MOST_TOKENS:
             break

@@ -90,7 +90,7 @@ def programs_of_this_module(request) -> None:
 @pytest.fixture(scope="session")
 def vocabulary() -> Vocabulary:
     fixed = SPECIAL + PUNCTUATION
-    return Vocabulary(fixed + tuple(f"word{index}" for index in range(WORDS - len(fixed))))
+    return Vocabulary(words=fixed + tuple(f"word{index}" for index in range(WORDS - len(fixed))))
 
 
 @pytest.fixture

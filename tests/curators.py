@@ -26,7 +26,7 @@ from taciturn.privacy.noise.mechanism import mechanism
 from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import PoissonSampling
 
-SEVEN_WORDS = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
+SEVEN_WORDS = Vocabulary(words=("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
 DELTA = 1e-5
 USERS = 12
 
@@ -39,7 +39,7 @@ def few_people(folder: Path, users: int = USERS) -> Population:
 
 
 def simulated(people: Population) -> SimulatedFleet:
-    return SimulatedFleet(people, Layout(Unrolls(4), 2, 1))
+    return SimulatedFleet(people, Layout(cut=Unrolls(4), batch_size=2, steps=1))
 
 
 class Loop:

@@ -291,7 +291,7 @@ CIFG = {"kind": "cifg", "width": 8, "units": 12}
 def lettered_words(count: int = WORDS) -> Vocabulary:
     """Words that survive being typed and split: worda, wordb, …"""
     fixed = SPECIAL + PUNCTUATION
-    return Vocabulary(fixed + tuple(f"word{chr(97 + n)}" for n in range(count - len(fixed))))
+    return Vocabulary(words=fixed + tuple(f"word{chr(97 + n)}" for n in range(count - len(fixed))))
 
 
 def short_recipe(population: Population, **sections) -> Recipe:

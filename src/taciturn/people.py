@@ -14,7 +14,7 @@ from taciturn.data.population import NamedLedger, Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.sources import Source
 from taciturn.data.token_shards import SHARD_TOKENS
-from taciturn.data.users import listed_users
+from taciturn.data.users import read_users
 from taciturn.data.vocabulary import DataError, Vocabulary, public_vocabulary
 from taciturn.privacy.ledger.adopt import adopt
 from taciturn.privacy.ledger.hash_chain import LedgerError
@@ -74,7 +74,7 @@ def build_population(
         # It is created now, if there is none.
         open_ledger(Population(shared))
     if isinstance(exclude, str | Path):
-        exclude = listed_users(Path(exclude))
+        exclude = read_users(Path(exclude))
     rules = Rules(
         vocabulary=words,
         least_tokens=least_tokens,

@@ -73,7 +73,7 @@ def wide_population(folder):
         folder,
         made_up_users(50),
         made_up_users(12, seed=1),
-        Vocabulary(words),
+        Vocabulary(words=words),
         {"source": "made up"},
     )
 

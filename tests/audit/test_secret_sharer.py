@@ -44,7 +44,7 @@ from taciturn.models.stepping import Recurrent
 from taciturn.models.transformer import transformer
 from taciturn.recipe.sections import CanarySection
 
-VOCABULARY = Vocabulary((*SPECIAL, ".", "!", *(f"word{index}" for index in range(24))))
+VOCABULARY = Vocabulary(words=(*SPECIAL, ".", "!", *(f"word{index}" for index in range(24))))
 SIZE, WORDS = len(VOCABULARY), canary_words(VOCABULARY)
 EVERYTHING = np.stack(np.meshgrid(WORDS, WORDS, WORDS, indexing="ij"), axis=-1).reshape(-1, 3)
 MODELS = {
@@ -199,14 +199,14 @@ def test_canaries_keep(tmp_path):
     seen = dict(zip(canaries, range(len(canaries)), strict=True))
     save_canaries(tmp_path / "canaries.json", seen, VOCABULARY)
     assert load_canaries(tmp_path / "canaries.json", VOCABULARY) == seen
-    reordered = Vocabulary((*VOCABULARY.words[:6], *VOCABULARY.words[:5:-1]))
+    reordered = Vocabulary(words=(*VOCABULARY.words[:6], *VOCABULARY.words[:5:-1]))
     spelled = [
         [reordered.words[word] for word in one.words]
         for one in load_canaries(tmp_path / "canaries.json", reordered)
     ]
     assert spelled == [[VOCABULARY.words[word] for word in one.words] for one in canaries]
     with pytest.raises(DataError, match="another vocabulary"):
-        load_canaries(tmp_path / "canaries.json", Vocabulary((*SPECIAL, "hello")))
+        load_canaries(tmp_path / "canaries.json", Vocabulary(words=(*SPECIAL, "hello")))
     (tmp_path / "canaries.json").write_text('{"words": 1}')
     with pytest.raises(DataError, match="damaged"):
         load_canaries(tmp_path / "canaries.json", VOCABULARY)
@@ -384,4 +384,4 @@ def test_a_beam_as_wide_as_all_words_finds_the_best_of_all():
 
 def test_a_model_is_asked_about_its_own_words():
     with pytest.raises(DataError, match="knows 30 words"):
-        measure(untrained_model("gru"), Vocabulary((*SPECIAL, "hello")), [SECRET])
+        measure(untrained_model("gru"), Vocabulary(words=(*SPECIAL, "hello")), [SECRET])

@@ -97,7 +97,7 @@ def populations(folder: Path, finished: Path) -> None:
     ):
         copied_population(finished / "people", folder / name)
     shutil.copytree(finished / "people", folder / "copied-people")
-    small_population(folder / "others", Vocabulary((*lettered_words().words[:-1], "other")))
+    small_population(folder / "others", Vocabulary(words=(*lettered_words().words[:-1], "other")))
     (folder / "broken-people" / "manifest.json").write_text('{"format": 2, "id"')
     (folder / "no-words" / "text-1" / "vocabulary.txt").unlink()
     (folder / "lost-ledger" / "ledger.jsonl").unlink()

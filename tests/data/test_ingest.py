@@ -32,7 +32,7 @@ RULES = Rules(vocabulary=WORDS, least_tokens=1, held_out_share=0.1)
 def messages(users=40, each=5, seed=0):
     """Rows of (user, text, time) in no order."""
     rng = random.Random(seed)
-    words = WORDS.words[WORDS.fixed : WORDS.fixed + 100]
+    words = WORDS.words[WORDS.first_word : WORDS.first_word + 100]
     rows = [
         (f"user{user}", " ".join(rng.choices(words, k=6)) + f" {number}", f"{rng.randrange(10**6)}")
         for user in range(users)

@@ -36,7 +36,7 @@ def test_sentences_hold_each_sentence_from_its_beginning(tokens, length):
     TOKENS, st.integers(1, 4), st.integers(1, 5), st.sampled_from([Unrolls(4), Sentences(4, (3,))])
 )
 def test_batches_hold_the_first_pieces_each_once(tokens, batch_size, steps, cut):
-    layout = Layout(cut, batch_size, steps)
+    layout = Layout(cut=cut, batch_size=batch_size, steps=steps)
     batches = layout.user_data(tokens).batches
     assert batches.shape == (steps, batch_size, 5)
     assert batches.dtype == np.int32
@@ -52,4 +52,6 @@ def test_batches_hold_the_first_pieces_each_once(tokens, batch_size, steps, cut)
 
 @pytest.mark.parametrize("cut", [Unrolls(5), Sentences(5, (3,))])
 def test_a_user_without_text_is_all_padding(cut):
-    assert not np.asarray(Layout(cut, 2, 3).user_data(np.zeros(0, np.uint16)).batches).any()
+    assert not np.asarray(
+        Layout(cut=cut, batch_size=2, steps=3).user_data(np.zeros(0, np.uint16)).batches
+    ).any()

@@ -68,8 +68,8 @@ def test_all_languages_of_the_list_make_a_vocabulary_of_words_that_can_be_met():
     assert len(languages) >= 40
     for language in languages:
         vocabulary = public_vocabulary(1_000, language)
-        words = vocabulary.words[vocabulary.fixed :]
-        assert len(words) == 1_000 - vocabulary.fixed
+        words = vocabulary.words[vocabulary.first_word :]
+        assert len(words) == 1_000 - vocabulary.first_word
         assert all(vocabulary.split(word) == [word] for word in words[:300])
 
 
@@ -109,6 +109,6 @@ def test_what_cannot_be_a_vocabulary_is_refused():
     with pytest.raises(DataError, match="no list for the language 'xx'"):
         public_vocabulary(500, "xx")
     with pytest.raises(DataError, match="starts with"):
-        Vocabulary(("a", "b"))
+        Vocabulary(words=("a", "b"))
     with pytest.raises(DataError, match="twice"):
-        Vocabulary((*SPECIAL, "a", "a"))
+        Vocabulary(words=(*SPECIAL, "a", "a"))

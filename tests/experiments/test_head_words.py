@@ -12,8 +12,8 @@ from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 
 def test_head_words_are_counted_among_the_ten_best():
     words = tuple(f"w{index}" for index in range(200))
-    vocabulary = Vocabulary(SPECIAL + PUNCTUATION + words)
-    size, first = len(vocabulary), vocabulary.fixed
+    vocabulary = Vocabulary(words=SPECIAL + PUNCTUATION + words)
+    size, first = len(vocabulary), vocabulary.first_word
 
     model = LanguageModel(
         lambda key: {},

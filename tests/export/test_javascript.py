@@ -109,7 +109,9 @@ def about(vocabulary: Vocabulary, **changes) -> Published:
 def vocabulary_of(language: str) -> Vocabulary:
     fixed = SPECIAL + PUNCTUATION + MORE_PUNCTUATION.get(language, ())
     words = dict.fromkeys(normalize(word, language) for word in WORDS[language].split())
-    return Vocabulary((*fixed, *(word for word in words if word not in fixed)), language=language)
+    return Vocabulary(
+        words=(*fixed, *(word for word in words if word not in fixed)), language=language
+    )
 
 
 def ngram(vocabulary: int, order: int = 3, each: int = 6) -> NGram:
@@ -179,7 +181,7 @@ def predicted(predictor: Predictor, texts: list[str]) -> list:
 def test_a_recurrent_model_scores_in_javascript_as_in_python(cell, model):
     params = jax.tree.map(lambda leaf: np.asarray(leaf) * 3 + 0.1, model.init(jax.random.key(1)))
     weights = step_weights(model, params)
-    vocabulary = Vocabulary((*SPECIAL, *(f"word{n}" for n in range(33))))
+    vocabulary = Vocabulary(words=(*SPECIAL, *(f"word{n}" for n in range(33))))
     words, restarts = [5, 6, 36, 1, 7, 3, 9, 9], (3, 7)
     script = javascript_model(weights, cell, restarts, about(vocabulary))
     plain, of = in_bytes(weights), {"lstm": lstm_cell, "cifg": cifg_cell, "gru": gru_cell}[cell]
@@ -200,7 +202,7 @@ def test_a_recurrent_model_scores_in_javascript_as_in_python(cell, model):
 def test_an_ngram_model_scores_in_javascript_as_in_python(order):
     model = ngram(60, order)
     words = np.random.default_rng(0).integers(1, 60, 80).tolist()
-    vocabulary = Vocabulary((*SPECIAL, *map(str, range(56))))
+    vocabulary = Vocabulary(words=(*SPECIAL, *map(str, range(56))))
     (found,) = check_javascript(
         javascript_ngram(model, about(vocabulary)), [words], vocabulary.words
     )

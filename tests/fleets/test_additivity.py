@@ -25,7 +25,7 @@ from taciturn.privacy.noise import int64
 pytestmark = pytest.mark.optimised
 
 KEY = jax.random.key(0)
-LAYOUT = Layout(Unrolls(4), 2, 3)
+LAYOUT = Layout(cut=Unrolls(4), batch_size=2, steps=3)
 MESSAGE = Message({"w": jnp.linspace(-1, 1, 40).reshape(8, 5)}, jnp.float32(0.5))
 
 

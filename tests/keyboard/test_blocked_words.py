@@ -20,14 +20,14 @@ def test_the_first_word_of_a_blocklist_is_blocked_whatever_editor_wrote_it(tmp_p
 
 
 def test_a_blocked_word_is_not_put_together_from_parts_that_are_written_together():
-    listed = Vocabulary((*SPECIAL, "今天", "坏", "人", "坏人"), language="zh")
+    listed = Vocabulary(words=(*SPECIAL, "今天", "坏", "人", "坏人"), language="zh")
     model = counted(listed, *["今天 坏 人"] * 20, order=4)
     assert Predictor(model, listed, threshold=0.1).suggest("").continuation == "今天坏人"
     assert "坏人" not in Predictor(model, listed, ["坏人"], threshold=0.1).suggest("").continuation
 
 
 def test_what_is_blocked_does_not_make_what_is_left_more_likely_than_it_is():
-    listed = Vocabulary((*SPECIAL, ".", "go", "homeward", "hopefully"))
+    listed = Vocabulary(words=(*SPECIAL, ".", "go", "homeward", "hopefully"))
     model = counted(listed, *["go homeward ."] * 30, "go hopefully .", order=2)
     predictor = Predictor(model, listed, ["homeward"])
     state = model.read(model.start(), listed.ids["go"])
@@ -41,7 +41,7 @@ def test_what_is_blocked_does_not_make_what_is_left_more_likely_than_it_is():
     "spelling", ["CAFÉ", "cafe\u0301", " Café ", "caf\u00ade\u0301", "CAFE\u0301\u200b"]
 )
 def test_a_word_is_blocked_in_every_spelling_of_it(spelling):
-    listed = Vocabulary((*SPECIAL, ".", "the", "café", "cafeteria"))
+    listed = Vocabulary(words=(*SPECIAL, ".", "the", "café", "cafeteria"))
     model = counted(listed, *["the café ."] * 9, "the cafeteria .", order=3)
     predictor = Predictor(model, listed, [spelling], threshold=0.01)
     for text in ("", "the ", "the c", "the caf", "The CAF"):

@@ -60,7 +60,7 @@ QUICK = Learning(epochs=20, learning_rate=1.0)
 
 def words() -> Vocabulary:
     fixed = SPECIAL + PUNCTUATION
-    return Vocabulary(fixed + tuple(f"word{chr(97 + n)}" for n in range(40 - len(fixed))))
+    return Vocabulary(words=fixed + tuple(f"word{chr(97 + n)}" for n in range(40 - len(fixed))))
 
 
 def run_cli(*arguments):
@@ -207,7 +207,7 @@ def test_general_text_is_named_as_a_source_and_must_have_the_models_words(made, 
     )
     run_cli(*done, "--learning-rate", 1)
     assert "a public book" in load_model(tmp_path / "mine")[1].public_sources
-    others = Vocabulary((*words().words[:-1], "another"))
+    others = Vocabulary(words=(*words().words[:-1], "another"))
     PublicCorpus.of(["another book."], others, "").save(tmp_path / "other")
     assert "other words than the model" in refused(
         "personalise",

@@ -35,7 +35,7 @@ WORDS = (
     "...",
     *dict.fromkeys(SENTENCES.replace(".", "").replace("?", "").split()),
 )
-VOCABULARY = Vocabulary(WORDS)
+VOCABULARY = Vocabulary(words=WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -207,9 +207,9 @@ def test_readings_of_taps_are_ranked_by_what_is_expected(predictor):
 
 def test_a_model_and_a_list_that_do_not_belong_together_are_refused(model):
     with pytest.raises(DataError, match="words"):
-        Predictor(model, Vocabulary((*WORDS, "more")))
+        Predictor(model, Vocabulary(words=(*WORDS, "more")))
     with pytest.raises(DataError, match="characters"):
-        Predictor(model, Vocabulary(WORDS, unit="character"))
+        Predictor(model, Vocabulary(words=WORDS, unit="character"))
 
 
 def test_a_keystroke_takes_less_than_a_millisecond():
@@ -255,11 +255,11 @@ def test_a_word_before_a_line_break_is_done(predictor):
 
 def test_capitals_are_those_of_the_language(model):
     words = tuple(word if word != "is" else "için" for word in WORDS)
-    turkish = Predictor(model, Vocabulary(words, language="tr"))
+    turkish = Predictor(model, Vocabulary(words=words, language="tr"))
     assert "İçin" in turkish.suggest("İ").words
 
 
 def test_languages_without_spaces_are_continued_without(model):
-    chinese = Predictor(model, Vocabulary(WORDS, language="zh"), threshold=0.01)
+    chinese = Predictor(model, Vocabulary(words=WORDS, language="zh"), threshold=0.01)
     assert " " not in chinese.suggest("").continuation
     assert " " in Predictor(model, VOCABULARY, threshold=0.01).suggest("").continuation

@@ -118,7 +118,7 @@ def our_counts(
 
 @pytest.mark.parametrize("seed", [2, 3])
 def test_presage_saves_as_many_keystrokes_with_our_n_grams_as_we_say(tmp_path, seed):
-    vocabulary = Vocabulary((*SPECIAL, *WORDS))
+    vocabulary = Vocabulary(words=(*SPECIAL, *WORDS))
     texts = [np.array([*vocabulary.encode(text), 3]) for text in people_talking(400, seed=1)]
     model = kneser_ney(texts, len(vocabulary), 3)
     text = " ".join(people_talking(30, seed))

@@ -22,7 +22,7 @@ from taciturn.models.ngram import kneser_ney
 WORDS = """
     the station is closed see you at tomorrow morning and then we go to a i am there
 """.split()  # noqa: SIM905
-VOCABULARY = Vocabulary((*SPECIAL, ".", ",", *WORDS))
+VOCABULARY = Vocabulary(words=(*SPECIAL, ".", ",", *WORDS))
 MESSAGES = [
     "see you at the station.",
     "the station is closed tomorrow morning, and then we go to a zoo",

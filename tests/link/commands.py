@@ -130,7 +130,7 @@ class CommandFleet:
         }
         about = {"source": "made up", "on_devices": True}
         population = write_population(
-            folder / "words", {}, counting, Vocabulary(fixed + WORDS), about
+            folder / "words", {}, counting, Vocabulary(words=fixed + WORDS), about
         )
         (folder / "recipe.toml").write_text(
             RECIPE.format(population=population.folder, rounds=rounds, save_every=save_every)

@@ -263,7 +263,7 @@ def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_
         people = write_population(folder, users, {"held out": [5]}, SEVEN_WORDS, {})
         said = [int(text[0]) for text in people.texts if len(text)]
         assert said == sorted(said)  # those who lift the sum come first, or nothing is tried here
-        fleet = SimulatedFleet(people, Layout(Unrolls(1), 1, 1))
+        fleet = SimulatedFleet(people, Layout(cut=Unrolls(1), batch_size=1, steps=1))
         message = Message({"x": jnp.zeros(1)}, private.public(state))
         total = fleet.sum_reports(
             program, message, fleet.users(lambda users: users), jax.random.key(0)

@@ -254,7 +254,7 @@ def test_a_curator_needs_the_log_of_its_claim(people, tmp_path):
     account = Account(
         ledger=Ledger(tmp_path / "ledger.jsonl"), terms=terms, release=of.mechanism.event(CLAIM)
     )
-    fleet = SimulatedFleet(people, Layout(Unrolls(4), 2, 1))
+    fleet = SimulatedFleet(people, Layout(cut=Unrolls(4), batch_size=2, steps=1))
     for book in (None, log(tmp_path, 1, 3), log(tmp_path, 2, 4)):
         with pytest.raises(ValueError, match="needs a log"):
             Curator(of, fleet, account, bytes(32), book)
@@ -397,7 +397,12 @@ def test_correlated_noise_without_a_claim_about_participation_is_refused(people,
         release=of.mechanism.event(of.participation),
     )
     with pytest.raises(ValueError, match="how often users take part"):
-        Curator(of, SimulatedFleet(people, Layout(Unrolls(4), 2, 1)), account, bytes(32))
+        Curator(
+            of,
+            SimulatedFleet(people, Layout(cut=Unrolls(4), batch_size=2, steps=1)),
+            account,
+            bytes(32),
+        )
 
 
 def test_independent_noise_also_continues_after_a_lost_round(people, tmp_path):
@@ -461,7 +466,7 @@ class Unreliable(SimulatedFleet):
 
 def unreliable(people, tmp_path, reopen=False):
     door = opened(people, tmp_path, reopen=reopen)
-    door._fleet = Unreliable(people, Layout(Unrolls(4), 2, 1))
+    door._fleet = Unreliable(people, Layout(cut=Unrolls(4), batch_size=2, steps=1))
     return door
 
 
@@ -615,7 +620,7 @@ def test_a_log_that_lost_the_entries_of_a_charged_row_stops_the_run(people, tmp_
 def test_a_fleet_that_fails_cannot_choose_a_cohort_that_is_claimed_to_be_drawn(people, tmp_path):
     of = cyclic()
     door = opened(people, tmp_path, of, log(tmp_path, *of.participation.limits))
-    door._fleet = Unreliable(people, Layout(Unrolls(4), 2, 1))
+    door._fleet = Unreliable(people, Layout(cut=Unrolls(4), batch_size=2, steps=1))
     door._fleet.failing = 1
     with pytest.raises(FailedRound, match="as it was told to"):
         door.private_mean(ZERO, of.mechanism.init(ZERO), 0)

@@ -150,7 +150,7 @@ def test_models_are_not_measured_on_other_words_or_compared_on_other_pieces(popu
     )
     with pytest.raises(RunError, match="read text in different pieces"):
         FinishedRun(tmp_path / "unrolls").compare(FinishedRun(tmp_path / "sentences"))
-    words = Vocabulary((*population.vocabulary.words[:-1], "another"))
+    words = Vocabulary(words=(*population.vocabulary.words[:-1], "another"))
     others = write_population(
         tmp_path / "others", made_up_users(9, 5), made_up_users(3, 6), words, {}
     )
@@ -535,7 +535,7 @@ def test_other_users_words_are_refused_as_a_warm_start(population, vocabulary, r
     from taciturn.data.vocabulary import Vocabulary
 
     train_run(recipe, tmp_path / "first", quietly)
-    others = Vocabulary((*vocabulary.words[:-1], "another"))
+    others = Vocabulary(words=(*vocabulary.words[:-1], "another"))
     elsewhere = write_population(
         tmp_path / "elsewhere", made_up_users(50, seed=2), made_up_users(12, seed=3), others, {}
     )

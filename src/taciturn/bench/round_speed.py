@@ -76,7 +76,7 @@ def measure(
 def random_users(folder: Path, users: int) -> Population:
     """Write a population of random words, of this many users and a few held-out ones."""
     words = (f"w{index}" for index in range(WORDS - len(SPECIAL)))
-    vocabulary = Vocabulary((*SPECIAL, *words))
+    vocabulary = Vocabulary(words=(*SPECIAL, *words))
     generator = np.random.default_rng(0)
 
     def write_text() -> list[int]:

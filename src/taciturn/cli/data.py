@@ -205,10 +205,10 @@ def public(
             ingest_public(
                 source,
                 out,
-                words,
-                name or ", ".join(Path(one).name for one in sources),
-                language,
-                show,
+                vocabulary=words,
+                name=name or ", ".join(Path(path).name for path in sources),
+                language=language,
+                progress=show,
             )
         for reason, count in source.left_out.counts.items():
             console.print(

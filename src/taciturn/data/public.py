@@ -16,7 +16,7 @@ from taciturn.data.sources import Source
 from taciturn.data.token_shards import Texts, TextWriter
 from taciturn.data.vocabulary import DataError, Vocabulary, counted_vocabulary
 from taciturn.files import new_folder, not_a, write_atomically
-from taciturn.progress import StageProgress
+from taciturn.progress import Progress, StageProgress
 
 FORMAT = 2
 
@@ -27,7 +27,7 @@ class PublicCorpus:
 
     documents: Texts
     vocabulary: Vocabulary
-    # named in every privacy statement of a model that started from it
+    # Named in every privacy statement of a model that started from it.
     source: str
 
     @classmethod
@@ -39,12 +39,14 @@ class PublicCorpus:
     @property
     def digest(self) -> str:
         """Identify the vocabulary and the documents, in their order."""
-        found = hashlib.sha256("\n".join(self.vocabulary.words).encode())
+        digest = hashlib.sha256("\n".join(self.vocabulary.words).encode())
         for document in self.documents:
-            found.update(len(document).to_bytes(8, "little") + document.astype("<i4").tobytes())
-        return found.hexdigest()[:16]
+            length = len(document).to_bytes(8, "little")
+            digest.update(length + document.astype("<i4").tobytes())
+        return digest.hexdigest()[:16]
 
     def check_words(self, vocabulary: Vocabulary, setting: str) -> None:
+        """Refuse a corpus of other words, which the setting names."""
         if self.vocabulary.words != vocabulary.words:
             raise ValueError(
                 f"{setting} has other words than the population; make it with --vocabulary"
@@ -70,38 +72,52 @@ class PublicCorpus:
                 f"{folder} is damaged, or was written by another version of taciturn; make it again"
             )
         vocabulary = Vocabulary.load(folder / "vocabulary.txt", about["vocabulary"])
-        return cls(Texts.load(folder, "documents", about["documents"]), vocabulary, about["source"])
+        documents = Texts.load(folder, "documents", about["documents"])
+        return cls(documents, vocabulary, about["source"])
 
 
 def ingest_public(
     source: Source,
     folder: Path,
+    *,
     vocabulary: Vocabulary | int,
     name: str,
     language: str,
     progress: StageProgress,
 ) -> None:
-    """Read public text: a row, or a paragraph of a text file, is a document. A number of words
-    means the most frequent ones here.
+    """Read public text: a row, or a paragraph of a text file, is a document.
+
+    Args:
+        source: of the text.
+        folder: a new one.
+        vocabulary: its words; a number of them means the most frequent ones here.
+        name: of the text, in privacy statements.
+        language: of the words, where they are counted here.
+        progress: gets the stage, and bytes.
     """
-
-    def texts(what: str) -> Iterator[str]:
-        for batch in source.batches(partial(progress, what)):
-            yield from batch.column("text").to_pylist()
-
     if isinstance(vocabulary, int):
         vocabulary = counted_vocabulary(
-            texts("counting words"), vocabulary, f"words of {name}", language
+            _read_texts(source, partial(progress, "counting words")),
+            size=vocabulary,
+            source=f"words of {name}",
+            language=language,
         )
-    encoded = ([*words, END] for words in map(vocabulary.encode, texts("tokenising")) if words)
-    _write_documents(folder, encoded, vocabulary, name)
+    texts = _read_texts(source, partial(progress, "tokenising"))
+    documents = (words for words in map(vocabulary.encode, texts) if words)
+    _write_documents(folder, ([*words, END] for words in documents), vocabulary, name)
+
+
+def _read_texts(source: Source, progress: Progress) -> Iterator[str]:
+    for batch in source.batches(progress):
+        yield from batch.column("text").to_pylist()
 
 
 def _write_documents(
     folder: Path, documents: Iterable, vocabulary: Vocabulary, source: str
 ) -> None:
-    with new_folder(folder, "name a new --out") as made:
-        writer = TextWriter(made, "documents", words=len(vocabulary))
+    """Write a corpus; refuse one without text."""
+    with new_folder(folder, "name a new --out") as new:
+        writer = TextWriter(new, "documents", words=len(vocabulary))
         for document in documents:
             writer.add(document)
         written = writer.close()
@@ -110,11 +126,11 @@ def _write_documents(
                 f"there is no text in {source}, or none in UTF-8; name other files, or save them as"
                 " UTF-8 (iconv -t utf-8)"
             )
-        vocabulary.save(made / "vocabulary.txt")
+        vocabulary.save(new / "vocabulary.txt")
         about = {
             "format": FORMAT,
             "source": source,
             "vocabulary": vocabulary.about,
             "documents": written,
         }
-        write_atomically(made / "about.json", json.dumps(about).encode())
+        write_atomically(new / "about.json", json.dumps(about).encode())

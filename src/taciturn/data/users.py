@@ -16,9 +16,9 @@ import regex
 
 from taciturn.data.vocabulary import DataError
 
-# characters; nothing longer is an id
+# In characters; nothing longer is an id.
 LONGEST_ID = 1000
-# no user, or all deleted ones
+# There is no user, or it is any of the deleted ones.
 NOBODY = {
     "",
     "[deleted]",
@@ -29,7 +29,7 @@ NOBODY = {
     "<na>",
 }
 _INVISIBLE = regex.compile(r"\p{C}+")
-# tables that once had a gap in a numeric column write 7 as 7.0
+# Tables that once had a gap in a numeric column write 7 as 7.0.
 _NUMBER = regex.compile(r"(\d+)\.0")
 
 
@@ -39,7 +39,8 @@ def user_id(spelling: str) -> str:
     if len(spelling) > LONGEST_ID:
         return ""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", spelling).casefold())
-    id = " ".join(_INVISIBLE.sub(lambda found: " " if found[0].isspace() else "", folded).split())
+    visible = _INVISIBLE.sub(lambda match: " " if match[0].isspace() else "", folded)
+    id = " ".join(visible.split())
     number = _NUMBER.fullmatch(id)
     id = number[1] if number else id
     return "" if id in NOBODY else id
@@ -51,28 +52,27 @@ def position(id: str) -> int:
     return int.from_bytes(hashlib.sha256(id.encode()).digest()[:8], "big")
 
 
-def listed_lines(path: Path, what: str) -> list[str]:
+def read_lines(path: Path, what: str) -> list[str]:
     """Read a file with one `what` on each line, whatever editor wrote it."""
     try:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = (
-            (error.strerror or "").lower()
-            if isinstance(error, OSError)
-            else f"not UTF-8, at byte {error.start}"
-        )
+        if isinstance(error, OSError):
+            why = (error.strerror or "").lower()
+        else:
+            why = f"not UTF-8, at byte {error.start}"
         raise DataError(
             f"{path} cannot be read ({why}): name a file in UTF-8 with one {what} on each line"
         ) from None
 
 
-def listed_users(path: Path) -> list[str]:
+def read_users(path: Path) -> list[str]:
     """Read a file of users who opted out, one id a line (`data build --exclude`)."""
-    lines = listed_lines(path, "id of a user to --exclude")
-    table = [number for number, line in enumerate(lines, 1) if any(sign in line for sign in ',\t"')]
-    if table:
-        raise DataError(
-            f"{path} (--exclude), line {table[0]}, looks like a table; write one id on each line,"
-            " and nothing else"
-        )
+    lines = read_lines(path, "id of a user to --exclude")
+    for number, line in enumerate(lines, 1):
+        if any(sign in line for sign in ',\t"'):
+            raise DataError(
+                f"{path} (--exclude), line {number}, looks like a table; write one id on each line,"
+                " and nothing else"
+            )
     return [line for line in lines if line.strip()]

@@ -1,7 +1,9 @@
-"""Words and their numbers. The list is public (wordfreq's, or counted on public text), so that
-choosing the words costs no privacy.
+"""Words and their numbers.
 
->>> vocabulary = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
+The list is public (wordfreq's, or counted on public text), so that choosing the words costs no
+privacy.
+
+>>> vocabulary = Vocabulary(words=("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
 >>> vocabulary.encode("Hello, World.")
 [5, 1, 6, 4]
 """
@@ -15,13 +17,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-# not `re`, which splits words at the vowel signs of Hindi
+# In place of `re`, which splits words at the vowel signs of Hindi.
 import regex
 
 from taciturn.core import UNKNOWN
 from taciturn.errors import TaciturnError
 
-# at the ids core.PADDING, UNKNOWN, BEGIN and END
+# At the ids core.PADDING, UNKNOWN, BEGIN and END.
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
 PUNCTUATION = (".", ",", "!", "?", "'", '"', ":", ";", "-", "(", ")", "...")
 MORE_PUNCTUATION = {
@@ -31,17 +33,16 @@ MORE_PUNCTUATION = {
     **dict.fromkeys(("zh", "ja"), ("。", "、")),
 }
 SENTENCE_ENDS = ("<eos>", ".", "!", "?", "...", "।", "؟", "。")
-SCRUBBED = (
-    # stands where something was removed; in no word list, so always an unknown word
-    "\ue000"
-)
+# Stands where something was removed; it is in no word list, so always an unknown word.
+SCRUBBED = "\ue000"
 
 # A word is letters and their marks, joined by apostrophes, Catalan's dot or invisible joiners;
 # emoji and punctuation that people type stand for themselves.
 _TOKEN = regex.compile(
     r"[\p{L}\p{M}]+(?:['·\u200c\u200d][\p{L}\p{M}]+)*"
     r"|\d+|\.\.\.|[.,!?'\":;()¿¡।،؛؟。、-]"
-    r"|\p{Extended_Pictographic}\p{Emoji_Modifier}?(?:\u200d\p{Extended_Pictographic}\p{Emoji_Modifier}?)*|\p{RI}\p{RI}"
+    r"|\p{Extended_Pictographic}\p{Emoji_Modifier}?"
+    r"(?:\u200d\p{Extended_Pictographic}\p{Emoji_Modifier}?)*|\p{RI}\p{RI}"
     rf"|{SCRUBBED}"
 )
 _SIGNS = str.maketrans(
@@ -55,15 +56,15 @@ _SIGNS = str.maketrans(
         "，": ",",
     }
 )
-# the emoji selector, the soft hyphen, the zero-width space
+# The emoji selector, the soft hyphen and the zero-width space are removed.
 _SIGNS |= str.maketrans("", "", "\ufe0f\u00ad\u200b")
-# wordfreq omits vowel points in these, and spells these letters in its own way.
+# wordfreq omits vowel points in these languages, and spells letters of others in its own way.
 _POINTS = regex.compile(r"[\p{Mn}ـ]")
 _UNPOINTED = {"ar", "fa", "he", "ur"}
 _LONG_RUN = regex.compile(r"\p{M}{31,}+")
 _TURKISH = str.maketrans({"I": "ı", "İ": "i"})
 _ROMANIAN = str.maketrans("şţŞŢ", "șțȘȚ")
-# written without spaces: the longest known word is taken repeatedly
+# Languages written without spaces: the longest known word is taken repeatedly.
 SEGMENTED = {"zh", "ja", "ko"}
 
 _MEANS_SOMETHING = regex.compile(r"[\p{L}\p{N}\p{Extended_Pictographic}\p{RI}]")
@@ -76,23 +77,29 @@ class DataError(TaciturnError):
 
 
 def without_long_runs(text: str) -> str:
-    """Keep at most thirty marks on a letter: composing thousands takes quadratic time."""
-    return text if text.isascii() else _LONG_RUN.sub(lambda found: found[0][:30], text)
+    """Return text with thirty marks on a letter at most: composing thousands is quadratic."""
+    if text.isascii():
+        return text
+    return _LONG_RUN.sub(lambda run: run[0][:30], text)
 
 
 def normalize(text: str, language: str = "en") -> str:
-    """Return one spelling for what looks alike: composed letters, lower case, plain quotes and
-    dashes.
+    """Return one spelling for what looks alike.
+
+    Letters are composed and in lower case, quotes and dashes plain.
     """
-    text = text if text.isascii() else unicodedata.normalize("NFC", without_long_runs(text))
-    text = text.translate(_SIGNS) if not text.isascii() or "`" in text else text
+    is_ascii = text.isascii()
+    if not is_ascii:
+        text = unicodedata.normalize("NFC", without_long_runs(text))
+    if not is_ascii or "`" in text:
+        text = text.translate(_SIGNS)
     if language in _UNPOINTED:
         text = _POINTS.sub("", text)
     elif language == "tr":
         text = text.translate(_TURKISH)
     elif language == "ro":
         text = text.translate(_ROMANIAN)
-    # as wordfreq does: German ß is ss
+    # As wordfreq does: German ß is ss.
     return text.casefold()
 
 
@@ -101,14 +108,17 @@ def tokenize(text: str, language: str = "en") -> list[str]:
 
 
 def is_word(token: str) -> bool:
-    """Tell a word, a number or an emoji («don't», «7») from punctuation and special tokens («...»,
-    «<eos>»).
+    """Tell a word, a number or an emoji («don't», «7») from anything else.
+
+    Punctuation and special tokens («...», «<eos>») are not words.
     """
     return token not in SPECIAL and _MEANS_SOMETHING.search(token) is not None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Vocabulary:
+    """A list of words; the number of a word is its place."""
+
     words: tuple[str, ...]
     source: str = field(default="", compare=False)
     language: str = "en"
@@ -135,14 +145,16 @@ class Vocabulary:
         return tuple(self.ids[word] for word in SENTENCE_ENDS if word in self.ids)
 
     @property
-    def fixed(self) -> int:
-        """Return how many entries at the front are not words; the words follow, most frequent
-        first.
+    def first_word(self) -> int:
+        """Return the place of the first word; entries before it are special tokens or punctuation.
+
+        Words are in the order of their frequency.
         """
-        signs = set(SPECIAL + _punctuation(self.language))
-        return next(
-            (place for place, word in enumerate(self.words) if word not in signs), len(self.words)
-        )
+        others = set(SPECIAL + _punctuation(self.language))
+        for place, word in enumerate(self.words):
+            if word not in others:
+                return place
+        return len(self.words)
 
     def encode(self, text: str) -> list[int]:
         get = self.ids.get
@@ -164,12 +176,17 @@ class Vocabulary:
     def _segments(self, word: str) -> Iterable[str]:
         start = 0
         while start < len(word):
-            longest = min(len(word) - start, self._longest)
-            end = start + next(
-                (n for n in range(longest, 1, -1) if word[start : start + n] in self.ids), 1
-            )
+            end = start + self._match_longest(word, start)
             yield word[start:end]
             start = end
+
+    def _match_longest(self, word: str, start: int) -> int:
+        """Return the length of the longest known word that stands there; 1 if there is none."""
+        longest = min(len(word) - start, self._longest)
+        for length in range(longest, 1, -1):
+            if word[start : start + length] in self.ids:
+                return length
+        return 1
 
     @property
     def about(self) -> dict[str, str]:
@@ -181,7 +198,13 @@ class Vocabulary:
 
     @classmethod
     def of(cls, words: Iterable[str], about: dict[str, Any]) -> "Vocabulary":
-        return cls(tuple(words), about["source"], about["language"], about["unit"])
+        """Return a list of words; `about` has the other fields."""
+        return cls(
+            words=tuple(words),
+            source=about["source"],
+            language=about["language"],
+            unit=about["unit"],
+        )
 
     @classmethod
     def load(cls, path: Path, about: dict[str, Any]) -> "Vocabulary":
@@ -195,66 +218,84 @@ class Vocabulary:
 
 
 def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> Vocabulary:
-    """Return the most frequent words of a language (wordfreq), or its characters, after
-    punctuation: `size` entries at most.
+    """Return the most frequent words of a language (wordfreq), or its characters.
+
+    Punctuation comes first; there are `size` entries at most.
     """
-    # only needed to make a vocabulary, not to use one
+    frequent = _list_frequent_words(language, max(size + size // 20, 1000))
+    if unit == "character":
+        return _vocabulary(
+            _list_characters(frequent),
+            size=size,
+            source=f"characters of wordfreq {language}",
+            language=language,
+            unit=unit,
+        )
+    # Some listed words («3d», «e.g») are several tokens here, and would never occur.
+    words = (word for word in frequent if tokenize(word, language) == [word])
+    vocabulary = _vocabulary(
+        words, size=size, source=f"wordfreq {language}", language=language, unit=unit
+    )
+    # The default is not refused for languages with fewer words.
+    if size > 10_000 and len(vocabulary) < size:
+        raise DataError(
+            f"wordfreq lists {len(vocabulary):,} words for the language {language!r}: ask for at"
+            f" most that many, not {size:,}"
+        )
+    return vocabulary
+
+
+def _list_frequent_words(language: str, size: int) -> list[str]:
+    # Imported only here: it makes a vocabulary, and is not needed to use one.
     import wordfreq
 
     try:
-        frequent = wordfreq.top_n_list(language, max(size + size // 20, 1000))
+        return wordfreq.top_n_list(language, size)
     except (LookupError, ValueError):
-        known = ", ".join(sorted(wordfreq.available_languages()))
+        languages = ", ".join(sorted(wordfreq.available_languages()))
         raise DataError(
-            f"wordfreq has no list for the language {language!r}; choose one of: {known}"
+            f"wordfreq has no list for the language {language!r}; choose one of: {languages}"
         ) from None
-    if unit == "character":
-        letters = Counter(chain.from_iterable(frequent))
-        signs = (" ", *"0123456789", "@", "/")
-        found = (
-            letter
-            for letter, _ in letters.most_common()
-            if letter.isalpha() or regex.match(r"\p{M}", letter)
-        )
-        return _vocabulary(
-            (*signs, *found), size, f"characters of wordfreq {language}", language, unit
-        )
-    # Some listed words («3d», «e.g») are several tokens here, and would never occur.
-    whole = (word for word in frequent if tokenize(word, language) == [word])
-    chosen = _vocabulary(whole, size, f"wordfreq {language}", language, unit)
-    # for languages with fewer the default is not refused
-    if size > 10_000 and len(chosen) < size:
-        raise DataError(
-            f"wordfreq lists {len(chosen):,} words for the language {language!r}: ask for at most"
-            f" that many, not {size:,}"
-        )
-    return chosen
+
+
+def _list_characters(words: Iterable[str]) -> list[str]:
+    """Return some signs, and the letters and marks of words, most frequent first."""
+    characters = [" ", *"0123456789", "@", "/"]
+    for character, _ in Counter(chain.from_iterable(words)).most_common():
+        if character.isalpha() or regex.match(r"\p{M}", character):
+            characters.append(character)
+    return characters
 
 
 def counted_vocabulary(
     texts: Iterable[str], size: int, source: str, language: str = "en"
 ) -> Vocabulary:
-    """Return the most frequent words of public text. Never call it on users' text: which words
-    people use is private.
+    """Return the most frequent words of public text.
+
+    Never call it on users' text: which words people use is private.
     """
     counts = Counter(chain.from_iterable(tokenize(text, language) for text in texts))
     by_count = sorted(counts, key=lambda word: (-counts[word], word))
-    return _vocabulary(by_count, size, source, language, "word")
+    return _vocabulary(by_count, size=size, source=source, language=language, unit="word")
 
 
 def _vocabulary(
-    words: Iterable[str], size: int, source: str, language: str, unit: Unit
+    words: Iterable[str], *, size: int, source: str, language: str, unit: Unit
 ) -> Vocabulary:
+    """Return special tokens, punctuation and the first of the words, `size` entries at most."""
     fixed = SPECIAL + _punctuation(language)
     if unit == "character":
         fixed = tuple(sign for sign in fixed if sign in SPECIAL or len(sign) == 1)
-    if size <= len(fixed):
+    room = size - len(fixed)
+    if room <= 0:
         raise DataError(
             f"a vocabulary of {size} has no room for words, as {len(fixed)} entries are"
             " punctuation: take more"
         )
-    chosen = (word for word in words if word not in fixed)
-    return Vocabulary((*fixed, *islice(chosen, size - len(fixed))), source, language, unit)
+    others = (word for word in words if word not in fixed)
+    return Vocabulary(
+        words=(*fixed, *islice(others, room)), source=source, language=language, unit=unit
+    )
 
 
 def _punctuation(language: str) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ def load_word_model(path: Path) -> LoadedModel:
         path = path / "model.arpa"
     if path.suffix == ".arpa":
         ngram, words = read_arpa(path)
-        vocabulary = Vocabulary(tuple(words), source=path.name)
+        vocabulary = Vocabulary(words=tuple(words), source=path.name)
         return LoadedModel(path=path, vocabulary=vocabulary, params=ngram.params(), card=None)
     params, card = load_model(path)
     vocabulary = Vocabulary.of(card.vocabulary, card.text)

@@ -223,7 +223,7 @@ def _read(path: Path, vocabulary: Vocabulary) -> tuple[Messages, Messages, dict[
     last = max(1, round(len(messages) / HELD_OUT))
     learned, held_out = messages[:-last], messages[-last:]
     for which, part in (("first", learned), ("last", held_out)):
-        if all(word < vocabulary.fixed for message in part for word in message):
+        if all(word < vocabulary.first_word for message in part for word in message):
             raise DataError(
                 f"{path}: the model knows no word of the {which} {len(part):,} messages: is it in"
                 f" {vocabulary.language}?"

@@ -17,7 +17,7 @@ import numpy as np
 import regex
 
 from taciturn.core import UNKNOWN, WordModel
-from taciturn.data.users import listed_lines
+from taciturn.data.users import read_lines
 from taciturn.data.vocabulary import (
     SEGMENTED,
     SENTENCE_ENDS,
@@ -323,4 +323,4 @@ def _keep(kept: OrderedDict, key: Any, value: Any) -> None:
 
 def load_blocklist(path: Path) -> list[str]:
     """Read one word a line; what follows a # is a comment."""
-    return [word for line in listed_lines(path, "word") if (word := line.split("#")[0].strip())]
+    return [word for line in read_lines(path, "word") if (word := line.split("#")[0].strip())]

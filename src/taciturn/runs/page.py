@@ -216,7 +216,7 @@ def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
     A third that is too small to report, or not different from the rest, is left out.
     """
     lengths = np.array([len(text) for text in texts])
-    frequent = vocabulary.fixed + (len(vocabulary) - vocabulary.fixed) // FREQUENT
+    frequent = vocabulary.first_word + (len(vocabulary) - vocabulary.first_word) // FREQUENT
     rare_shares = np.array([_share_of_rare_words(text, frequent) for text in texts])
     writers = np.flatnonzero(lengths)
     possible = [
