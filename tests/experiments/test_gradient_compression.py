@@ -17,7 +17,7 @@ from gradient_compression import (
     empty_memory,
     encode,
     entries_sent,
-    largest,
+    mark_largest,
     share_sent,
     upload_bytes,
 )
@@ -125,7 +125,7 @@ def test_exactly_k_entries_leave_and_they_are_the_largest(share):
 @pytest.mark.parametrize("count", range(7))
 def test_of_equal_entries_the_first_are_taken(count):
     values = jnp.array([[1.0, -2.0, 1.0], [-1.0, 0.0, 0.0]])
-    places = np.flatnonzero(jax.jit(largest)(values, count))
+    places = np.flatnonzero(jax.jit(mark_largest)(values, count))
     np.testing.assert_array_equal(places, np.sort([1, 0, 2, 3, 4, 5][:count]))
 
 
@@ -137,7 +137,7 @@ def test_the_largest_are_those_of_a_sort_on_every_node_at_once():
     values = values.at[1].set(
         jnp.round(values[1])
     )  # many alike on one node, and none on the others
-    places = jax.vmap(largest, (0, None))(values, 77)
+    places = jax.vmap(mark_largest, (0, None))(values, 77)
     for one, found in zip(
         np.abs(np.asarray(values)).reshape(3, -1), places.reshape(3, -1), strict=True
     ):
