@@ -96,10 +96,10 @@ def test_tails_reach_further_than_those_of_a_float32_normal():
     """
     edge = float(jax.scipy.special.erfinv(jnp.float32(1 - 2**-23)) * np.sqrt(2))
     assert edge < 5.5
-    table = tuple(map(jnp.asarray, sampler.cumulative()))
+    table = tuple(map(jnp.asarray, sampler.cumulative_table()))
     most = jnp.full(1, 2**32 - 2, jnp.uint32)
-    largest = sampler.discrete(
-        table, most, lambda _: [jnp.uint32(2**32 - 1)] * 3, jnp.asarray(sampler.guide())
+    largest = sampler.draw_discrete(
+        table, most, lambda _: [jnp.uint32(2**32 - 1)] * 3, jnp.asarray(sampler.search_guide())
     )
     assert int(largest[0]) > 12 * sampler.BASE
 

@@ -99,7 +99,14 @@ def door(folder, reopened: bool = False, randomness: str = "operating system", f
     else:
         account.open()
     log = CohortLog(folder / "log", 2, 4, ROOT) if ftrl else None
-    return Curator(algorithm, Loop(), account, ROOT, log, Releases(folder / "releases", ROOT)), made
+    return Curator(
+        algorithm=algorithm,
+        fleet=Loop(),
+        account=account,
+        root=ROOT,
+        log=log,
+        records=Releases(folder / "releases", ROOT),
+    ), made
 
 
 def same(left, right) -> bool:
@@ -233,7 +240,7 @@ def test_only_the_owner_can_read_records_and_saving_the_state_deletes_them(tmp_p
         _, state = first.private_mean(PARAMS, state, round)
     files = sorted((tmp_path / "releases").iterdir())
     assert [path.stat().st_mode & 0o777 for path in files] == [0o600] * 3
-    first.saved(2)
+    first.forget_records(before=2)
     assert [path.name for path in (tmp_path / "releases").iterdir()] == ["release-2"]
 
 
@@ -409,7 +416,7 @@ spread = sampler.spread(2.0**46)
 key = np.arange(8, dtype=np.uint32)
 for drawn in (
     sampler.white(spread, key, 3, 1001),
-    sampler.in_one_kernel(spread, key, jnp.uint32(3), 1001, interpret=True),
+    sampler.draw_in_one_kernel(spread, key, jnp.uint32(3), 1001, interpret=True),
 ):
     print(hashlib.sha256(int64.to_numpy(drawn).tobytes()).hexdigest())
 """
@@ -439,7 +446,7 @@ def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
         doors.append(door(tmp_path / name))
     (one, made), (other, _) = doors
     assert not any(
-        np.array_equal(one._drawn(round, "cohort", 0), other._drawn(round, "cohort", 0))
+        np.array_equal(one._draw_cohort(round, 0), other._draw_cohort(round, 0))
         for round in range(10)
     )
     estimates = [
@@ -452,7 +459,7 @@ def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
         (tmp_path / name).mkdir()
         seeded.append(door(tmp_path / name, randomness="seeded simulation")[0])
     assert all(
-        np.array_equal(seeded[0]._drawn(round, "cohort", 0), seeded[1]._drawn(round, "cohort", 0))
+        np.array_equal(seeded[0]._draw_cohort(round, 0), seeded[1]._draw_cohort(round, 0))
         for round in range(10)
     )
 
@@ -461,7 +468,7 @@ def test_a_resumed_run_draws_anew(tmp_path):
     first, _ = door(tmp_path)
     again, _ = door(tmp_path, reopened=True)
     assert not any(
-        np.array_equal(first._drawn(round, "cohort", 0), again._drawn(round, "cohort", 0))
+        np.array_equal(first._draw_cohort(round, 0), again._draw_cohort(round, 0))
         for round in range(10)
     )
 

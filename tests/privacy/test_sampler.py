@@ -294,7 +294,7 @@ def test_tables_hold_the_cumulative_probabilities_of_the_discrete_gaussian():
     """Recompute them term by term, each exponential separately, with 50 digits."""
     from mpmath import mp, mpf
 
-    words = [column.astype(object) for column in sampler.cumulative()]
+    words = [column.astype(object) for column in sampler.cumulative_table()]
     table = [(a << 96) + (b << 64) + (c << 32) + d for a, b, c, d in zip(*words, strict=True)]
     assert table == sorted(table)
     assert table[-1] == 2**sampler.BITS
@@ -316,17 +316,17 @@ def test_look_ups_compare_all_127_bits(is_guided):
     def found(bits: list[np.ndarray]) -> list[int]:
         first, *more = map(jnp.asarray, bits)
         return np.asarray(
-            sampler.discrete(
+            sampler.draw_discrete(
                 table, first, lambda at: more if at is None else [word[at] for word in more], guide
             )
         ).tolist()
 
     table, guide = (
-        tuple(map(jnp.asarray, sampler.cumulative())),
-        jnp.asarray(sampler.guide()) if is_guided else None,
+        tuple(map(jnp.asarray, sampler.cumulative_table())),
+        jnp.asarray(sampler.search_guide()) if is_guided else None,
     )
     places = np.array([0, 1, 2, 500, 2048, 9000, 20_000, 24_000])
-    at = [np.asarray(column)[places] for column in sampler.cumulative()]
+    at = [np.asarray(column)[places] for column in sampler.cumulative_table()]
     exact = [at[0] << 1, *at[1:]]
     assert found(exact) == (places + 1).tolist()
     below = [at[0] << 1, at[1], at[2] - (at[3] == 0), at[3] - 1]
@@ -339,7 +339,7 @@ def test_a_guided_search_finds_every_number():
     """Try the first words of all entries and their neighbours, which are at the edges of what is
     counted, and those at the edges of stretches.
     """
-    first, largest = sampler.cumulative()[0].astype(np.int64), 2**31 - 1
+    first, largest = sampler.cumulative_table()[0].astype(np.int64), 2**31 - 1
     edges = [
         largest - (np.arange(256, 513) << shift) + beside
         for shift in range(23)
@@ -351,7 +351,7 @@ def test_a_guided_search_finds_every_number():
     tried = tried[(tried >= 0) & (tried <= largest)]
     missing = (
         np.searchsorted(first, tried)
-        - sampler.guide()[sampler._stretch(jnp.asarray(tried, jnp.uint32))]
+        - sampler.search_guide()[sampler._find_stretch(jnp.asarray(tried, jnp.uint32))]
     )
     assert missing.min() == 0
     assert missing.max() < 2**sampler.GUIDED
@@ -417,7 +417,7 @@ def by(draw, deviation: float, size: int, stream: int) -> np.ndarray:
     )
 
 
-interpreted = partial(sampler.in_one_kernel, interpret=True)  # on a GPU it is compiled
+interpreted = partial(sampler.draw_in_one_kernel, interpret=True)  # on a GPU it is compiled
 
 
 def by_definition(
@@ -469,7 +469,7 @@ SIZES = [
     ("deviation", "size", "streams"), [*((*one, STREAMS) for one in SIZES), (2.0**57, 10**5, (5,))]
 )
 def test_a_draw_and_the_kernel_equal_their_definition_in_python_integers(deviation, size, streams):
-    words = [column.tolist() for column in sampler.cumulative()]
+    words = [column.tolist() for column in sampler.cumulative_table()]
     table = [(a << 96) + (b << 64) + (c << 32) + d for a, b, c, d in zip(*words, strict=True)]
     for stream in streams:
         defined = by_definition(table, sampler.spread(deviation).factors, size, stream)
@@ -505,25 +505,26 @@ def test_whichever_draws_are_undecided_each_is_decided_by_bits_of_its_own(monkey
             else [words[0] & 2, words[1] & 1, words[2]]
         )
 
-    usual, factors = sampler._words, (1, 3, 2**33 + 1)
+    usual, factors = sampler._draw_words, (1, 3, 2**33 + 1)
     monkeypatch.setattr(
-        sampler, "_words", lambda *given: thinned(isinstance(given[3], int), usual(*given))
+        sampler, "_draw_words", lambda *given: thinned(isinstance(given[3], int), usual(*given))
     )
     monkeypatch.setattr(
         sampler,
-        "cumulative",
+        "cumulative_table",
         lambda: tuple(
             np.array([entry >> shift & 0xFFFFFFFF for entry in table], np.uint32)
             for shift in (96, 64, 32, 0)
         ),
     )
-    monkeypatch.setattr(sampler, "guide", lambda: np.zeros(32 << 8, np.int32))
+    monkeypatch.setattr(sampler, "search_guide", lambda: np.zeros(32 << 8, np.int32))
     monkeypatch.setattr(sampler, "GUIDED", 15)
     monkeypatch.setattr(sampler, "HELD_BY_A_CORE", held)
     monkeypatch.setattr(sampler, "spread", lambda deviation: sampler.Spread(deviation, factors))
     right = by_definition(table, factors, size, 2**31 + 5, thinned)
     assert all(
-        by(draw, 2048.0, size, 2**31 + 5).tolist() == right for draw in (sampler.plain, interpreted)
+        by(draw, 2048.0, size, 2**31 + 5).tolist() == right
+        for draw in (sampler.draw_with_xla, interpreted)
     )
     # The twin: where first words decide by themselves, most would be another number.
     assert (
@@ -562,9 +563,10 @@ def test_the_bits_have_the_hash_that_devices_are_checked_against(monkeypatch):
     noticed.
     """
     assert (
-        hashlib.sha256(by(sampler.plain, 2.0**57, 10**6, 5).tobytes()).hexdigest() == sampler.KNOWN
+        hashlib.sha256(by(sampler.draw_with_xla, 2.0**57, 10**6, 5).tobytes()).hexdigest()
+        == sampler.KNOWN
     )
-    right, found = (by(draw, 2.0**57, 10**5, 5) for draw in (sampler.plain, interpreted))
+    right, found = (by(draw, 2.0**57, 10**5, 5) for draw in (sampler.draw_with_xla, interpreted))
     assert np.array_equal(right, found)
     monkeypatch.setattr(jax.lax, "cond", lambda condition, yes, no: no())
     assert np.count_nonzero(by(interpreted, 2.0**57, 10**5, 5) != right) == 4
