@@ -87,7 +87,7 @@ def parts(recipe: Recipe, fleet: FleetWithStats, params: Params) -> dict[str, fl
     with throwaway_curator(recipe, fleet, round_speed.WORDS) as curator:
         taken: dict[str, list[float]] = {}
         for part, owner, method in (
-            ("select", curator, "_drawn"),
+            ("select", curator, "_draw_cohort"),
             ("sum", fleet, "sum_reports"),
             ("noise", curator, "_release"),
             ("check alone", curator.account, "check_alone"),

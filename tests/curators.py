@@ -99,7 +99,12 @@ def curator_of(
     log: CohortLog | None = None,
 ) -> Curator:
     return Curator(
-        of, fleet, account, root, log, Releases(account.ledger.path.with_suffix(".releases"), root)
+        algorithm=of,
+        fleet=fleet,
+        account=account,
+        root=root,
+        log=log,
+        records=Releases(account.ledger.path.with_suffix(".releases"), root),
     )
 
 

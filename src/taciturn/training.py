@@ -10,21 +10,27 @@ from taciturn.privacy.curator import Curator
 
 
 class TrainState(NamedTuple):
-    # rounds done
+    """All that the rest of a training depends on."""
+
+    # How many rounds are done.
     round: int
     server: ServerState
-    # secret: noise that is not yet used up
+    # Secret: it holds noise that is not yet used up.
     mechanism: MechanismState
-    # names the history this state came from
+    # It names the history this state came from.
     ledger_head: str
-    estimate: Estimate | None = (
-        # what the last round released; audits read it, and nothing resumes from it
-        None
-    )
+    # What the last round released; audits read it, and nothing resumes from it.
+    estimate: Estimate | None = None
 
 
 def start(algorithm: Algorithm, params: Params, ledger_head: str) -> TrainState:
-    return TrainState(0, algorithm.init(params), algorithm.mechanism.init(params), ledger_head)
+    """Return the state before the first round."""
+    return TrainState(
+        round=0,
+        server=algorithm.init(params),
+        mechanism=algorithm.mechanism.init(params),
+        ledger_head=ledger_head,
+    )
 
 
 def rounds(
@@ -46,18 +52,24 @@ def rounds(
                 break
         print(state.server.params, curator.account.guarantee().epsilon)
     """
-    state = start_from
-    if not isinstance(state, TrainState):
+    if isinstance(start_from, TrainState):
+        state = start_from
+    else:
         state = start(algorithm, start_from, curator.account.head)
     server_update = jax.jit(algorithm.server_update)
     # Put it where rounds leave their results; otherwise the second round would recompile
     # everything.
-    server, mechanism = jax.device_put((state.server, state.mechanism), jax.local_devices()[0])
-    state = state._replace(server=server, mechanism=mechanism)
+    place = jax.local_devices()[0]
+    server, mechanism = jax.device_put((state.server, state.mechanism), place)
+    round = state.round
     while True:
-        estimate, mechanism = curator.private_mean(
-            state.server.params, state.mechanism, state.round
+        estimate, mechanism = curator.private_mean(server.params, mechanism, round)
+        server = server_update(server, estimate)
+        round += 1
+        yield TrainState(
+            round=round,
+            server=server,
+            mechanism=mechanism,
+            ledger_head=curator.account.head,
+            estimate=estimate,
         )
-        server = server_update(state.server, estimate)
-        state = TrainState(state.round + 1, server, mechanism, curator.account.head, estimate)
-        yield state

@@ -173,7 +173,7 @@ def seen_of(users, algorithm, start, far, secret=None):
     if secret is not None:
         noise = jax.tree.map(lambda leaf: jnp.full_like(leaf, secret), mechanism.noise)
         mechanism = mechanism._replace(noise=noise)
-    before = TrainState(3, algorithm.init(start), mechanism, "")
+    before = TrainState(round=3, server=algorithm.init(start), mechanism=mechanism, ledger_head="")
     after = before._replace(mechanism=mechanism._replace(round=jnp.int32(4)))
     users.observe(
         before, after._replace(estimate=jax.tree.map(lambda leaf: jnp.full_like(leaf, far), start))

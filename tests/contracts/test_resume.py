@@ -177,7 +177,7 @@ def test_a_total_that_would_come_out_differently_is_not_released_a_second_time(
             train_run(recipe, tmp_path / "cut", quietly)
     summed = []
     with monkeypatch.context() as patch:
-        total = Curator._total
+        total = Curator._sum_reports
 
         def otherwise(self, params, state, cohort, round, attempt):
             summed.append(round)
@@ -185,7 +185,7 @@ def test_a_total_that_would_come_out_differently_is_not_released_a_second_time(
                 lambda leaf: leaf + 1, total(self, params, state, cohort, round, attempt)
             )
 
-        patch.setattr(Curator, "_total", otherwise)
+        patch.setattr(Curator, "_sum_reports", otherwise)
         finished = resume_run(tmp_path / "cut", quietly)
     assert finished.guarantee.releases == recipe.run.rounds
     rows = Ledger(population.folder / "ledger.jsonl").run_rows("cut")

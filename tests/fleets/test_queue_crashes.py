@@ -171,7 +171,7 @@ class Small:
             params, round = trees.add(params, estimate), round + 1
             if round % SAVE_EVERY == 0:
                 self.saved = round, params, state
-                curator.saved(round)
+                curator.forget_records(before=round)
         return params
 
     def _watched(self, state, total, key):
@@ -325,7 +325,7 @@ class ComputesAgain(Curator):
     def private_mean(self, params, state, round):
         if round == len(self.account.charges):
             return super().private_mean(params, state, round)
-        total = self._total(
+        total = self._sum_reports(
             params, state, self._log.cohort(round), round, self._log.failures(round)
         )
         release, after = self._release(
@@ -459,7 +459,12 @@ def test_more_devices_in_flight_than_there_are_users_keep_the_claim(tmp_path):
 def test_a_queue_is_refused_with_a_claim_about_sampling(tmp_path):
     sampled = ALGORITHM._replace(participation=PoissonSampling(0.1))
     with pytest.raises(ValueError, match="everyone in it reports"):
-        Curator(sampled, queue(tmp_path), Small(tmp_path / "run")._account(), bytes(32))
+        Curator(
+            algorithm=sampled,
+            fleet=queue(tmp_path),
+            account=Small(tmp_path / "run")._account(),
+            root=bytes(32),
+        )
 
 
 def totals(folder, without=None, seed=0) -> list[tuple[list[int], np.ndarray]]:
@@ -524,8 +529,14 @@ def test_an_average_without_noise_from_a_queue_is_charged_as_that_and_keeps_its_
     account = Account(ledger=Ledger(tmp_path / "ledger.jsonl"), terms=terms, release=release)
     account.open()
     with pytest.raises(ValueError, match="needs a log"):
-        Curator(BARE_ALGORITHM, queue(tmp_path), account, bytes(32))
-    curator = Curator(BARE_ALGORITHM, queue(tmp_path), account, bytes(32), book(tmp_path))
+        Curator(algorithm=BARE_ALGORITHM, fleet=queue(tmp_path), account=account, root=bytes(32))
+    curator = Curator(
+        algorithm=BARE_ALGORITHM,
+        fleet=queue(tmp_path),
+        account=account,
+        root=bytes(32),
+        log=book(tmp_path),
+    )
     JITTED[curator._program] = jax.jit(curator._program)
     params, state = START, BARE_ALGORITHM.mechanism.init(START)
     for round in range(3):

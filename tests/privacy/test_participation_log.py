@@ -257,8 +257,8 @@ def test_a_curator_needs_the_log_of_its_claim(people, tmp_path):
     fleet = SimulatedFleet(people, Layout(cut=Unrolls(4), batch_size=2, steps=1))
     for book in (None, log(tmp_path, 1, 3), log(tmp_path, 2, 4)):
         with pytest.raises(ValueError, match="needs a log"):
-            Curator(of, fleet, account, bytes(32), book)
-    Curator(of, fleet, account, bytes(32), log(tmp_path))
+            Curator(algorithm=of, fleet=fleet, account=account, root=bytes(32), log=book)
+    Curator(algorithm=of, fleet=fleet, account=account, root=bytes(32), log=log(tmp_path))
 
 
 def test_correlated_noise_is_refused_with_sampling_and_with_a_clip_norm_that_changes():
@@ -398,10 +398,10 @@ def test_correlated_noise_without_a_claim_about_participation_is_refused(people,
     )
     with pytest.raises(ValueError, match="how often users take part"):
         Curator(
-            of,
-            SimulatedFleet(people, Layout(cut=Unrolls(4), batch_size=2, steps=1)),
-            account,
-            bytes(32),
+            algorithm=of,
+            fleet=SimulatedFleet(people, Layout(cut=Unrolls(4), batch_size=2, steps=1)),
+            account=account,
+            root=bytes(32),
         )
 
 

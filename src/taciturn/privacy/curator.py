@@ -1,14 +1,16 @@
-"""The curator: the only door between users and the server. READ THIRD, after core.py and training.py.
+"""The curator: the only door between users and the server.
+
+READ THIRD, after core.py and training.py.
 
 `private_mean` is the middle of McMahan et al. 2018, Algorithm 1: sample, sum, noise, charge,
 release.
 
 **Guarantee:** what leaves `private_mean` is charged in the population's ledger, on disk, before it
 leaves. Round r is row r of the noise and charge r of the run, whatever crashes there were: the
-noised release is written down first (privacy/ledger/releases.py), then charged, then given out; one that is
-charged is given out from its record and never computed again, so no noise meets two totals that
-leave. Every start of a process draws under fresh bytes that are in the ledger (`Account.nonce`), so
-a copy of a run's folder repeats nothing.
+noised release is written down first (privacy/ledger/releases.py), then charged, then given out; one
+that is charged is given out from its record and never computed again, so no noise meets two totals
+that leave. Every start of a process draws under fresh bytes that are in the ledger
+(`Account.nonce`), so a copy of a run's folder repeats nothing.
 
 **Assumes:** the root is secret (in a simulation it is not, and the ledger says so), and the fleet
 adds honestly.
@@ -38,7 +40,10 @@ from taciturn.core import (
     MechanismState,
     Message,
     Params,
+    Participation,
     Program,
+    PyTree,
+    Release,
     Report,
     UserData,
     UserIds,
@@ -53,17 +58,19 @@ from taciturn.privacy.noise import sampler
 from taciturn.privacy.noise.chacha20 import Coins, key_words
 from taciturn.privacy.participation import WrongNumberOfUsers, default_delta, spare_rounds
 
-# of a model whose size is not known when its run is declared
+# The size of a model that is not known when its run is declared.
 MOST_PARAMETERS = 2**31
 
 
 class Curator:
-    """Charges what it releases before it releases it. Runs make one from a recipe; for your own
-    loop there is `for_simulation`.
+    """Charges what it releases before it releases it.
+
+    Runs make one from a recipe; for your own loop there is `for_simulation`.
     """
 
     def __init__(
         self,
+        *,
         algorithm: Algorithm,
         fleet: Fleet,
         account: Account,
@@ -71,59 +78,42 @@ class Curator:
         log: CohortLog | None = None,
         records: Releases | None = None,
     ) -> None:
-        participation, mechanism = algorithm.participation, algorithm.mechanism
-        if participation.sampled_by_curator and not fleet.everyone_reports:
-            holds = (
-                "which holds only where the curator draws the cohort and everyone in it reports; on"
-                " this fleet devices may drop out"
-            )
-            raise ValueError(
-                f"{participation} claims privacy from sampling, {holds}, so use a participation"
-                " that claims no sampling"
-            )
-        if account.release != mechanism.event(participation):
-            raise ValueError(
-                "the account charges for another mechanism than the one that would run"
-            )
-        if (participation.limits is None) != (log is None) or (
-            log and log.limits != participation.limits
-        ):
-            raise ValueError(
-                "a claim about how often users take part needs a log that enforces just that claim"
-            )
-        if mechanism.correlated and participation.limits is None:
-            raise ValueError(
-                "noise that is correlated over rounds needs a claim about how often users take part"
-            )
-        if account.terms.adjacency != participation.adjacency:
-            raise ValueError(
-                f"the account states the adjacency «{account.terms.adjacency}», not"
-                f" «{participation.adjacency}»"
-            )
-        # where `rounds` draws, and before anybody is asked
+        """Refuse what does not belong together, and prepare to release.
+
+        Args:
+            algorithm: what runs.
+            fleet: where the users are.
+            account: what is charged; it is opened or reopened before the first round.
+            root: what every random choice is derived from.
+            log: of who took part, where the claim is about how often users do.
+            records: of releases; without them only the last is kept, in memory.
+
+        Raises:
+            ValueError: if the claim, the mechanism, the account and the log do not fit.
+        """
+        _check_fit(algorithm=algorithm, fleet=fleet, account=account, log=log)
+        # Noise is drawn there by `rounds`; bits are tried before anybody is asked.
         sampler.check_bits(jax.local_devices()[0])
         self.account = account
-        self._mechanism, self._participation, self._fleet, self._log = (
-            mechanism,
-            participation,
-            fleet,
-            log,
-        )
+        self._mechanism = algorithm.mechanism
+        self._participation = algorithm.participation
+        self._fleet = fleet
+        self._log = log
+        self._program = device_program(algorithm)
         # Bound to what runs: one root under two recipes or two noise levels shares no key between
         # them.
-        self._root = randomness.derive(
-            root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0
-        )
+        cost = json.dumps(event_to_json(account.release))
+        self._root = randomness.derive(root, f"run {account.terms.recipe} {cost}", 0)
         self._records = records or Releases(None, self._root)
-        self._release, self._follow, self._public = map(
-            jax.jit, (mechanism.release, mechanism.follow, mechanism.public)
-        )
-        # that this round and the next must start from
+        self._release = jax.jit(self._mechanism.release)
+        self._follow = jax.jit(self._mechanism.follow)
+        self._public = jax.jit(self._mechanism.public)
+        # What the last round and the next must start from.
         self._states: dict[int, MechanismState] = {}
         self._one_at_a_time = Lock()
-        # at noising a total of that round, in this process
+        # How often a total of that round was noised, in this process.
         self._tries: Counter[int] = Counter()
-        self._program = device_program(algorithm)
+        # Who took part in a simulation, as long as the curator lives.
         self._secrets: tempfile.TemporaryDirectory | None = None
 
     @classmethod
@@ -157,14 +147,11 @@ class Curator:
                 was spent.
 
         Example:
-            users = [tt.UserData(batches=np.ones((1, 1, 60)), weight=np.float32(1), steps=1) for _ in range(50)]
+            user = tt.UserData(batches=np.ones((1, 1, 60)), weight=np.float32(1), steps=1)
+            users = [user] * 50
             curator = tt.Curator.for_simulation(algorithm, users, ledger="ledger.jsonl", seed=1)
         """
-        mechanism, participation, book = (
-            algorithm.mechanism,
-            algorithm.participation,
-            Ledger(Path(ledger)),
-        )
+        book = Ledger(Path(ledger))
         delta = default_delta(len(users)) if delta is None else delta
         if not 0 < delta < 1 / len(users):
             raise ValueError(
@@ -172,41 +159,25 @@ class Curator:
                 " is not"
             )
         root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
-        # tells others nothing
-        identity = hmac.new(randomness.derive(root, "population", 0), digestmod=hashlib.sha256)
-        for leaf in jax.tree.leaves(list(users)):
-            identity.update(np.asarray(leaf).tobytes())
-        name = f"simulation-{len(book.runs()) + 1}"
-        recipe = (
-            # so that no two runs of one seed share noise
-            f"{name}, by an algorithm of one's own"
-        )
-        drawn = "operating system" if seed is None else "seeded simulation"
-        distance = mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds))
-        terms = RunTerms(
-            name=name,
-            recipe=recipe,
-            population=identity.hexdigest()[:16],
-            adjacency=participation.adjacency,
-            randomness=drawn,
-            accountant="pld",
+        terms = _terms_of_simulation(
+            algorithm,
+            name=f"simulation-{len(book.runs()) + 1}",
+            population=_identify(users, root),
+            is_seeded=seed is not None,
             budget=Budget(delta=delta, epsilon=epsilon),
             rounds=rounds,
-            distance=distance,
         )
-        account = Account(ledger=book, terms=terms, release=mechanism.event(participation))
+        release = algorithm.mechanism.event(algorithm.participation)
+        account = Account(ledger=book, terms=terms, release=release)
         account.check_budget()
-        # who took part, as long as the curator lives
-        secrets, log = (
-            tempfile.TemporaryDirectory(prefix="taciturn-"),
-            None,
+        secrets = tempfile.TemporaryDirectory(prefix="taciturn-")
+        curator = cls(
+            algorithm=algorithm,
+            fleet=UsersInMemory(users),
+            account=account,
+            root=root,
+            log=_open_log(Path(secrets.name), algorithm.participation, root),
         )
-        if participation.limits is not None:
-            log_key = randomness.derive(root, "participation log", 0)
-            log = CohortLog(
-                Path(secrets.name) / "participation.log", *participation.limits, log_key
-            )
-        curator = cls(algorithm, UsersInMemory(users), account, root, log)
         curator._secrets = secrets
         account.open()
         return curator
@@ -214,119 +185,138 @@ class Curator:
     def private_mean(
         self, params: Params, state: MechanismState, round: int
     ) -> tuple[Estimate, MechanismState]:
-        """Return one round's private estimate of the average update, and the mechanism's next
-        state.
+        """Return a private estimate of the average update, and the mechanism's next state.
+
+        Args:
+            params: θᵗ, which devices train on.
+            state: the mechanism's state that the round before left.
+            round: its number; one that is charged is given out again, from its record.
         """
-        # else two threads could make two releases of a round
+        # Else two threads could make two releases of a round.
         with self._one_at_a_time:
-            return self._private_mean(params, state, operator.index(round))
+            round = operator.index(round)
+            self._check_state(state, round)
+            if self._log is not None:
+                self._check_log(self._log)
+            if round < len(self.account.charges):
+                # There was a crash, or this is a second call: nobody remembers the result.
+                release, after = self._repeat_release(params, state, round)
+            else:
+                release, after = self._make_release(params, state, round)
+            self._states = {round: state, round + 1: after}
+            return release.estimate, after
 
-    def _private_mean(
+    def forget_records(self, before: int) -> None:
+        """Delete the records of rounds before this one: the state at its start is on disk."""
+        self._records.forget(before)
+
+    def _repeat_release(
         self, params: Params, state: MechanismState, round: int
-    ) -> tuple[Estimate, MechanismState]:
-        self._check_state(state, round)
-        if self._log is not None:
-            self._check_log(self._log)
-        if round < len(
-            self.account.charges
-            # charged, and nobody remembers the result: a crash, or a second call
-        ):
-            release, drawn = self._records.read(
-                round, self.account.charges[round]["record"], params
-            )
-            after = sampler.checked(self._follow(state, release, self._noise_key(drawn, round)))
-        else:
-            self.account.check_budget()
-            # Σ w_k Δ_k, each already clipped
-            total = self._total_of_a_new_cohort(params, state, round)
-            drawn = f"{self.account.nonce.hex()}-{self._tries[round]}"
-            self._tries[round] += 1
-            # f̃ + N(0, Iσ²)
-            release, after = sampler.checked(
-                self._release(state, total, self._noise_key(drawn, round))
-            )
-            # else the record of another process would be overwritten, which may be charged
-            self.account.check_alone()
-            record = self._records.write(round, release, drawn)
-            # M.accum_priv_spending(z)
-            self.account.charge(round, record, self._log.mark(round) if self._log else "")
-        self._states = {round: state, round + 1: after}
-        return release.estimate, after
+    ) -> tuple[Release, MechanismState]:
+        """Return the release that was charged, and the state that follows from it."""
+        checksum = self.account.charges[round]["record"]
+        release, noise_name = self._records.read(round, checksum, params)
+        noise_key = self._noise_key(noise_name, round)
+        after = sampler.check_drawn(self._follow(state, release, noise_key))
+        return release, after
 
-    def saved(self, round: int) -> None:
-        """Delete the records of earlier rounds: the state at the start of this one is on disk."""
-        self._records.forget(round)
+    def _make_release(
+        self, params: Params, state: MechanismState, round: int
+    ) -> tuple[Release, MechanismState]:
+        """Sum, noise, record, charge: in this order, so that nothing leaves that is not charged."""
+        self.account.check_budget()
+        # Σ w_k Δ_k, each already clipped.
+        total = self._sum_new_cohort(params, state, round)
+        noise_name = self._name_noise(round)
+        noise_key = self._noise_key(noise_name, round)
+        # f̃ + N(0, Iσ²).
+        release, after = sampler.check_drawn(self._release(state, total, noise_key))
+        self._record_and_charge(release, noise_name, round)
+        return release, after
+
+    def _name_noise(self, round: int) -> str:
+        """Return a name under which no noise was drawn before."""
+        nonce = self.account.nonce.hex()
+        attempt = self._tries[round]
+        self._tries[round] += 1
+        return f"{nonce}-{attempt}"
+
+    def _record_and_charge(self, release: Release, noise_name: str, round: int) -> None:
+        # Else the record of another process would be overwritten, which may be charged.
+        self.account.check_alone()
+        record = self._records.write(round, release, noise_name)
+        mark = self._log.mark(round) if self._log else ""
+        # M.accum_priv_spending(z).
+        self.account.charge(round, record, mark)
 
     def _check_state(self, state: MechanismState, round: int) -> None:
-        """Raise unless noise continues where it stopped: from another state, rows would not cancel
-        as their cost assumes.
+        """Raise unless noise continues where it stopped.
+
+        From another state, rows would not cancel as their cost assumes.
         """
-        known, rows = self._states.get(round, state), int(state.round)
-        same = zip(jax.tree.leaves(known), jax.tree.leaves(state), strict=True)
-        if rows != round or not all(
-            left is right or np.array_equal(left, right) for left, right in same
-        ):
+        expected = self._states.get(round, state)
+        if int(state.round) != round or not _are_equal(expected, state):
             raise ValueError(
                 f"round {round} does not go on from the state that the round before it left"
             )
-        if round > len(self.account.charges):
+        charged = len(self.account.charges)
+        if round > charged:
             raise ValueError(
-                f"round {round} cannot come before round {len(self.account.charges)}, which is not"
-                " charged yet"
+                f"round {round} cannot come before round {charged}, which is not charged yet"
             )
 
     def _check_log(self, log: CohortLog) -> None:
         """Raise unless charge r is entry r of the log."""
         charges = self.account.charges
-        if not len(charges) <= log.rows <= len(charges) + 1:
-            differ = (
-                f"the ledger has {len(charges)} releases and the participation log {log.rows}"
-                " cohorts"
-            )
+        charged = len(charges)
+        # A crash may come between an entry and its charge.
+        if log.rows not in (charged, charged + 1):
             raise ParticipationBreach(
-                f"{differ}: they do not belong together, so the run cannot go on"
+                f"the ledger has {charged} releases and the participation log {log.rows} cohorts:"
+                " they do not belong together, so the run cannot go on"
             )
-        if charges and charges[-1].get("log") != log.mark(len(charges) - 1):
-            silent = (
-                "the participation log does not say who took part in the releases that are charged"
-            )
+        if charges and charges[-1].get("log") != log.mark(charged - 1):
             raise ParticipationBreach(
-                f"{silent}: entries were lost or changed, so the run cannot go on"
+                "the participation log does not say who took part in the releases that are charged:"
+                " entries were lost or changed, so the run cannot go on"
             )
 
-    def _total_of_a_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
-        """Try until a cohort reports, if there is a log. Each cohort is recorded before anything is
-        summed; a round that fails releases nothing, so it uses no row of noise and counts as no
-        participation, whatever the devices' own timers did.
+    def _sum_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
+        """Sum the reports of a cohort; where there is a log, try until one reports.
+
+        Each cohort is recorded before anything is summed; a round that fails releases nothing, so
+        it uses no row of noise and counts as no participation, whatever the devices' own timers
+        did.
         """
         log = self._log
         if log is None:
-            # Cᵗ ← sample users with probability q
-            cohort = self._drawn(round, "cohort", 0)
-            return self._total(params, state, cohort, round, 0)
+            # Cᵗ ← sample users with probability q.
+            cohort = self._draw_cohort(round, attempt=0)
+            return self._sum_reports(params, state, cohort, round, attempt=0)
         while True:
             failures = log.failures(round)
             # If the log has more, a crash came between it and the charge: that cohort was asked,
             # and is this row's.
             if log.rows == round:
-                cohort = self._drawn(round, "cohort", failures)
+                cohort = self._draw_cohort(round, attempt=failures)
                 self.account.check_alone()
                 log.record(cohort)
+            cohort = log.cohort(round)
             try:
-                return self._total(params, state, log.cohort(round), round, failures)
+                return self._sum_reports(params, state, cohort, round, attempt=failures)
             except FailedRound:
+                # Cohorts that are redrawn until one succeeds are not distributed as claimed.
                 if self._participation.sampled_by_curator:
-                    # cohorts that are redrawn until one succeeds are not distributed as claimed
                     raise
                 self.account.check_alone()
                 log.fail()
 
-    def _drawn(self, round: int, purpose: str, attempt: int) -> UserIds:
-        coins = Coins(randomness.derive(self._now, purpose, round, attempt))
-        users = self._fleet.users(self._log.eligible if self._log else lambda users: users)
+    def _draw_cohort(self, round: int, attempt: int) -> UserIds:
+        coins = Coins(randomness.derive(self._fresh_root, "cohort", round, attempt))
+        users = self._fleet.users(self._log.eligible if self._log else _all_eligible)
         return self._participation.select(users, round, coins)
 
-    def _total(
+    def _sum_reports(
         self, params: Params, state: MechanismState, cohort: UserIds, round: int, attempt: int
     ) -> Report:
         if len(cohort) > self._mechanism.most_reports:
@@ -334,49 +324,141 @@ class Curator:
                 "a cohort is far larger than expected: there are more than participation.users."
                 " Raise that number"
             )
-        # θᵗ, clip norm
+        # θᵗ and the clip norm.
         message = Message(params, self._public(state))
-        user_key = randomness.jax_key(randomness.derive(self._now, "users", round, attempt))
+        secret = randomness.derive(self._fresh_root, "users", round, attempt)
+        user_key = randomness.jax_key(secret)
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
 
     @property
-    def _now(self) -> bytes:
+    def _fresh_root(self) -> bytes:
         """Return the root of what is drawn since this process opened or resumed the run."""
         return randomness.derive(self._root, f"since {self.account.nonce.hex()}", 0)
 
-    def _noise_key(self, drawn: str, round: int) -> np.ndarray:
-        return key_words(randomness.derive(self._root, f"noise {drawn}", round))
+    def _noise_key(self, noise_name: str, round: int) -> np.ndarray:
+        return key_words(randomness.derive(self._root, f"noise {noise_name}", round))
+
+
+def _check_fit(
+    *, algorithm: Algorithm, fleet: Fleet, account: Account, log: CohortLog | None
+) -> None:
+    """Raise unless what is claimed holds with this fleet, noise and log, and is what is charged."""
+    mechanism = algorithm.mechanism
+    participation = algorithm.participation
+    if participation.sampled_by_curator and not fleet.everyone_reports:
+        raise ValueError(
+            f"{participation} claims privacy from sampling, which holds only where the curator"
+            " draws the cohort and everyone in it reports; on this fleet devices may drop out, so"
+            " use a participation that claims no sampling"
+        )
+    if account.release != mechanism.event(participation):
+        raise ValueError("the account charges for another mechanism than the one that would run")
+    enforced_limits = None if log is None else log.limits
+    if enforced_limits != participation.limits:
+        raise ValueError(
+            "a claim about how often users take part needs a log that enforces just that claim"
+        )
+    if mechanism.correlated and participation.limits is None:
+        raise ValueError(
+            "noise that is correlated over rounds needs a claim about how often users take part"
+        )
+    if account.terms.adjacency != participation.adjacency:
+        raise ValueError(
+            f"the account states the adjacency «{account.terms.adjacency}», not"
+            f" «{participation.adjacency}»"
+        )
+
+
+def _are_equal(left: PyTree, right: PyTree) -> bool:
+    """Tell whether two states have the same numbers."""
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return all(one is other or np.array_equal(one, other) for one, other in pairs)
+
+
+def _all_eligible(users: UserIds) -> UserIds:
+    return users
+
+
+def _terms_of_simulation(
+    algorithm: Algorithm,
+    *,
+    name: str,
+    population: str,
+    is_seeded: bool,
+    budget: Budget,
+    rounds: int,
+) -> RunTerms:
+    """Return what a simulation declares."""
+    mechanism = algorithm.mechanism
+    return RunTerms(
+        name=name,
+        # With its name in it, no two runs of one seed share noise.
+        recipe=f"{name}, by an algorithm of one's own",
+        population=population,
+        adjacency=algorithm.participation.adjacency,
+        randomness="seeded simulation" if is_seeded else "operating system",
+        accountant="pld",
+        budget=budget,
+        rounds=rounds,
+        distance=mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds)),
+    )
+
+
+def _identify(users: Sequence[UserData], root: bytes) -> str:
+    """Return what distinguishes these users' data from others', and tells others nothing."""
+    key = randomness.derive(root, "population", 0)
+    identity = hmac.new(key, digestmod=hashlib.sha256)
+    for leaf in jax.tree.leaves(list(users)):
+        identity.update(np.asarray(leaf).tobytes())
+    return identity.hexdigest()[:16]
+
+
+def _open_log(folder: Path, participation: Participation, root: bytes) -> CohortLog | None:
+    """Open a log in a folder, where the claim is about how often users take part."""
+    if participation.limits is None:
+        return None
+    min_separation, max_participations = participation.limits
+    return CohortLog(
+        path=folder / "participation.log",
+        min_separation=min_separation,
+        max_participations=max_participations,
+        key=randomness.derive(root, "participation log", 0),
+    )
 
 
 class UsersInMemory:
-    """The plainest fleet: each report is computed alone, by one program of one shape, so that none
-    depends on another.
+    """The plainest fleet: users' data in a list.
+
+    Each report is computed alone, by one program of one shape, so that none depends on another.
     """
 
     everyone_reports = True
 
     def __init__(self, users: Sequence[UserData]) -> None:
-        shapes = [
-            [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(user)]
-            for user in users
-        ]
-        if (
-            not users
-            or any(shape != shapes[0] for shape in shapes)
-            or any(np.ndim(user.weight) for user in users)
-        ):
-            # Sums broadcast: a smaller report would be added repeatedly, past its clip norm.
+        """Take users, whose arrays have one shape.
+
+        Raises:
+            ValueError: if there are none, or they differ in shape or type.
+        """
+        shapes = [_shapes_and_types(user) for user in users]
+        are_alike = all(shape == shapes[0] for shape in shapes)
+        have_one_weight = all(np.ndim(user.weight) == 0 for user in users)
+        # Sums broadcast: a smaller report would be added repeatedly, past its clip norm.
+        if not (users and are_alike and have_one_weight):
             raise ValueError(
                 "there is at least one user, all users' arrays have one shape and type, and a"
                 " weight is one number"
             )
-        self._users, self._compiled = users, lru_cache(maxsize=1)(jax.jit)
+        self._users = users
+        self._compile = lru_cache(maxsize=1)(jax.jit)
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
+        """Return those of the users who may take part; all are present."""
         return eligible(np.arange(len(self._users)))
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        report = self._compiled(program)
+        """Return the sum of what the program reports for each member of the cohort."""
+        report = self._compile(program)
         total = trees.zeros_like(jax.eval_shape(program, message, self._users[0], key))
         for user in cohort:
             own_key = jax.random.fold_in(key, np.uint32(user))
@@ -384,7 +466,11 @@ class UsersInMemory:
         return total
 
 
-# so that runs of one algorithm in one process are compiled once
+def _shapes_and_types(user: UserData) -> list[tuple[tuple[int, ...], np.dtype]]:
+    return [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(user)]
+
+
+# Cached, so that runs of one algorithm in one process are compiled once.
 @lru_cache(maxsize=8)
 def device_program(algorithm: Algorithm) -> Program:
     """Return what a device runs: train, then bound."""

@@ -66,6 +66,7 @@ class TrainedRun(FinishedRun):
     def __init__(
         self,
         folder: Path,
+        *,
         before: Scores,
         scores: Scores,
         stopped: str | None,
@@ -113,18 +114,28 @@ def train_run(
         recipe = load_recipe(Path(recipe))
     folder = Path(folder)
     check_new_run(folder)
-    seed = recipe.run.seed
-    root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
-    run = Run(folder, recipe, root, connected=connected)
+    run = Run(folder, recipe, _draw_root(recipe.run.seed), connected=connected)
     run.account.check_budget()
-    with new_folder(folder, "choose another --run") as new:
-        save_root(new, root, seeded=seed is not None)
-        words = [f"{word}\n" for word in run.vocabulary.words]
-        write_atomically(new / "vocabulary.txt", "".join(words).encode())
-        save_recipe(run.recipe, new / "recipe.toml")
+    _make_folder(run, seeded=recipe.run.seed is not None)
     with lock_run(folder):
         _open_account(run)
         return _Training(run, run.initial_state(), progress).complete()
+
+
+def _draw_root(seed: int | None) -> bytes:
+    """Return the root of all randomness of a run, from its seed if it has one."""
+    if seed is None:
+        return randomness.root_from_entropy()
+    return randomness.root_from_seed(seed)
+
+
+def _make_folder(run: Run, seeded: bool) -> None:
+    """Make the folder of a new run, with what it resumes from."""
+    words = [f"{word}\n" for word in run.vocabulary.words]
+    with new_folder(run.folder, "choose another --run") as new:
+        save_root(new, run.root, seeded)
+        write_atomically(new / "vocabulary.txt", "".join(words).encode())
+        save_recipe(run.recipe, new / "recipe.toml")
 
 
 def _open_account(run: Run) -> None:
@@ -164,7 +175,7 @@ def resume_run(
     with lock_run(folder):
         _close_if_finished(folder, recipe)
         root, seeded = load_root(folder)
-        run = Run(folder, recipe, root, seeded, connected)
+        run = Run(folder, recipe, root, seeded=seeded, connected=connected)
         return _Training(run, _reopen(run), progress).complete()
 
 
@@ -172,8 +183,8 @@ def _reopen(run: Run) -> TrainState:
     """Reopen a run's account, and return the state from which the run resumes."""
     state_file = run.folder / "private" / "state.safetensors"
     if state_file.exists():
-        like = _savable(start(run.algorithm, run.initial_params(), ""))
-        saved, about = load_state(state_file, like)
+        fresh = start(run.algorithm, run.initial_params(), ledger_head="")
+        saved, about = load_state(state_file, like=_savable(fresh))
         run.account.reopen(about["ledger_head"])
         return TrainState(
             round=int(about["round"]),
@@ -195,13 +206,15 @@ def _close_if_finished(folder: Path, recipe: Recipe) -> None:
     Nothing else still can.
     """
     statement_file = folder / "guarantee.json"
-    if (folder / "private" / "root").exists() or not statement_file.exists():
+    has_secrets = (folder / "private" / "root").exists()
+    if has_secrets or not statement_file.exists():
         return
     # Without its ledger there is nothing to close.
     with suppress(TaciturnError):
         ledger = open_ledger(build.population(recipe))
         name = from_json(statement_file.read_text())["run"]
-        if ledger.run_rows(name) and not ledger.is_closed(name):
+        is_open = ledger.run_rows(name) and not ledger.is_closed(name)
+        if is_open:
             ledger.close(name)
 
 
@@ -213,13 +226,14 @@ class _Training:
         self._state = state
         self._progress = progress
         self._metrics = Metrics(run.folder, state.round)
+        scores = run.evaluate(state.server.params)
         # Scores of the state that was measured last, and the round of that state.
-        self._scores = run.evaluate(state.server.params)
+        self._scores = scores
         self._measured_at = state.round
         # Scores of the state with which this process began.
-        self._before = self._scores
+        self._before = scores
         # Scores of the run's first parameters, if this process began with them.
-        self._first = self._scores if state.round == 0 else None
+        self._first = scores if state.round == 0 else None
         # Spent on rounds.
         self._seconds = 0.0
 
@@ -228,7 +242,7 @@ class _Training:
         if not self._metrics.rows:
             _save(self._run, self._state)
             self._add_metrics()
-        self._seconds = self._metrics.rows[-1]["seconds"]
+        self._seconds = self._last_row["seconds"]
         self._show_progress()
         stopped = self._do_rounds()
         if self._measured_at != self._state.round:
@@ -239,15 +253,19 @@ class _Training:
             before=self._before.together,
             scores=self._scores.together,
             stopped=stopped,
-            clip_estimate=self._metrics.rows[-1].get("clip_estimate"),
+            clip_estimate=self._last_row.get("clip_estimate"),
         )
+
+    @property
+    def _last_row(self) -> Row:
+        return self._metrics.rows[-1]
 
     def _do_rounds(self) -> str | None:
         """Do all rounds that are left; return why they ended before the last one, if they did."""
-        section = self._run.recipe.run
+        all_rounds = self._run.recipe.run.rounds
         training = rounds(self._run.algorithm, self._run.curator, self._state)
         stopped = None
-        while self._state.round < section.rounds and stopped is None:
+        while self._state.round < all_rounds and stopped is None:
             try:
                 self._do_round(training)
             except (BudgetExhausted, TooFewDevices) as reason:
@@ -256,24 +274,29 @@ class _Training:
             except LinkError:
                 _save(self._run, self._state)
                 raise
-            is_last = self._state.round == section.rounds
-            if is_last or self._state.round % section.evaluate_every == 0:
+            if self._is_due(self._run.recipe.run.evaluate_every):
                 self._measure()
                 stopped = _describe_divergence(self._metrics.rows)
-            if is_last or self._state.round % section.save_every == 0:
+            if self._is_due(self._run.recipe.run.save_every):
                 _save(self._run, self._state)
             self._show_progress()
         return stopped
 
+    def _is_due(self, every: int) -> bool:
+        """Tell whether what is done every so many rounds, and after the last, is to be done now."""
+        is_last = self._state.round == self._run.recipe.run.rounds
+        return is_last or self._state.round % every == 0
+
     def _do_round(self, training: Iterator[TrainState]) -> None:
         before = self._state
+        observers = self._run.observers
         began = time.perf_counter()
-        for observer in self._run.observers:
+        for observer in observers:
             observer.begin(before.round)
         self._state = next(training)
         jax.block_until_ready(self._state.server)
         self._seconds += time.perf_counter() - began
-        for observer in self._run.observers:
+        for observer in observers:
             observer.observe(before, self._state)
 
     def _measure(self) -> None:
@@ -287,7 +310,7 @@ class _Training:
 
     def _show_progress(self) -> None:
         all_rounds = self._run.recipe.run.rounds
-        row = _latest_row(self._run, self._metrics.rows[-1])
+        row = _latest_row(self._run, self._last_row)
         self._progress(self._state.round, all_rounds, row)
 
 
@@ -326,16 +349,27 @@ def _save(run: Run, state: TrainState) -> None:
     mode = _model_mode(run)
     for observer in run.observers:
         observer.save(run.folder, mode)
-    params = state.server.params
-    description = card_digest(run.describe_model(state.round, ""))
-    head = run.account.record_model(state.round, params_digest(params), description)
-    about = {"round": str(state.round), "ledger_head": head}
-    save_state(run.folder / "private" / "state.safetensors", _savable(state), about)
-    run.curator.saved(state.round)
+    head = _record_model(run, state)
+    _save_state(run, state, head)
     card = run.describe_model(state.round, head)
-    save_model(run.folder / "model.safetensors", params, card, mode)
+    save_model(run.folder / "model.safetensors", state.server.params, card, mode)
     rows = [json.dumps(row, sort_keys=True) + "\n" for row in run.account.rows]
     write_atomically(run.folder / FILE_NAME, "".join(rows).encode())
+
+
+def _record_model(run: Run, state: TrainState) -> str:
+    """Record the model in the ledger, and return the ledger's head."""
+    card = run.describe_model(state.round, ledger_head="")
+    digest = params_digest(state.server.params)
+    return run.account.record_model(state.round, digest, card_digest(card))
+
+
+def _save_state(run: Run, state: TrainState, ledger_head: str) -> None:
+    """Save what the run resumes from; the curator then forgets what led to it."""
+    path = run.folder / "private" / "state.safetensors"
+    about = {"round": str(state.round), "ledger_head": ledger_head}
+    save_state(path, _savable(state), about)
+    run.curator.forget_records(before=state.round)
 
 
 def _model_mode(run: Run) -> int:
@@ -385,7 +419,7 @@ def _write_statements(run: Run, state: TrainState, guarantee: Guarantee) -> None
 
 def _write_page(run: Run, guarantee: Guarantee, scores: Scores, first: Scores | None) -> None:
     write_report(
-        folder=run.folder,
+        run.folder,
         guarantee=guarantee,
         ledger=run.account.ledger,
         texts=run.held_out.texts,
