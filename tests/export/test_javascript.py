@@ -316,7 +316,7 @@ def test_a_blocked_word_is_never_suggested_and_an_open_one_is():
         found = in_node(
             javascript_ngram(model, about(vocabulary, blocked=blocked)), PREDICTING, texts
         )
-        assert found == predicted(Predictor(model, vocabulary, blocked), texts)
+        assert found == predicted(Predictor(model, vocabulary, blocklist=blocked), texts)
         suggested[len(blocked)] = {word.lower() for words, _, _ in found for word in words}
     assert {"dog", "dogs"} <= suggested[0]  # the twin
     assert not {"dog", "dogs"} & suggested[2]

@@ -14,7 +14,7 @@ def test_the_first_word_of_a_blocklist_is_blocked_whatever_editor_wrote_it(tmp_p
     predictor = Predictor(
         counted(lettered_words(), "worda wordb wordc ."),
         lettered_words(),
-        load_blocklist(tmp_path / "blocked.txt"),
+        blocklist=load_blocklist(tmp_path / "blocked.txt"),
     )
     assert "worda" not in predictor._alphabet._spellings
 
@@ -23,17 +23,20 @@ def test_a_blocked_word_is_not_put_together_from_parts_that_are_written_together
     listed = Vocabulary(words=(*SPECIAL, "今天", "坏", "人", "坏人"), language="zh")
     model = counted(listed, *["今天 坏 人"] * 20, order=4)
     assert Predictor(model, listed, threshold=0.1).suggest("").continuation == "今天坏人"
-    assert "坏人" not in Predictor(model, listed, ["坏人"], threshold=0.1).suggest("").continuation
+    assert (
+        "坏人"
+        not in Predictor(model, listed, blocklist=["坏人"], threshold=0.1).suggest("").continuation
+    )
 
 
 def test_what_is_blocked_does_not_make_what_is_left_more_likely_than_it_is():
     listed = Vocabulary(words=(*SPECIAL, ".", "go", "homeward", "hopefully"))
     model = counted(listed, *["go homeward ."] * 30, "go hopefully .", order=2)
-    predictor = Predictor(model, listed, ["homeward"])
+    predictor = Predictor(model, listed, blocklist=["homeward"])
     state = model.read(model.start(), listed.ids["go"])
     scores = model.scores(state)
     alone = np.exp(scores[[listed.ids["hopefully"], listed.ids["homeward"]]])
-    composed = predictor.compose(scores, "ho", state, 0.01)
+    composed = predictor.compose(scores, prefix="ho", state=state, threshold=0.01)
     assert composed.probabilities[0] <= alone[0] / alone.sum()
 
 
@@ -43,7 +46,7 @@ def test_what_is_blocked_does_not_make_what_is_left_more_likely_than_it_is():
 def test_a_word_is_blocked_in_every_spelling_of_it(spelling):
     listed = Vocabulary(words=(*SPECIAL, ".", "the", "café", "cafeteria"))
     model = counted(listed, *["the café ."] * 9, "the cafeteria .", order=3)
-    predictor = Predictor(model, listed, [spelling], threshold=0.01)
+    predictor = Predictor(model, listed, blocklist=[spelling], threshold=0.01)
     for text in ("", "the ", "the c", "the caf", "The CAF"):
         suggestions = predictor.suggest(text)
         assert "café" not in (*map(str.lower, suggestions.words),)

@@ -142,10 +142,10 @@ def test_the_command_learns_as_the_library_does():
     }
     assert (
         Learning(
-            defaults["epochs"],
-            defaults["learning_rate"],
-            defaults["general"],
-            defaults["user_share"],
+            epochs=defaults["epochs"],
+            learning_rate=defaults["learning_rate"],
+            general=defaults["general"],
+            user_share=defaults["user_share"],
         )
         == Learning()
     )
@@ -179,11 +179,21 @@ def test_rehearsal_keeps_the_general_language():
     encoded = [[*vocabulary.encode(phrase), 3] for phrase in PHRASES] * 20
     cut = Unrolls(personal_model.UNROLL)
     start = personal_model.train_personal_model(
-        model, model.init(jax.random.key(0)), list(map(list, general.documents)), cut, QUICK, False
+        model,
+        model.init(jax.random.key(0)),
+        list(map(list, general.documents)),
+        cut=cut,
+        learning=QUICK,
+        dropout=False,
     )
     own, rehearsed = (
         personal_model.train_personal_model(
-            model, start, encoded, cut, QUICK._replace(general=text), False
+            model,
+            start,
+            encoded,
+            cut=cut,
+            learning=QUICK._replace(general=text),
+            dropout=False,
         )
         for text in (None, general)
     )

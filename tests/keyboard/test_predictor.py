@@ -88,7 +88,7 @@ def test_special_tokens_and_punctuation_are_never_suggested(predictor, model):
 def test_a_blocked_word_is_never_suggested_nor_composed(model, tmp_path):
     (tmp_path / "blocked.txt").write_text("# not these\nStation  # in any case\n\nmorning\n")
     predictor = Predictor(
-        model, VOCABULARY, load_blocklist(tmp_path / "blocked.txt"), threshold=0.05
+        model, VOCABULARY, blocklist=load_blocklist(tmp_path / "blocked.txt"), threshold=0.05
     )
     for text in (
         "see you at the ",
@@ -115,7 +115,7 @@ def test_a_continuation_is_shown_when_it_is_likely_enough(model):
 
 def test_a_continuation_has_the_probability_that_the_model_gives_it(model):
     predictor, state = Predictor(model, VOCABULARY), model.start()
-    composed = predictor.compose(model.scores(state), "", state, 0.0001)
+    composed = predictor.compose(model.scores(state), prefix="", state=state, threshold=0.0001)
     probability = 1.0
     for word, said in zip(composed.words, composed.probabilities, strict=True):
         probability *= np.exp(model.scores(state)[word])

@@ -154,10 +154,10 @@ def test_taps_land_where_the_noise_says_and_the_decoder_reads_them():
     )
     assert offsets.std() == pytest.approx(SPREAD, rel=0.03)
     decoder = TapDecoder(VOCABULARY)
-    read = [decoder.readings(draw_taps(keys, generator))[0][0] for _ in range(50)]
+    read = [decoder.propose(draw_taps(keys, generator))[0][0] for _ in range(50)]
     assert read.count("station") == 50  # nothing else in this list is near
     assert (
-        decoder.readings(draw_taps(keys_of("zoo"), _Still()))[-1][0] == "zoo"
+        decoder.propose(draw_taps(keys_of("zoo"), _Still()))[-1][0] == "zoo"
     )  # what was spelled is among the readings
     assert keys_of("вокзал") is None
 

@@ -148,7 +148,7 @@ def test_the_oldest_words_are_forgotten(remembered):
 def test_the_next_user_starts_with_nothing():
     model = WithHistory(BASE, STRENGTHS, 100)
     (typing(model, TYPED))
-    other = model.fresh()
+    other = model.copy_without_history()
     assert (other.strengths, other.remembered) == (STRENGTHS, 100)
     assert np.array_equal(
         other.scores(other.start()), WithHistory(BASE, STRENGTHS).scores(other.start())

@@ -53,7 +53,12 @@ def personalise(
     from taciturn.keyboard.personal_model import Learning, personalise
 
     corpus = PublicCorpus.load(general) if general else None
-    learning = Learning(epochs, learning_rate, corpus, user_share)
+    learning = Learning(
+        epochs=epochs,
+        learning_rate=learning_rate,
+        general=corpus,
+        user_share=user_share,
+    )
     with bar("personalising", "epochs") as show:
         done = personalise(
             model, text, out, learning, delete_text, lambda epochs, all: show(epochs, all, "")

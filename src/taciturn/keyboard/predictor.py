@@ -1,9 +1,9 @@
-"""What a keyboard asks at every keystroke: the next word, the rest of this one, the rest of the
-sentence, the best of several readings.
+"""What a keyboard asks at every keystroke.
 
-Next word, smart compose and on-the-fly re-scoring are those of Xu et al. 2023, Figure 1. One call
-serves one keystroke and takes the text before the caret. `export/runtime/predictor.js` is the same
-in the browser, and a test compares the two.
+It asks for the next word, the rest of this one, the rest of the sentence, and the best of several
+readings. Next word, smart compose and on-the-fly re-scoring are those of Xu et al. 2023, Figure 1.
+One call serves one keystroke and takes the text before the caret. `export/runtime/predictor.js` is
+the same in the browser, and a test compares the two.
 """
 
 import math
@@ -27,35 +27,44 @@ from taciturn.data.vocabulary import (
     normalize,
 )
 
-# of the strip
+# Of the strip.
 PLACES = 3
-# in a continuation, at most
+# In a continuation, at most.
 COMPOSED_WORDS = 5
-# letters that a continuation must save to be worth showing
+# Letters that a continuation must save to be worth showing.
 LEAST_COMPOSED = 4
-# texts whose state is kept
+# Texts whose state is kept.
 KEPT = 64
-# characters that are read of an unknown (pasted) text
+# Characters that are read of an unknown (pasted) text.
 FAR_BACK = 500
-# a word outside the list has this share, as a logarithm, of what the model gives to all of them
+# A word outside the list has this share, as a logarithm, of what the model gives to all of them.
 UNKNOWN_WORDS = math.log(1e5)
 
 # The half-typed word at the end of a text. Apostrophes belong to it («don'»), spelled in any way.
 _HALF_TYPED = regex.compile(r"[\p{L}\p{M}][\p{L}\p{M}'’‘ʼ`´·\u200c\u200d]*\Z|\d+\Z")
-# no space follows them
+# The letters before the caret among which it is looked for.
+_LONGEST_HALF_TYPED = 100
+# An «I» of English, also in «I'm».
+_FIRST_PERSON = regex.compile(r"i(?:'|\Z)")
+# No space follows them.
 _OPENING = "([{¿¡«“‘„"
+
+# A word, and the log-likelihood of what was tapped under it.
+Reading = tuple[str, float]
 
 
 class Suggestions(NamedTuple):
-    # for the strip, best first
+    """What a keyboard shows."""
+
+    # For the strip, best first.
     words: tuple[str, ...]
-    # to be shown behind the caret, and taken as it is; often empty
+    # To be shown behind the caret, and taken as it is; often empty.
     continuation: str
-    # characters before the caret that a word of the strip stands for
+    # Characters before the caret that a word of the strip stands for.
     replaces: int
 
 
-NOTHING = Suggestions((), "", 0)
+NOTHING = Suggestions(words=(), continuation="", replaces=0)
 
 
 class Composed(NamedTuple):
@@ -65,16 +74,34 @@ class Composed(NamedTuple):
     probabilities: tuple[float, ...]
 
 
+class _FirstWord(NamedTuple):
+    """The first word of a continuation, once its prefix is typed."""
+
+    place: int
+    probability: float
+
+
 class Predictor:
+    """Suggest words to one keyboard, and remember the state of the model after its texts."""
+
     def __init__(
         self,
         model: WordModel,
         vocabulary: Vocabulary,
+        *,
         blocklist: Iterable[str] = (),
         threshold: float = 0.5,
     ) -> None:
-        """`threshold` is the probability that a continuation must have. Blocked words are never
-        suggested, whoever trained the model.
+        """Make a predictor.
+
+        Args:
+            model: what finds words likely.
+            vocabulary: its words.
+            blocklist: words that are never suggested, whoever trained the model.
+            threshold: the probability that a continuation must have.
+
+        Raises:
+            DataError: the model has other words, or characters.
         """
         if model.vocabulary != len(vocabulary):
             raise DataError(
@@ -82,42 +109,42 @@ class Predictor:
             )
         if vocabulary.unit != "word":
             raise DataError("a keyboard suggests words; this model was trained on characters")
-        self.model, self.vocabulary, self.threshold = model, vocabulary, threshold
-        self._blocked = {normalize(word, vocabulary.language).strip() for word in blocklist} - {""}
-        # No special tokens, and no punctuation, which is typed faster than picked.
-        words = [(word, place) for place, word in enumerate(vocabulary.words) if is_word(word)]
+        self.model = model
+        self.vocabulary = vocabulary
+        self.threshold = threshold
+        self._blocked = _normalize_blocklist(blocklist, vocabulary.language)
+        words = _list_words(vocabulary)
+        allowed = [(word, place) for word, place in words if word not in self._blocked]
         self._all = _Alphabet(words)
-        self._alphabet = _Alphabet(
-            (word, place) for word, place in words if word not in self._blocked
-        )
+        self._alphabet = _Alphabet(allowed)
         self.may_be_suggested = np.zeros(len(vocabulary), bool)
         self.may_be_suggested[self._alphabet.places] = True
         self._states: OrderedDict[str, Any] = OrderedDict()
         self._rests: OrderedDict[tuple[str, int], Composed] = OrderedDict()
 
     def suggest(self, text: str, private: bool = False) -> Suggestions:
-        """Return what to show for the text before the caret: nothing, and nothing is kept, in a
-        private field.
+        """Return what to show for the text before the caret.
+
+        In a private field that is nothing, and nothing is kept.
         """
         if private:
             return NOTHING
-        half = (
-            None
-            if self.vocabulary.language in SEGMENTED
-            else _HALF_TYPED.search(text, max(0, len(text) - 100))
-        )
-        # what is finished, and the word that is being typed
-        done, typed = (text[: half.start()], half[0]) if half else (text, "")
-        state = self._state(done)
-        scores = self.model.scores(state)
+        done, typed = self._split_half_typed(text)
         prefix = normalize(typed, self.vocabulary.language)
-        capital = typed[:1].isupper() if typed else _begins_sentence(done)
-        words = (
-            self._shouted(self._spelled(place), typed) for place in self.candidates(scores, prefix)
+        state = self._state_after(done)
+        scores = self.model.scores(state)
+        composed = self.compose(
+            scores,
+            prefix=prefix,
+            state=state,
+            threshold=self.threshold,
+            key=done,
         )
-        strip = tuple(self._capital(word) if capital else word for word in words)
-        composed = self.compose(scores, prefix, state, self.threshold, done)
-        return Suggestions(strip, self._continuation(composed, done, typed, prefix), len(typed))
+        return Suggestions(
+            words=self._write_strip(self.candidates(scores, prefix), done, typed),
+            continuation=self._write_continuation(composed, done, typed, prefix),
+            replaces=len(typed),
+        )
 
     def forget(self) -> None:
         """Forget what was typed: a message was sent, or a field left."""
@@ -129,190 +156,274 @@ class Predictor:
         places = self._alphabet.beginning_with(prefix, longer=True)
         if len(places) > count:
             last = np.partition(scores[places], -count)[-count]
-            # with all that are as likely as the last
+            # With all that are as likely as the last.
             places = places[scores[places] >= last]
         ranked = sorted(places.tolist(), key=lambda place: (-scores[place], place))
         return [place for place in ranked[:count] if scores[place] > -math.inf]
 
     def rank(self, scores: np.ndarray, place: int, prefix: str = "") -> int | None:
-        """Return a word's place among all with this prefix, 0 for the first `candidate`; None where
-        it is never suggested.
+        """Return a word's place among all with this prefix, 0 for the first `candidate`.
+
+        It is None where the word is never suggested.
         """
         if not self.may_be_suggested[place]:
             return None
         places = self._alphabet.beginning_with(prefix, longer=True)
-        others, own = scores[places], scores[place]
-        return int(np.count_nonzero((others > own) | ((others == own) & (places < place))))
+        others = scores[places]
+        is_as_likely_and_before = (others == scores[place]) & (places < place)
+        is_preferred = (others > scores[place]) | is_as_likely_and_before
+        return int(np.count_nonzero(is_preferred))
 
     def compose(
-        self, scores: np.ndarray, prefix: str, state: Any, threshold: float, key: str | None = None
+        self,
+        scores: np.ndarray,
+        *,
+        prefix: str,
+        state: Any,
+        threshold: float,
+        key: str | None = None,
     ) -> Composed:
-        """Return the likeliest continuation, word by word, as long as its probability is at least
-        the threshold.
+        """Return the likeliest continuation, word by word, while it is likely enough.
+
+        Args:
+            scores: of the words to come next.
+            prefix: what is typed of the first one.
+            state: of the model, in which it gave these scores.
+            threshold: the least probability of a continuation.
+            key: of the text before it, under which the words after the first one are kept.
         """
-        first, probability = self._first_word(scores, prefix)
-        if probability < threshold:
+        first = self._choose_first_word(scores, prefix)
+        if first.probability < threshold:
             return Composed((), ())
-        rest = self._rest(state, first, threshold, key)
-        kept = [probability * one for one in rest.probabilities if probability * one >= threshold]
+        rest = self._compose_rest(state, first.place, threshold, key)
+        probabilities = [first.probability * probability for probability in rest.probabilities]
+        kept = [probability for probability in probabilities if probability >= threshold]
         return Composed(rest.words[: len(kept)], tuple(kept))
 
-    def _first_word(self, scores: np.ndarray, prefix: str) -> tuple[int, float]:
-        """Return the likeliest word with this prefix (which may be all of it), and how likely it is
-        once the prefix is typed.
-        """
+    def _choose_first_word(self, scores: np.ndarray, prefix: str) -> _FirstWord:
+        """Return the likeliest word with this prefix, which may be all of it."""
         places = self._alphabet.beginning_with(prefix)
         if not len(places):
-            return UNKNOWN, 0.0
+            return _FirstWord(UNKNOWN, 0.0)
         best = int(places[np.argmax(scores[places])])
         probability = math.exp(scores[best])
         if not prefix:
-            return best, probability
-        # Blocked words may be meant too, and words outside the list, which are assumed to begin
-        # like those in it.
+            return _FirstWord(best, probability)
+        whole = self._probability_of_prefix(scores, prefix)
+        return _FirstWord(best, probability / whole if whole > 0 else 0.0)
+
+    def _probability_of_prefix(self, scores: np.ndarray, prefix: str) -> float:
+        """Return how likely it was that this would be typed.
+
+        Blocked words may be meant too, and words outside the list, which are assumed to begin like
+        those in it.
+        """
         meant = self._all.beginning_with(prefix)
         unknown = math.exp(scores[UNKNOWN]) * len(meant) / len(self._all.places)
-        whole = float(np.exp(scores[meant]).sum()) + unknown
-        return best, probability / whole if whole > 0 else 0.0
+        return float(np.exp(scores[meant]).sum()) + unknown
 
-    def _rest(self, state: Any, first: int, threshold: float, key: str | None) -> Composed:
+    def _compose_rest(self, state: Any, first: int, threshold: float, key: str | None) -> Composed:
         """Return the words from the first on; they are kept while it is being typed."""
-        known = (key, first) if key is not None else None
-        if known in self._rests:
-            return self._rests[known]
-        words, probabilities, state = [first], [1.0], self.model.read(state, first)
-        while len(words) < COMPOSED_WORDS:
-            scores = self.model.scores(state)
-            following = int(np.argmax(scores))
-            probability = probabilities[-1] * math.exp(scores[following])
-            if probability < threshold or not self.may_be_suggested[following]:
-                break
-            words.append(following)
-            probabilities.append(probability)
-            state = self.model.read(state, following)
-        rest = Composed(tuple(words), tuple(probabilities))
-        if known:
-            _keep(self._rests, known, rest)
-        return rest
+        if key is None:
+            return self._continue_word(state, first, threshold)
+        if (key, first) not in self._rests:
+            rest = self._continue_word(state, first, threshold)
+            _keep(self._rests, (key, first), rest)
+            return rest
+        return self._rests[key, first]
 
-    def _continuation(self, composed: Composed, done: str, typed: str, prefix: str) -> str:
-        between = "" if self.vocabulary.language in SEGMENTED else " "
-        text = between.join(map(self._spelled, composed.words))
-        if sum(letter != " " for letter in text) - len(prefix) < LEAST_COMPOSED:
+    def _continue_word(self, state: Any, first: int, threshold: float) -> Composed:
+        words = [first]
+        probabilities = [1.0]
+        while len(words) < COMPOSED_WORDS:
+            state = self.model.read(state, words[-1])
+            scores = self.model.scores(state)
+            word = int(np.argmax(scores))
+            probability = probabilities[-1] * math.exp(scores[word])
+            if probability < threshold or not self.may_be_suggested[word]:
+                break
+            words.append(word)
+            probabilities.append(probability)
+        return Composed(
+            words=tuple(words),
+            probabilities=tuple(probabilities),
+        )
+
+    def _write_strip(self, places: list[int], done: str, typed: str) -> tuple[str, ...]:
+        words = [self._shout_like(typed, self._spell(place)) for place in places]
+        is_capitalised = typed[:1].isupper() if typed else _begins_sentence(done)
+        if is_capitalised:
+            words = [self._capitalise(word) for word in words]
+        return tuple(words)
+
+    def _write_continuation(self, composed: Composed, done: str, typed: str, prefix: str) -> str:
+        is_segmented = self.vocabulary.language in SEGMENTED
+        between = "" if is_segmented else " "
+        text = between.join(map(self._spell, composed.words))
+        letters = len(text) - text.count(" ")
+        if letters - len(prefix) < LEAST_COMPOSED:
             return ""
-        # assembled from its parts
-        if not between and any(word in text for word in self._blocked):
+        # Without spaces, a blocked word may be assembled from its parts.
+        if is_segmented and self._has_blocked_word(text):
             return ""
         if prefix:
-            return self._shouted(text[len(prefix) :], typed)
+            return self._shout_like(typed, text[len(prefix) :])
         space = between if _wants_space(done) else ""
-        return space + (self._capital(text) if _begins_sentence(done + space) else text)
+        if _begins_sentence(done + space):
+            text = self._capitalise(text)
+        return space + text
+
+    def _has_blocked_word(self, text: str) -> bool:
+        return any(word in text for word in self._blocked)
 
     def rescore(
         self,
         text: str,
-        readings: Sequence[tuple[str, float]],
+        readings: Sequence[Reading],
         weight: float = 1.0,
         private: bool = False,
-    ) -> list[tuple[str, float]]:
-        """Rank readings (word, log-likelihood of the taps) by what the model expects next; in a
-        private field by the taps alone.
+    ) -> list[Reading]:
+        """Rank readings by what the model expects next; in a private field by the taps alone.
+
+        Args:
+            text: before the word that was tapped.
+            readings: words, each with the log-likelihood of the taps.
+            weight: of what the model expects.
+            private: whether the model must not read the text.
         """
         if private:
-            return sorted(readings, key=lambda one: -one[1])
-        scores = self.model.scores(self._state(text))
-        return sorted(
-            ((word, taps + weight * self.expected(scores, word)) for word, taps in readings),
-            key=lambda one: -one[1],
-        )
+            return _rank_readings(readings)
+        scores = self.model.scores(self._state_after(text))
+        weighted = [
+            (word, taps + weight * self.score_word(scores, word)) for word, taps in readings
+        ]
+        return _rank_readings(weighted)
 
-    def expected(self, scores: np.ndarray, word: str) -> float:
+    def score_word(self, scores: np.ndarray, word: str) -> float:
         """Return the log-probability of a word, known or not."""
-        place = self.vocabulary.ids.get(normalize(word, self.vocabulary.language), UNKNOWN)
-        return float(scores[place]) - (UNKNOWN_WORDS if place == UNKNOWN else 0.0)
+        spelling = normalize(word, self.vocabulary.language)
+        place = self.vocabulary.ids.get(spelling, UNKNOWN)
+        share = UNKNOWN_WORDS if place == UNKNOWN else 0.0
+        return float(scores[place]) - share
 
-    def _state(self, done: str) -> Any:
-        """Return the model's state after a text, continued from the longest known text before
-        it.
-        """
+    def _split_half_typed(self, text: str) -> tuple[str, str]:
+        """Return what is finished, and the word that is being typed."""
+        if self.vocabulary.language in SEGMENTED:
+            return text, ""
+        half_typed = _HALF_TYPED.search(text, max(0, len(text) - _LONGEST_HALF_TYPED))
+        if not half_typed:
+            return text, ""
+        return text[: half_typed.start()], half_typed[0]
+
+    def _state_after(self, done: str) -> Any:
+        """Return the model's state after a text."""
         if done not in self._states:
-            # A word may continue after anything but a space («...»), so a text may be split only
-            # there.
-            before = (
-                text for text in self._states if done.startswith(text) and text[-1:].isspace()
-            )
-            known = max(before, key=len, default="")
-            new = done[len(known) :]
-            state = self._states[known] if known else self.model.start()
-            if len(new) > FAR_BACK:
-                # Without the incomplete word at its beginning, if the text has spaces at all.
-                state, new = self.model.start(), regex.sub(r"\A\S*\s", "", new[-FAR_BACK:])
-            for word in self.vocabulary.encode(new):
-                state = self.model.read(state, word)
-            _keep(self._states, done, state)
+            _keep(self._states, done, self._read_on(done))
         self._states.move_to_end(done)
         return self._states[done]
 
-    def _spelled(self, place: int) -> str:
-        """Spell a word of the list, which has no capitals; English has one that is always
-        written.
-        """
+    def _read_on(self, done: str) -> Any:
+        """Read a text, from the longest known text before it on."""
+        known = self._longest_known_beginning(done)
+        state = self._states[known] if known else self.model.start()
+        new = done[len(known) :]
+        if len(new) > FAR_BACK:
+            state = self.model.start()
+            new = _drop_incomplete_word(new[-FAR_BACK:])
+        for word in self.vocabulary.encode(new):
+            state = self.model.read(state, word)
+        return state
+
+    def _longest_known_beginning(self, done: str) -> str:
+        """Return the longest text whose state is kept and with which this one begins, or ""."""
+        beginnings = [text for text in self._states if done.startswith(text)]
+        # A word may continue after anything but a space («...»), so a text may be split only there.
+        known = [text for text in beginnings if text[-1:].isspace()]
+        return max(known, key=len, default="")
+
+    def _spell(self, place: int) -> str:
+        """Spell a word of the list, which has no capitals; English has one that is always used."""
         word = self.vocabulary.words[place]
-        return (
-            self._capital(word)
-            if self.vocabulary.language == "en" and regex.match(r"i(?:'|\Z)", word)
-            else word
-        )
+        if self.vocabulary.language == "en" and _FIRST_PERSON.match(word):
+            return self._capitalise(word)
+        return word
 
-    def _capital(self, word: str) -> str:
-        return self._upper(word[:1]) + word[1:]
+    def _capitalise(self, word: str) -> str:
+        return self._to_upper(word[:1]) + word[1:]
 
-    def _shouted(self, word: str, typed: str) -> str:
-        """Write it in capitals, where the person does."""
-        return self._upper(word) if len(typed) > 1 and typed.isupper() else word
+    def _shout_like(self, typed: str, word: str) -> str:
+        """Write a word in capitals, where the person types in capitals."""
+        return self._to_upper(word) if len(typed) > 1 and typed.isupper() else word
 
-    def _upper(self, word: str) -> str:
-        return (word.replace("i", "İ") if self.vocabulary.language == "tr" else word).upper()
+    def _to_upper(self, word: str) -> str:
+        if self.vocabulary.language == "tr":
+            word = word.replace("i", "İ")
+        return word.upper()
 
 
 class _Alphabet:
     """A flattened trie: sorted words, so that those with a common prefix are adjacent."""
 
     def __init__(self, words: Iterable[tuple[str, int]]) -> None:
+        """Sort words, which come with their ids."""
         ordered = sorted(words)
         self._spellings = [word for word, _ in ordered]
         self.places = np.array([place for _, place in ordered], np.int64)
 
     def beginning_with(self, prefix: str, longer: bool = False) -> np.ndarray:
-        """Return the ids of the words that start with this prefix; with `longer`, without the
-        prefix itself.
+        """Return the ids of the words that start with this prefix.
+
+        Args:
+            prefix: which may be empty.
+            longer: leaves out the prefix itself, where it is a word.
         """
         if not prefix:
             return self.places
-        start, end = (
-            bisect_left(self._spellings, prefix),
-            bisect_left(self._spellings, f"{prefix}\U0010ffff"),
-        )
-        return self.places[
-            start + (longer and start < end and self._spellings[start] == prefix) : end
-        ]
+        start = bisect_left(self._spellings, prefix)
+        end = bisect_left(self._spellings, f"{prefix}\U0010ffff")
+        is_a_word = start < end and self._spellings[start] == prefix
+        if longer and is_a_word:
+            start += 1
+        return self.places[start:end]
+
+
+def _list_words(vocabulary: Vocabulary) -> list[tuple[str, int]]:
+    """Return the words and their ids, without special tokens and punctuation.
+
+    Punctuation is typed faster than picked.
+    """
+    return [(word, place) for place, word in enumerate(vocabulary.words) if is_word(word)]
+
+
+def _normalize_blocklist(blocklist: Iterable[str], language: str) -> set[str]:
+    words = {normalize(word, language).strip() for word in blocklist}
+    return words - {""}
+
+
+def _drop_incomplete_word(text: str) -> str:
+    """Drop the word that a text begins with, if it has spaces at all."""
+    return regex.sub(r"\A\S*\s", "", text)
+
+
+def _rank_readings(readings: Sequence[Reading]) -> list[Reading]:
+    return sorted(readings, key=lambda reading: -reading[1])
 
 
 def _wants_space(done: str) -> bool:
     """Return whether a space must separate the text from what follows."""
     if not done or done[-1].isspace() or done[-1] in _OPENING:
         return False
-    # a quotation mark that opens
-    return done[-1] not in "\"'" or not (len(done) == 1 or done[-2].isspace())
+    is_quotation_mark = done[-1] in "\"'"
+    opens_what_follows = len(done) == 1 or done[-2].isspace()
+    return not (is_quotation_mark and opens_what_follows)
 
 
 def _begins_sentence(done: str) -> bool:
     before = done.rstrip(" ")
-    return (
-        not before
-        or before[-1] == "\n"
-        or (before.endswith(SENTENCE_ENDS) and len(before) < len(done))
-    )
+    if not before or before[-1] == "\n":
+        return True
+    is_followed_by_space = len(before) < len(done)
+    return is_followed_by_space and before.endswith(SENTENCE_ENDS)
 
 
 def _keep(kept: OrderedDict, key: Any, value: Any) -> None:
@@ -323,4 +434,5 @@ def _keep(kept: OrderedDict, key: Any, value: Any) -> None:
 
 def load_blocklist(path: Path) -> list[str]:
     """Read one word a line; what follows a # is a comment."""
-    return [word for line in read_lines(path, "word") if (word := line.split("#")[0].strip())]
+    lines = [line.split("#")[0].strip() for line in read_lines(path, "word")]
+    return [word for word in lines if word]

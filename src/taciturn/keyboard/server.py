@@ -6,7 +6,7 @@ leave.
 
 import errno
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import PurePosixPath
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from taciturn.data.vocabulary import DataError
 
-# path → content type, content
+# Content type and content of each path.
 Files = dict[str, tuple[str, bytes]]
 
 HEADERS = {
@@ -27,7 +27,7 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=(), clipboard-read=()",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # or any other site could load the model as a script
+    # Any other site could otherwise load the model as a script.
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 LOCAL = {"localhost", "127.0.0.1", "::1"}
@@ -37,48 +37,60 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
 }
 PAGE = ("index.html", "style.css", "keys.js", "page.js")
-# in index.html
+# In index.html, where the scripts of the models go.
 MODELS_HERE = "<!-- models -->"
 
 
 def page_files(scripts: Sequence[str]) -> Files:
-    """Return the page with one model, or two side by side; a script (export/javascript.py) brings
-    its model's name and guarantee.
+    """Return the page with one model, or two side by side.
+
+    A script (export/javascript.py) brings its model's name and guarantee.
     """
     if len(scripts) not in (1, 2):
         raise DataError(f"the page shows one model, or two side by side, and not {len(scripts)}")
-    folder = files("taciturn.keyboard") / "page"
-    found = {f"/{name}": (folder / name).read_bytes() for name in PAGE}
     models = {f"/model-{number}.js": script.encode() for number, script in enumerate(scripts, 1)}
-    tags = "\n".join(f'<script src="{path[1:]}" data-model defer></script>' for path in models)
-    found["/index.html"] = found["/index.html"].replace(MODELS_HERE.encode(), tags.encode())
-    return {
-        path: (KINDS[PurePosixPath(path).suffix], content)
-        for path, content in (found | models).items()
-    }
+    contents = _read_page()
+    contents["/index.html"] = _name_models(contents["/index.html"], models)
+    contents |= models
+    return {path: (_kind_of(path), content) for path, content in contents.items()}
+
+
+def _name_models(index: bytes, paths: Iterable[str]) -> bytes:
+    """Write into the page which scripts have its models."""
+    tags = [f'<script src="{path[1:]}" data-model defer></script>' for path in paths]
+    return index.replace(MODELS_HERE.encode(), "\n".join(tags).encode())
+
+
+def _read_page() -> dict[str, bytes]:
+    folder = files("taciturn.keyboard") / "page"
+    return {f"/{name}": (folder / name).read_bytes() for name in PAGE}
+
+
+def _kind_of(path: str) -> str:
+    return KINDS[PurePosixPath(path).suffix]
 
 
 class KeyboardServer:
-    """Serve the files at `url`, on 127.0.0.1 only. Port 0 takes a free one. With `secret`, others
-    on this machine cannot guess the path.
-    """
+    """Serve files at `url`, on 127.0.0.1 only."""
 
     def __init__(self, files: Files, port: int = 0, secret: bool = False) -> None:
-        self.secret, home = secret, f"/{secrets.token_urlsafe(16)}" if secret else ""
-        files = {f"{home}{path}": content for path, content in files.items()}
+        """Take the port.
+
+        Args:
+            files: what is served.
+            port: 0 takes a free one.
+            secret: whether others on this machine must not be able to guess the path.
+
+        Raises:
+            DataError: the port cannot be had.
+        """
+        self.secret = secret
+        home = f"/{secrets.token_urlsafe(16)}" if secret else ""
+        handler = _make_handler({f"{home}{path}": content for path, content in files.items()})
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(files))
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         except (OSError, OverflowError) as error:
-            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            other = (
-                f"the page cannot be served on port {port}, which must be a number from 0 to 65535:"
-                f" {error}"
-            )
-            used = (
-                f"port {port} is in use by another program; choose another one, or 0 for any that"
-                " is free"
-            )
-            raise DataError(used if in_use else other) from None
+            raise DataError(_explain_refusal(error, port)) from None
         self.url = f"http://127.0.0.1:{self._server.server_port}{home}/"
         self._serving = False
 
@@ -88,15 +100,26 @@ class KeyboardServer:
         self._server.serve_forever(poll_interval=0.1)
 
     def close(self) -> None:
+        # To shut down a server that never began would wait forever.
         if self._serving:
-            # which would wait forever if serving never began
             self._server.shutdown()
         self._server.server_close()
 
 
-def _handler(files: Files) -> type[BaseHTTPRequestHandler]:
+def _explain_refusal(error: OSError | OverflowError, port: int) -> str:
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} is in use by another program; choose another one, or 0 for any that is"
+            " free"
+        )
+    return (
+        f"the page cannot be served on port {port}, which must be a number from 0 to 65535: {error}"
+    )
+
+
+def _make_handler(files: Files) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        # seconds to wait for a silent reader
+        # Seconds to wait for a silent reader.
         timeout = 10
 
         def do_GET(self) -> None:
@@ -104,27 +127,29 @@ def _handler(files: Files) -> type[BaseHTTPRequestHandler]:
 
         def do_HEAD(self) -> bytes:
             """Send headers; return the body."""
-            # A name that points at this machine (DNS rebinding) would put another site's page into
-            # this origin. And no other site's page may load anything here: the browser says which
-            # one asks.
-            asked_by = self.headers.get("Sec-Fetch-Site", "none")
-            if not _is_local(self.headers.get("Host", "")) or asked_by not in (
-                "none",
-                "same-origin",
-            ):
+            if not self._is_asked_by_own_page():
                 self.send_error(403, "Only for this machine")
                 return b""
             path = self.path.partition("?")[0]
-            known = files.get(f"{path}index.html" if path.endswith("/") else path)
-            if known is None:
+            if path.endswith("/"):
+                path += "index.html"
+            if path not in files:
                 self.send_error(404, "Not here")
                 return b""
-            kind, content = known
+            kind, content = files[path]
             self.send_response(200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             return content
+
+        def _is_asked_by_own_page(self) -> bool:
+            # A name that points at this machine (DNS rebinding) would put another site's page into
+            # this origin.
+            host = self.headers.get("Host", "")
+            # No other site's page may load anything here: the browser says which one asks.
+            asked_by = self.headers.get("Sec-Fetch-Site", "none")
+            return _is_local(host) and asked_by in ("none", "same-origin")
 
         def end_headers(self) -> None:
             for name, value in HEADERS.items():

@@ -1,17 +1,16 @@
-"""Simulate a person at a keyboard: what a model saves them, on text that people wrote and the model
-was not trained on.
+"""Simulate a person at a keyboard, and measure what a model saves them.
 
-Keystroke saving rate (Popov et al. 2018, §2.4): the share of the non-space characters that need not
-be typed, if each word is picked as soon as a strip of three shows it. Recall and picked rate over
-the strips shown before a word (Ramaswamy et al. 2020, Table 2; Xu et al. 2023, §3). Smart compose:
-how often a continuation is shown, at the threshold at which a fixed share of those is taken.
-Re-scoring: how many words come out wrong from noisy taps (keyboard/taps.py), and words a minute,
-under the times below.
+The text was written by people, and the model was not trained on it. Keystroke saving rate (Popov et
+al. 2018, §2.4): the share of the non-space characters that need not be typed, if each word is
+picked as soon as a strip of three shows it. Recall and picked rate over the strips shown before a
+word (Ramaswamy et al. 2020, Table 2; Xu et al. 2023, §3). Smart compose: how often a continuation
+is shown, at the threshold at which a fixed share of those is taken. Re-scoring: how many words come
+out wrong from noisy taps (keyboard/taps.py), and words a minute, under the times below.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -25,64 +24,79 @@ from taciturn.keyboard.user_history import WithHistory
 from taciturn.progress import Progress, ignore_progress
 
 THRESHOLDS = np.linspace(0.3, 0.95, 14)
-# at which models' smart compose is compared
+# At which models' smart compose is compared.
 PICKED_RATE = 0.6
-# letters that a person wants to save before looking up
+# Letters that a person wants to save before looking up.
 WORTH_PICKING = 2
 
 # Seconds. A person taps five letters a second, checks each word, and corrects a wrong one: from the
 # strip of readings if it is there, else by deleting it and typing it again with care.
-TAP, PICK, RETYPE = 0.2, 1.0, 0.5
-# the same taps for every model
+TAP = 0.2
+PICK = 1.0
+RETYPE = 0.5
+# The same taps for every model.
 TAP_SEED = 20230521
 
 
 def _trigger_rate(sums: "Typing", kept: np.ndarray) -> float:
-    """Return the share of words with a continuation shown, at the lowest threshold at which the
-    share taken is `PICKED_RATE`.
+    """Return the share of words with a continuation shown.
+
+    The threshold is the lowest at which the share taken is `PICKED_RATE`.
     """
-    triggered, composed = sums.triggered[:, kept].sum(1), sums.composed[:, kept].sum(1)
+    triggered = sums.triggered[:, kept].sum(1)
+    composed = sums.composed[:, kept].sum(1)
     words = max(sums.words[kept].sum(), 1.0)
+    return float(_count_triggered(triggered, composed) / words)
+
+
+def _count_triggered(triggered: np.ndarray, composed: np.ndarray) -> float:
+    """Return how many continuations are shown where `PICKED_RATE` of them are taken.
+
+    Args:
+        triggered: how many are shown at each threshold.
+        composed: how many of these are taken.
+    """
     rates = composed / np.maximum(triggered, 1.0)
-    enough = np.flatnonzero((rates >= PICKED_RATE) & (triggered > 0))
-    if not len(enough):
+    is_enough = (rates >= PICKED_RATE) & (triggered > 0)
+    if not is_enough.any():
         return 0.0
-    high = int(enough[0])
+    high = int(np.flatnonzero(is_enough)[0])
     if high == 0:
-        return float(triggered[0] / words)
+        return triggered[0]
     # Between two thresholds: where the line between them passes the rate.
-    along = (PICKED_RATE - rates[high - 1]) / (rates[high] - rates[high - 1])
-    return float((triggered[high - 1] + along * (triggered[high] - triggered[high - 1])) / words)
+    low = high - 1
+    along = (PICKED_RATE - rates[low]) / (rates[high] - rates[low])
+    return triggered[low] + along * (triggered[high] - triggered[low])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Typing(Sums):
     """Sums over buckets of users; `Sums.tokens` counts words, punctuation and ends of messages."""
 
-    # tokens that are the likeliest, as evaluation/accuracy.py counts
+    # Tokens that are the likeliest, as evaluation/accuracy.py counts.
     top1: np.ndarray
     top3: np.ndarray
-    # non-space characters
+    # Non-space characters.
     letters: np.ndarray
-    # by hand, where everything offered is picked
+    # Those typed by hand, where everything offered is picked.
     typed: np.ndarray
-    # before each of them a strip is shown
+    # Words: before each of them a strip is shown.
     words: np.ndarray
-    # words that were the first of the strip
+    # Words that were the first of the strip.
     first: np.ndarray
-    # words that were on it
+    # Words that were on it.
     offered: np.ndarray
-    # … and worth picking
+    # Words that were on it and worth picking.
     picked: np.ndarray
-    # words that were tapped with noise
+    # Words that were tapped with noise.
     tapped: np.ndarray
-    # … and came out wrong, so that they had to be corrected
+    # Those of them that came out wrong, so that they had to be corrected.
     modified: np.ndarray
-    # that tapping and correcting took
+    # That tapping and correcting took.
     seconds: np.ndarray
-    # [thresholds, buckets] words at which a continuation was shown
+    # Words at which a continuation was shown, [thresholds, buckets].
     triggered: np.ndarray
-    # [thresholds, buckets] continuations that matched what was then written
+    # Continuations that matched what was then written, [thresholds, buckets].
     composed: np.ndarray
 
     metrics: ClassVar[Figures] = {
@@ -98,6 +112,10 @@ class Typing(Sums):
     }
 
 
+# Sums that there is one of for each threshold.
+BY_THRESHOLD = ("triggered", "composed")
+
+
 def simulate(
     model: WordModel,
     vocabulary: Vocabulary,
@@ -107,18 +125,18 @@ def simulate(
     """Simulate each person typing their messages. The n-th goes to bucket n mod 100."""
     if not people:
         raise ValueError("there are no people to simulate: name other text")
-    predictor, decoder = Predictor(model, vocabulary), TapDecoder(vocabulary)
+    predictor = Predictor(model, vocabulary)
+    decoder = TapDecoder(vocabulary)
     buckets = min(BUCKETS, len(people))
-    sums = {
-        one.name: np.zeros(
-            (len(THRESHOLDS), buckets) if one.name in ("triggered", "composed") else buckets
-        )
-        for one in fields(Typing)
-    }
+    sums = _no_sums(buckets)
     for person, messages in enumerate(people):
         if isinstance(model, WithHistory):
-            predictor.model = model.fresh()
-        typist = _Typist(predictor, decoder, np.random.default_rng([TAP_SEED, person]))
+            predictor.model = model.copy_without_history()
+        typist = _Typist(
+            predictor=predictor,
+            decoder=decoder,
+            generator=np.random.default_rng([TAP_SEED, person]),
+        )
         for message in messages:
             typist.type(message)
         for name, value in typist.counts.items():
@@ -127,42 +145,64 @@ def simulate(
     return Typing(**sums)
 
 
+def _no_sums(*shape: int) -> dict[str, np.ndarray]:
+    """Return zeros of this shape for each sum; there are more of those `BY_THRESHOLD`."""
+    sums = {field.name: np.zeros(shape) for field in fields(Typing)}
+    for name in BY_THRESHOLD:
+        sums[name] = np.zeros((len(THRESHOLDS), *shape))
+    return sums
+
+
+class _Message(NamedTuple):
+    """A message while it is typed."""
+
+    words: list[str]
+    # Their ids.
+    places: list[int]
+    # For each threshold, the first word that no continuation has written.
+    free_from: np.ndarray
+
+
 class _Typist:
     """One simulated person, and their sums."""
 
     def __init__(
-        self, predictor: Predictor, decoder: TapDecoder, generator: np.random.Generator
+        self, *, predictor: Predictor, decoder: TapDecoder, generator: np.random.Generator
     ) -> None:
-        self.predictor, self.model, self.decoder, self.generator = (
-            predictor,
-            predictor.model,
-            decoder,
-            generator,
-        )
+        self.predictor = predictor
+        self.model = predictor.model
         self.vocabulary = predictor.vocabulary
+        self.decoder = decoder
+        self.generator = generator
         self.state: Any = self.model.start()
-        self.counts: dict[str, np.ndarray] = {field.name: np.zeros(()) for field in fields(Typing)}
-        self.counts |= {name: np.zeros(len(THRESHOLDS)) for name in ("triggered", "composed")}
+        self.counts = _no_sums()
 
-    def type(self, message: str) -> None:
-        words = self.vocabulary.split(message)
-        places = [self.vocabulary.ids.get(word, UNKNOWN) for word in words]
+    def type(self, text: str) -> None:
+        words = self.vocabulary.split(text)
+        message = _Message(
+            words=words,
+            places=[self.vocabulary.ids.get(word, UNKNOWN) for word in words],
+            free_from=np.zeros(len(THRESHOLDS), int),
+        )
         self.predictor.forget()
-        # for each threshold, the first word that no continuation has written
-        free_from = np.zeros(len(THRESHOLDS), int)
-        for index, (word, place) in enumerate(zip(words, places, strict=True)):
-            scores = self.model.scores(self.state)
-            self._count_token(scores, place)
-            self.counts["letters"] += len(word)
-            if is_word(word):
-                self._pick(scores, word, place)
-                self._compose(scores, word, places, index, free_from)
-                self._tap(scores, word)
-            else:
-                self.counts["typed"] += len(word)
-            self._read(place)
+        for index in range(len(words)):
+            self._type_word(message, index)
         self._count_token(self.model.scores(self.state), END)
         self._read(END)
+
+    def _type_word(self, message: _Message, index: int) -> None:
+        word = message.words[index]
+        place = message.places[index]
+        scores = self.model.scores(self.state)
+        self._count_token(scores, place)
+        self.counts["letters"] += len(word)
+        if is_word(word):
+            self._pick(scores, word, place)
+            self._compose(scores, message, index)
+            self._tap(scores, word)
+        else:
+            self.counts["typed"] += len(word)
+        self._read(place)
 
     def _read(self, place: int) -> None:
         if isinstance(self.model, WithHistory):
@@ -178,59 +218,86 @@ class _Typist:
 
     def _pick(self, scores: np.ndarray, word: str, place: int) -> None:
         """Type letter by letter until the word is on the strip."""
+        typed = self._letters_until_offered(scores, word, place)
         self.counts["words"] += 1
-        ranks = (self.predictor.rank(scores, place, word[:n]) for n in range(len(word)))
-        typed = next(
-            (n for n, rank in enumerate(ranks) if rank is not None and rank < PLACES), len(word)
-        )
         self.counts["typed"] += typed
         if typed == 0:
             self.counts["offered"] += 1
             self.counts["first"] += self.predictor.rank(scores, place) == 0
             self.counts["picked"] += len(word) >= WORTH_PICKING
 
-    def _compose(
-        self, scores: np.ndarray, word: str, places: list[int], index: int, free_from: np.ndarray
-    ) -> None:
-        """At each threshold, show the first continuation while the word is typed, and take it if it
-        is right.
-        """
-        waiting = free_from <= index
+    def _letters_until_offered(self, scores: np.ndarray, word: str, place: int) -> int:
         for typed in range(len(word)):
-            if not waiting.any():
+            rank = self.predictor.rank(scores, place, word[:typed])
+            if rank is not None and rank < PLACES:
+                return typed
+        return len(word)
+
+    def _compose(self, scores: np.ndarray, message: _Message, index: int) -> None:
+        """At each threshold, show the first continuation while the word is typed."""
+        word = message.words[index]
+        is_waiting = message.free_from <= index
+        for typed in range(len(word)):
+            if not is_waiting.any():
                 return
             composed = self.predictor.compose(
-                scores, word[:typed], self.state, THRESHOLDS[0], str(index)
+                scores,
+                prefix=word[:typed],
+                state=self.state,
+                threshold=THRESHOLDS[0],
+                key=str(index),
             )
-            for number in np.flatnonzero(waiting):
-                shown = self._shown(composed, THRESHOLDS[number], typed)
+            for number in np.flatnonzero(is_waiting).tolist():
+                shown = self._choose_shown(composed, THRESHOLDS[number], typed)
                 if shown:
-                    waiting[number] = False
-                    self.counts["triggered"][number] += 1
-                    if list(shown) == places[index : index + len(shown)]:
-                        self.counts["composed"][number] += 1
-                        free_from[number] = index + len(shown)
+                    is_waiting[number] = False
+                    self._judge_continuation(shown, message, index, number)
 
-    def _shown(self, composed: Composed, threshold: float, typed: int) -> tuple[int, ...]:
-        words = composed.words[
-            : sum(probability >= threshold for probability in composed.probabilities)
-        ]
-        spared = sum(len(self.vocabulary.words[place]) for place in words) - typed
-        return words if spared >= LEAST_COMPOSED else ()
+    def _judge_continuation(
+        self, shown: tuple[int, ...], message: _Message, index: int, number: int
+    ) -> None:
+        """Take a continuation, at one of the thresholds, if it is right."""
+        end = index + len(shown)
+        self.counts["triggered"][number] += 1
+        if list(shown) == message.places[index:end]:
+            self.counts["composed"][number] += 1
+            message.free_from[number] = end
+
+    def _choose_shown(self, composed: Composed, threshold: float, typed: int) -> tuple[int, ...]:
+        """Return the words of a continuation that are likely enough, if they are worth showing."""
+        likely = sum(probability >= threshold for probability in composed.probabilities)
+        words = composed.words[:likely]
+        letters = sum(len(self.vocabulary.words[place]) for place in words)
+        return words if letters - typed >= LEAST_COMPOSED else ()
 
     def _tap(self, scores: np.ndarray, word: str) -> None:
         """Tap the word with noise, take the best reading, and correct it where it is wrong."""
         keys = keys_of(word)
         if keys is None:
             return
-        readings = self.decoder.readings(draw_taps(keys, self.generator))
-        ranked = sorted(readings, key=lambda one: -one[1] - self.predictor.expected(scores, one[0]))
+        taps = draw_taps(keys, self.generator)
+        best, *others = self._read_taps(scores, taps)
         self.counts["tapped"] += 1
         self.counts["seconds"] += TAP * (len(word) + 1)
-        if ranked[0][0] != word:
+        if best != word:
             self.counts["modified"] += 1
-            at_hand = word in [reading for reading, _ in ranked[1 : 1 + PLACES]]
-            self.counts["seconds"] += PICK if at_hand else PICK + (TAP + RETYPE) * len(word)
+            self.counts["seconds"] += _seconds_to_correct(word, others[:PLACES])
+
+    def _read_taps(self, scores: np.ndarray, taps: np.ndarray) -> list[str]:
+        """Return the readings of taps, best first."""
+
+        def improbability(reading: tuple[str, float]) -> float:
+            word, likelihood = reading
+            return -likelihood - self.predictor.score_word(scores, word)
+
+        readings = sorted(self.decoder.propose(taps), key=improbability)
+        return [word for word, _ in readings]
+
+
+def _seconds_to_correct(word: str, strip: list[str]) -> float:
+    if word in strip:
+        return PICK
+    return PICK + (TAP + RETYPE) * len(word)
 
 
 def enough_words(messages: Iterable[str], vocabulary: Vocabulary, words: int) -> list[str]:
