@@ -66,7 +66,7 @@ def build_population(
         assert len(people.vocabulary) == 1_000
     """
     folder = Path(folder)
-    names = [sources] if isinstance(sources, str | Path) else sources
+    paths = [sources] if isinstance(sources, str | Path) else sources
     check_population_folder(folder, replace)
     words = vocabulary if isinstance(vocabulary, Vocabulary) else vocabulary_of(vocabulary)
     shared = Path(same_people_as) if same_people_as else None
@@ -83,7 +83,7 @@ def build_population(
         scrub=scrub,
     )
     return ingest(
-        Source(paths=[Path(one) for one in names], columns=columns),
+        Source(paths=[Path(path) for path in paths], columns=columns),
         folder,
         rules,
         opt_outs=exclude,
@@ -184,14 +184,14 @@ def adopt_ledger(folder: Path, same_people_as: Path | None = None) -> tuple[Ledg
 
 def _share_ledger(population: Population, shared: Population) -> Ledger:
     """Adopt a ledger that stands in the folder of the same people, wherever that is now."""
-    theirs = shared.ledger
-    own = population.ledger
-    if own is None or theirs is None or own.id != theirs.id:
+    their_ledger = shared.ledger
+    own_ledger = population.ledger
+    if own_ledger is None or their_ledger is None or own_ledger.id != their_ledger.id:
         raise LedgerError(
             f"{population.folder} does not share the ledger of {shared.folder}: name the folder"
             " that it shares"
         )
     ledger = open_ledger(shared)
     path = os.path.relpath(ledger.path.parent, population.folder.resolve())
-    population.pin_ledger(NamedLedger(own.id, path))
+    population.pin_ledger(NamedLedger(own_ledger.id, path))
     return ledger

@@ -284,10 +284,11 @@ def simulate_timer(
         progress=progress,
     )
     if simulated.succeeded < rounds:
+        days = simulated.hours / 24
         raise PlanError(
             f"with a timer of {timer_hours:g} hours only {simulated.succeeded} of {rounds} rounds"
-            f" succeeded in {simulated.hours / 24:.0f} days: there are too few users. Lower"
-            " --timer-hours or --report-goal"
+            f" succeeded in {days:.0f} days: there are too few users. Lower --timer-hours or"
+            " --report-goal"
         )
     # Of the whole population.
     separation = population // report_goal - 1
@@ -408,8 +409,10 @@ class _Growth:
     def raise_noise(self, grown: Grown) -> Grown:
         """Raise the noise until ρ is met, though the model will be worse than that of the trial."""
         more_noise = math.sqrt(grown.answer.rho / self._target)
-        multiplier = more_noise * grown.answer.noise_multiplier
-        question = replace(grown.question, noise_multiplier=multiplier)
+        question = replace(
+            grown.question,
+            noise_multiplier=more_noise * grown.answer.noise_multiplier,
+        )
         return replace(
             grown,
             question=question,

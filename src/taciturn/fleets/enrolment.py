@@ -398,7 +398,9 @@ class _AuthorityLog:
         """Check the last row: there is no later one that has its hash."""
         own_key = self._key.public_key().public_bytes_raw()
         for statement in statements:
-            if not is_signed_by(own_key, statement.signed(), statement.signature):
+            if not is_signed_by(
+                own_key, content=statement.signed_content(), signature=statement.signature
+            ):
                 raise ValueError("the last row is not what was signed")
 
 

@@ -81,16 +81,16 @@ def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None
     hint = "a fleet's authority and ledger are never replaced; choose another folder"
     with (
         new_folder(enrolment.authority_folder_beside(folder), hint, mode=0o700) as authority,
-        new_folder(folder, hint) as made,
+        new_folder(folder, hint) as server,
     ):
         _write_server_folder(
-            made,
+            server,
             authority=authority,
             recipe=recipe.with_settings("data", population=str(folder / "population")),
             vocabulary=source.vocabulary,
             names=names,
         )
-        _write_held_out_users(made / "population", source)
+        _write_held_out_users(server / "population", source)
 
 
 def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
@@ -107,7 +107,7 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
             f"{population.folder} has fewer than {count} users: start fewer devices, or name"
             " another population"
         )
-    with new_folder(folder, "choose another --out") as made:
+    with new_folder(folder, "choose another --out") as unfinished:
         if run in open_ledger(population).runs():
             raise LinkError(
                 f"the ledger of {population.folder} already has a run {run!r}: choose another --out"
@@ -115,7 +115,7 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
         assemble.check_enough(recipe, count)
         # The same people, wherever the server is started.
         people = str(population.folder.resolve())
-        server = made / "server"
+        server = unfinished / "server"
         _write_server_folder(
             server,
             authority=enrolment.authority_folder_beside(server),
@@ -123,7 +123,7 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
             vocabulary=population.vocabulary,
             names=(),
         )
-        devices = [made / f"device-{number}" for number in range(count)]
+        devices = [unfinished / f"device-{number}" for number in range(count)]
         for number, device in enumerate(devices):
             save_text(device, population.texts[number])
         enrol(server, devices)

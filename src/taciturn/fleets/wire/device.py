@@ -272,7 +272,10 @@ class DeviceEnd:
         """
         if self._file_name != _check_word(name):
             _, content = self._request(
-                "GET", f"/v1/files/{name}", {200, 404}, seconds=TRANSFER_SECONDS
+                "GET",
+                f"/v1/files/{name}",
+                {200, 404},
+                seconds=TRANSFER_SECONDS,
             )
             if hashlib.sha256(content).hexdigest() != name:
                 LOG.info("a question was withdrawn: its file is gone")

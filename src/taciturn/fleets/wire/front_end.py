@@ -321,7 +321,8 @@ class FrontEnd:
             await request.respond(410, headers=CLOSE)
             return
         body = await self._read_when_there_is_room(request)
-        is_taken = await self._store.take_answer(number, name, _outcome_of(request, body))
+        outcome = _outcome_of(request, body)
+        is_taken = await self._store.take_answer(number, name, outcome)
         COUNTS.add("taciturn_received_bytes_total", len(body))
         await request.respond(204 if is_taken else 410)
 

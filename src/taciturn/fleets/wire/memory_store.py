@@ -167,11 +167,11 @@ class MemoryStore:
 
     async def recognise(self, token: str) -> int | None:
         with self._lock:
-            known = self._tokens.get(token)
-            if known is None or known.valid_until < time.monotonic():
+            entry = self._tokens.get(token)
+            if entry is None or entry.valid_until < time.monotonic():
                 return None
-            self._present_until[known.number] = time.monotonic() + store.ALIVE_SECONDS
-            return known.number
+            self._present_until[entry.number] = time.monotonic() + store.ALIVE_SECONDS
+            return entry.number
 
     async def wait_for_question(self, number: int, seconds: float) -> Question | None:
         waiter = _Waiter()

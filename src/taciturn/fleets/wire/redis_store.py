@@ -187,8 +187,12 @@ class RedisStore:
         seconds: float,
         file: File = NO_FILE,
     ) -> None:
-        question: dict[Any, Any] = {"name": name, "kind": kind, "shared": file.name}
-        question.update(contents)
+        question: dict[Any, Any] = {
+            "name": name,
+            "kind": kind,
+            "shared": file.name,
+            **contents,
+        }
         life = _milliseconds(seconds)
         devices_asked = json.dumps(list(contents))
         with self._name_failures():
@@ -217,10 +221,10 @@ class RedisStore:
 
     def _wait_for_outcome(self, key: str, seconds: float) -> list[bytes]:
         """Return the first outcome that comes in time, or none."""
-        found = self._redis.blpop([key], seconds)
-        if not found:
+        popped = self._redis.blpop([key], seconds)
+        if not popped:
             return []
-        _, content = found
+        _, content = popped
         return [content]
 
     def withdraw(self, name: str) -> None:
