@@ -119,7 +119,7 @@ def computed(monkeypatch):
         sealed,
         mask.astype("<u4").tobytes(),
         pack(np.array([1, 2, 7], np.uint32), 3),
-        SEVEN.sign(Survivors(cell, frozenset(digests)).signed()),
+        SEVEN.sign(Survivors(cell, frozenset(digests)).signed_content()),
         fields.message_hash(run=b"r", round=b"65536", model=b"\x0f" * 8, key=b"\x10" * 8),
         hashlib.sha256(b"".join(with_first)).digest(),
         np.packbits(np.asarray(coins, np.uint8), bitorder="little")[:16].tobytes(),

@@ -388,7 +388,7 @@ def test_the_server_takes_an_advert_from_who_signed_it_and_once():
         cohort.server.take_advert(second, advert)
     with pytest.raises(Refused, match="not signed by device"):
         cohort.server.take_advert(first, advert._replace(share_key=bytes(range(32))))
-    pretending = advert._replace(signature=cohort.keys[second].sign(advert.signed(TERMS)))
+    pretending = advert._replace(signature=cohort.keys[second].sign(advert.signed_content(TERMS)))
     with pytest.raises(Refused, match="not signed by device"):
         cohort.server.take_advert(second, pretending)
     cohort.server.take_advert(first, advert)

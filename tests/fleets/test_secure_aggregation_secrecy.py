@@ -257,7 +257,7 @@ def test_keys_that_make_a_known_secret_are_refused_on_both_sides():
         cohort.start(TERMS)
         cohort.run({Stage.ADVERTISE: {bad}}, until=Stage.ADVERTISE)
         unsigned = cohort.devices[bad].advertise()._replace(**{weak: bytes(32)}, signature=b"")
-        advert = unsigned._replace(signature=cohort.keys[bad].sign(unsigned.signed(TERMS)))
+        advert = unsigned._replace(signature=cohort.keys[bad].sign(unsigned.signed_content(TERMS)))
         with pytest.raises(ValueError, match="makes no secret"):
             cohort.server.take_advert(bad, advert)
         cohort.server._adverts[bad] = advert  # a server that lets it pass
@@ -279,7 +279,9 @@ def test_a_peer_that_copies_anothers_keys_learns_nothing_from_it():
             stolen = cohort.server._adverts[victim]._replace(
                 certificate=certificate(thief, cohort.keys[thief]), signature=b""
             )
-            advert = stolen._replace(signature=cohort.keys[thief].sign(stolen.signed(TERMS)))
+            advert = stolen._replace(
+                signature=cohort.keys[thief].sign(stolen.signed_content(TERMS))
+            )
         cohort.server.take_advert(one, carried(advert))
     rosters = cohort.server.rosters()
     sealed = {one: cohort.devices[one].share(rosters[one]) for one in cohort.ids if one != thief}

@@ -39,7 +39,14 @@ SIGNATURES = st.binary(min_size=SIGNATURE_BYTES, max_size=SIGNATURE_BYTES)
 CERTIFICATES = st.builds(
     Certificate, st.binary(min_size=16, max_size=16), IDS, HASHES, IDS, IDS, IDS, SIGNATURES
 )
-ADVERTS = st.builds(Advert, CERTIFICATES, HASHES, HASHES, HASHES, SIGNATURES)
+ADVERTS = st.builds(
+    Advert,
+    certificate=CERTIFICATES,
+    mask_key=HASHES,
+    share_key=HASHES,
+    commitment=HASHES,
+    signature=SIGNATURES,
+)
 ROSTERS = st.builds(
     lambda adverts, digests: Roster(tuple(sorted(adverts, key=lambda one: one.device)), digests),
     st.lists(ADVERTS, max_size=4, unique_by=lambda advert: advert.device),
@@ -178,9 +185,27 @@ def test_messages_that_hold_secrets_do_not_show_them():
         assert "\\x0" not in f"{message} {message!r}"
 
 
+def advert_of(device):
+    certificate = Certificate(
+        fleet=bytes(16),
+        device=device,
+        key=bytes(32),
+        begins=0,
+        ends=0,
+        after=0,
+        signature=bytes(64),
+    )
+    return Advert(
+        certificate=certificate,
+        mask_key=bytes(32),
+        share_key=bytes(32),
+        commitment=bytes(32),
+        signature=bytes(64),
+    )
+
+
 def test_the_parts_of_a_roster_are_the_roster():
-    certificates = [Certificate(bytes(16), one, bytes(32), 0, 0, 0, bytes(64)) for one in (3, 9)]
-    adverts = tuple(Advert(one, bytes(32), bytes(32), bytes(32), bytes(64)) for one in certificates)
+    adverts = tuple(advert_of(device) for device in (3, 9))
     roster = Roster(adverts, {3: bytes(32), 9: bytes([1] * 32)})
     own, shared = roster.parts()
     assert Roster.from_bytes(own + shared) == roster

@@ -152,7 +152,7 @@ def test_different_lists_give_no_second_secret_of_a_device_whoever_is_corrupt(co
         )
         for device in bad:
             for survivors, signed in signatures.items():
-                signed[device] = cohort.keys[device].sign(survivors.signed())
+                signed[device] = cohort.keys[device].sign(survivors.signed_content())
         answers = {}
         for device, devices in lists.items():
             survivors = Survivors(cohort.cell._name, devices)
@@ -234,10 +234,10 @@ def test_signatures_of_another_list_do_not_count(lied_to, twin, monkeypatch):
         ):
             unmasked(cohort, one, survivors, theirs)
         return
-    signed = Survivors.signed
+    signed = Survivors.signed_content
     monkeypatch.setattr(
         Survivors,
-        "signed",
+        "signed_content",
         lambda survivors: signed(survivors._replace(devices=frozenset(cohort.ids))),
     )
     answer = unmasked(cohort, one, survivors, theirs)
@@ -249,7 +249,7 @@ def test_signatures_under_the_name_of_another_device_do_not_count(lied_to, twin,
     """One corrupt device signs for all. Twin: any enrolled device's signature will do."""
     cohort, one, survivors, _ = lied_to
     corrupt = cohort.keys[cohort.ids[2]]
-    forged = dict.fromkeys(survivors.devices, corrupt.sign(survivors.signed()))
+    forged = dict.fromkeys(survivors.devices, corrupt.sign(survivors.signed_content()))
     if twin:
         verified = device_side.is_signed_by
 
@@ -287,7 +287,9 @@ def test_signatures_of_whoever_did_not_survive_do_not_count(where, twin, monkeyp
         cohort.cell._name, frozenset((one, *rest[:3]))
     )  # two honest devices are made out to be gone
     cohort.devices[one].sign(survivors)
-    signatures = {device: cohort.keys[device].sign(survivors.signed()) for device in corrupt}
+    signatures = {
+        device: cohort.keys[device].sign(survivors.signed_content()) for device in corrupt
+    }
     if not twin:
         with pytest.raises(
             Refused, match="1 devices of the cell, this one among them, have signed"
@@ -296,7 +298,7 @@ def test_signatures_of_whoever_did_not_survive_do_not_count(where, twin, monkeyp
         return
 
     def anybody(survivors, signatures, keys):
-        signed = survivors.signed()
+        signed = survivors.signed_content()
         return {
             one
             for one, signature in signatures.items()
@@ -313,9 +315,11 @@ def test_signatures_of_another_round_do_not_count(twin, monkeypatch):
     say of which cell and round.
     """
     if twin:
-        signed = Survivors.signed
+        signed = Survivors.signed_content
         monkeypatch.setattr(
-            Survivors, "signed", lambda survivors: signed(survivors._replace(cell=bytes(32)))
+            Survivors,
+            "signed_content",
+            lambda survivors: signed(survivors._replace(cell=bytes(32))),
         )
     cohort = Cohort(10)
     gone = cohort.ids[9]

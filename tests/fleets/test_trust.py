@@ -367,7 +367,7 @@ def test_a_device_looks_at_signatures_of_its_cell_alone():
     cohort = Cohort(5)
     cohort.run(until=Stage.ADVERTISE)
     survivors = Survivors(bytes(32), frozenset(cohort.ids))
-    signatures = {one: cohort.keys[one].sign(survivors.signed()) for one in cohort.ids}
+    signatures = {one: cohort.keys[one].sign(survivors.signed_content()) for one in cohort.ids}
     keys = {one: public(cohort.keys[one]) for one in cohort.ids[:3]}
     assert device_side.find_signers(survivors, signatures=signatures, keys=keys) == set(
         cohort.ids[:3]

@@ -129,7 +129,7 @@ class DeviceRound:
             commitment=protocol.commitment(self._seed),
             signature=b"",
         )
-        signature = self._key.sign(unsigned.signed(self._terms))
+        signature = self._key.sign(unsigned.signed_content(self._terms))
         self._own = unsigned._replace(signature=signature)
         self._stage = Stage.SHARE
         return self._own
@@ -187,7 +187,7 @@ class DeviceRound:
         self._check_enough(survivors.devices, "reported")
         self._survivors = survivors
         self._stage = Stage.UNMASK
-        return self._key.sign(survivors.signed())
+        return self._key.sign(survivors.signed_content())
 
     def unmask(self, request: UnmaskRequest) -> Unmasking:
         """Return shares of one secret of each device in the cell, once."""
@@ -250,7 +250,9 @@ class DeviceRound:
             if why_not:
                 raise Refused(why_not)
             is_signed = is_signed_by(
-                certificate.key, content=advert.signed(self._terms), signature=advert.signature
+                certificate.key,
+                content=advert.signed_content(self._terms),
+                signature=advert.signature,
             )
             if not is_signed:
                 raise Refused(
@@ -320,7 +322,7 @@ def find_signers(
 
     No one else counts: a device outside the cell may work for the server.
     """
-    content = survivors.signed()
+    content = survivors.signed_content()
     candidates = signatures.keys() & survivors.devices & keys.keys()
     return {
         device

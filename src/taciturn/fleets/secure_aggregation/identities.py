@@ -1,9 +1,9 @@
-"""Who a device is to its peers: a key that was made on it, and what the fleet's enrolment authority
-has signed about it.
+"""Who a device is to its peers: a key that was made on it, and what is signed about it.
 
-A certificate says that a key is that of a device of a fleet, for a time; a list, whose number
-rises, which devices were dismissed. A device gets both from the server, which can make neither, and
-those of its cell with their adverts: there is no list of everybody.
+The fleet's enrolment authority signs. A certificate says that a key is that of a device of a fleet,
+for a time; a list, whose number rises, which devices were dismissed. A device gets both from the
+server, which can make neither, and those of its cell with their adverts: there is no list of
+everybody.
 
 **Guarantee:** what an `Authority` accepts was signed, bit for bit, by the authority, for this fleet
 and this time, about a device that is not on a list at least as new as the certificate.
@@ -25,20 +25,23 @@ from typing import NamedTuple, Self
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-# Ed25519
+# Of Ed25519.
 SIGNATURE_BYTES = 64
-_CERTIFICATE, _LIST = struct.Struct(">16sQ32sQQQ"), struct.Struct(">16sQI")
+_CERTIFICATE = struct.Struct(">16sQ32sQQQ")
+_LIST = struct.Struct(">16sQI")
 CERTIFICATE_BYTES = _CERTIFICATE.size + SIGNATURE_BYTES
 FLEET_BYTES = 16
-# seconds: no device is asked whose certificate ends sooner, or one of its cell might refuse it
+# Seconds: no device is asked whose certificate ends sooner, or one of its cell might refuse it.
 CLOCKS_APART = 3600
 
 
 def now() -> float:
+    """Return the time, in seconds since 1970."""
     return datetime.now(UTC).timestamp()
 
 
 def is_signed_by(key: bytes, content: bytes, signature: bytes) -> bool:
+    """Tell whether the owner of a key has signed this content."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
     except (InvalidSignature, ValueError):
@@ -47,70 +50,95 @@ def is_signed_by(key: bytes, content: bytes, signature: bytes) -> bool:
 
 
 class Certificate(NamedTuple):
+    """What the authority says about a device: its key, and for how long."""
+
     fleet: bytes
-    # its number, which no other device of the fleet ever has
+    # Its number, which no other device of the fleet ever has.
     device: int
     key: bytes
-    # seconds since 1970
+    # Seconds since 1970.
     begins: int
     ends: int
-    # the number of the list of dismissed devices when this was signed: no older one is accepted
-    # with it
+    # The number of the list of dismissed devices when this was signed: no older one is accepted
+    # with it.
     after: int
     signature: bytes = b""
 
     @property
     def has_time_left(self) -> bool:
+        """Tell whether it is still valid by the clock of every device."""
         return self.ends > now() + CLOCKS_APART
 
-    def signed(self) -> bytes:
-        return b"taciturn fleet: certificate\0" + _CERTIFICATE.pack(*self[:-1])
+    def signed_content(self) -> bytes:
+        """Return what the signature is of."""
+        return b"taciturn fleet: certificate\0" + self._pack_fields()
 
     def to_bytes(self) -> bytes:
-        return _CERTIFICATE.pack(*self[:-1]) + self.signature
+        """Write the fields, and the signature behind them."""
+        return self._pack_fields() + self.signature
+
+    def _pack_fields(self) -> bytes:
+        return _CERTIFICATE.pack(
+            self.fleet, self.device, self.key, self.begins, self.ends, self.after
+        )
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
+        """Read a certificate, whatever it says."""
         if len(content) != CERTIFICATE_BYTES:
             raise ValueError(
                 f"a certificate has {CERTIFICATE_BYTES} bytes, and this has {len(content)}"
             )
-        return cls(*_CERTIFICATE.unpack_from(content), signature=content[_CERTIFICATE.size :])
+        fleet, device, key, begins, ends, after = _CERTIFICATE.unpack_from(content)
+        return cls(
+            fleet=fleet,
+            device=device,
+            key=key,
+            begins=begins,
+            ends=ends,
+            after=after,
+            signature=content[_CERTIFICATE.size :],
+        )
 
 
 class DismissedDevices(NamedTuple):
     """The list of all devices that were ever dismissed."""
 
     fleet: bytes
-    # of the list: the first has 0
+    # Of the list: the first has 0.
     number: int
     devices: frozenset[int]
     signature: bytes = b""
 
-    def signed(self) -> bytes:
-        rows = struct.pack(f">{len(self.devices)}Q", *sorted(self.devices))
-        return (
-            b"taciturn fleet: dismissed\0"
-            + _LIST.pack(self.fleet, self.number, len(self.devices))
-            + rows
-        )
+    def signed_content(self) -> bytes:
+        """Return what the signature is of."""
+        return b"taciturn fleet: dismissed\0" + self._pack_fields()
 
     def to_bytes(self) -> bytes:
-        return self.signed().partition(b"\0")[2] + self.signature
+        """Write the fields, and the signature behind them."""
+        return self._pack_fields() + self.signature
+
+    def _pack_fields(self) -> bytes:
+        head = _LIST.pack(self.fleet, self.number, len(self.devices))
+        return head + struct.pack(f">{len(self.devices)}Q", *sorted(self.devices))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        fleet, number, count = _LIST.unpack(content[: _LIST.size].ljust(_LIST.size, b"\0"))
+        """Read a list; anything but what `to_bytes` writes is refused."""
+        head = content[: _LIST.size].ljust(_LIST.size, b"\0")
+        fleet, number, count = _LIST.unpack(head)
         end = _LIST.size + 8 * count
-        devices = (
-            struct.unpack(f">{count}Q", content[_LIST.size : end])
-            if len(content) == end + SIGNATURE_BYTES
-            else ()
-        )
-        read = cls(fleet, number, frozenset(devices), content[end:])
-        if len(content) != end + SIGNATURE_BYTES or read.to_bytes() != content:
-            raise ValueError("this is not a list of dismissed devices, or not in order")
-        return read
+        if len(content) == end + SIGNATURE_BYTES:
+            devices = struct.unpack(f">{count}Q", content[_LIST.size : end])
+            dismissed = cls(
+                fleet=fleet,
+                number=number,
+                devices=frozenset(devices),
+                signature=content[end:],
+            )
+            if dismissed.to_bytes() == content:
+                return dismissed
+        raise ValueError("this is not a list of dismissed devices, or not in order")
 
     def digest(self) -> bytes:
         """Return its hash, for a round's terms."""
@@ -120,17 +148,19 @@ class DismissedDevices(NamedTuple):
 class EnrolledDevices(NamedTuple):
     """All of a fleet, for its server."""
 
-    # the newest of each device, in the order of their numbers
+    # The newest of each device, in the order of their numbers.
     certificates: Sequence[Certificate]
     dismissed: DismissedDevices
 
     def numbers_by_key(self) -> dict[bytes, int]:
-        return {one.key: one.device for one in self.certificates}
+        """Return each device's number by its key."""
+        return {certificate.key: certificate.device for certificate in self.certificates}
 
 
 class Authority(NamedTuple):
-    """Whom a device believes about other devices of its fleet: it gets this with recipe and
-    words.
+    """Whom a device believes about other devices of its fleet.
+
+    It gets this with recipe and words.
     """
 
     fleet: bytes
@@ -138,10 +168,10 @@ class Authority(NamedTuple):
 
     def why_not_list(self, dismissed: DismissedDevices) -> str | None:
         """Say why a round may not go by this list, if it may not."""
-        is_of_this_fleet = dismissed.fleet == self.fleet
-        if not is_of_this_fleet or not is_signed_by(
-            self.key, dismissed.signed(), dismissed.signature
-        ):
+        is_signed = is_signed_by(
+            self.key, content=dismissed.signed_content(), signature=dismissed.signature
+        )
+        if dismissed.fleet != self.fleet or not is_signed:
             return "the list of dismissed devices is not signed by the authority of this fleet"
         return None
 
@@ -152,15 +182,16 @@ class Authority(NamedTuple):
         if certificate.fleet != self.fleet:
             return f"the certificate of {who} is of another fleet"
         if not certificate.begins <= at < certificate.ends:
-            return (
-                f"the certificate of {who} has"
-                f" {'expired' if at >= certificate.ends else 'not begun'}"
-            )
+            what = "expired" if at >= certificate.ends else "not begun"
+            return f"the certificate of {who} has {what}"
         if certificate.after > dismissed.number:
             return f"the list of dismissed devices is older than the certificate of {who}"
         if certificate.device in dismissed.devices:
             return f"{who} was dismissed"
-        if not is_signed_by(self.key, certificate.signed(), certificate.signature):
+        is_signed = is_signed_by(
+            self.key, content=certificate.signed_content(), signature=certificate.signature
+        )
+        if not is_signed:
             return f"the certificate of {who} is not signed by the authority of this fleet"
         return None
 
@@ -173,12 +204,25 @@ class SigningAuthority(NamedTuple):
 
     @property
     def authority(self) -> Authority:
+        """Return what devices are given of it."""
         return Authority(self.fleet, self.key.public_key().public_bytes_raw())
 
     def certify(self, device: int, key: bytes, begins: int, ends: int, after: int) -> Certificate:
-        unsigned = Certificate(self.fleet, device, key, begins, ends, after)
-        return unsigned._replace(signature=self.key.sign(unsigned.signed()))
+        """Sign that a key is a device's, from one time to another.
+
+        Args:
+            device: its number.
+            key: its public key.
+            begins: in seconds since 1970.
+            ends: in seconds since 1970.
+            after: the number of the newest list of dismissed devices.
+        """
+        unsigned = Certificate(
+            fleet=self.fleet, device=device, key=key, begins=begins, ends=ends, after=after
+        )
+        return unsigned._replace(signature=self.key.sign(unsigned.signed_content()))
 
     def dismiss(self, number: int, devices: Collection[int]) -> DismissedDevices:
-        unsigned = DismissedDevices(self.fleet, number, frozenset(devices))
-        return unsigned._replace(signature=self.key.sign(unsigned.signed()))
+        """Sign the list of this number, of all devices that were ever dismissed."""
+        unsigned = DismissedDevices(fleet=self.fleet, number=number, devices=frozenset(devices))
+        return unsigned._replace(signature=self.key.sign(unsigned.signed_content()))

@@ -53,7 +53,7 @@ class ServerRound:
         if why_not:
             raise Refused(why_not)
         is_signed = is_signed_by(
-            certificate.key, content=advert.signed(self._terms), signature=advert.signature
+            certificate.key, content=advert.signed_content(self._terms), signature=advert.signature
         )
         if advert.device != device or not is_signed:
             raise Refused(f"these keys are not signed by device {device} for this round")
@@ -134,7 +134,7 @@ class ServerRound:
         """
         contents = {}
         for cell in going:
-            content = cell.list_of_survivors.signed()
+            content = cell.list_of_survivors.signed_content()
             contents |= dict.fromkeys(cell.adverts, content)
 
         def check(device: int, signature: bytes) -> None:
