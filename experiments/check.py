@@ -106,7 +106,10 @@ def made_up(folder: Path) -> tuple[Path, Path]:
         params = build.language_model(settings, len(people.vocabulary)).init(jax.random.key(0))
         about = settings.model_dump(mode="json", exclude={"warm_start"})
         card = ModelCard(
-            about, people.vocabulary.words, people.vocabulary.about, public_sources=("made up",)
+            architecture=about,
+            vocabulary=people.vocabulary.words,
+            text=people.vocabulary.about,
+            public_sources=("made up",),
         )
         save_model(folder / f"{kind}{'-tied' if tied else ''}.safetensors", params, card)
     return folder / "people", folder

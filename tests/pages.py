@@ -50,7 +50,13 @@ def published(
     vocabulary: Vocabulary, name: str = "one", blocked: tuple[str, ...] = ()
 ) -> Published:
     return Published(
-        name, vocabulary.words, vocabulary.about, None, "made up", "public text", blocked
+        name=name,
+        words=vocabulary.words,
+        text=vocabulary.about,
+        guarantee=None,
+        statement="made up",
+        learned_from="public text",
+        blocked=blocked,
     )
 
 

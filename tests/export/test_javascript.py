@@ -96,12 +96,12 @@ def guarantee(**changes) -> Guarantee:
 
 def about(vocabulary: Vocabulary, **changes) -> Published:
     made = Published(
-        "made up",
-        vocabulary.words,
-        vocabulary.about,
-        guarantee(),
-        "A statement.",
-        "the posts of 40 people",
+        name="made up",
+        words=vocabulary.words,
+        text=vocabulary.about,
+        guarantee=guarantee(),
+        statement="A statement.",
+        learned_from="the posts of 40 people",
     )
     return made._replace(**changes)
 

@@ -55,12 +55,12 @@ def script(name: str = "Private", text: str = SENTENCES, epsilon: float = 8.0) -
     return javascript_ngram(
         model,
         Published(
-            name,
-            vocabulary.words,
-            vocabulary.about,
-            guarantee,
-            f"The statement of {name}.",
-            "the notes of 40 people",
+            name=name,
+            words=vocabulary.words,
+            text=vocabulary.about,
+            guarantee=guarantee,
+            statement=f"The statement of {name}.",
+            learned_from="the notes of 40 people",
         ),
     )
 

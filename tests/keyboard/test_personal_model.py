@@ -263,7 +263,14 @@ def test_it_is_for_its_owners_eyes_and_names_what_it_started_from(made):
 def test_cards_that_are_not_personal_are_those_of_old(made):
     """What ledgers recorded before there were personal models must still name the same cards."""
     card = ModelCard(
-        {"kind": "lstm"}, ("<pad>", "word"), {"language": "en"}, "run", "head", 3, ("a book",), True
+        architecture={"kind": "lstm"},
+        vocabulary=("<pad>", "word"),
+        text={"language": "en"},
+        run="run",
+        ledger_head="head",
+        round=3,
+        public_sources=("a book",),
+        sentences=True,
     )
     assert card_digest(card) == "382b4bfbd1049bc166cbf477a1d8e97f05fb462e6faea8de2b0a47f5f57fef27"
     assert card_digest(replace(card, personal=True)) != card_digest(card)

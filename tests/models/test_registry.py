@@ -86,7 +86,9 @@ def test_it_is_trained_resumed_measured_exported_and_audited(own_kind, populatio
 
 
 def test_a_file_of_a_kind_that_was_never_registered_is_refused_in_a_sentence(vocabulary, tmp_path):
-    card = ModelCard({"kind": "last-word"}, vocabulary.words, vocabulary.about)
+    card = ModelCard(
+        architecture={"kind": "last-word"}, vocabulary=vocabulary.words, text=vocabulary.about
+    )
     save_model(tmp_path / "model.safetensors", {"embedding": np.zeros((1, 1))}, card)
     with pytest.raises(ModelFileError, match="no model kind 'last-word'"):
         _ = load_word_model(tmp_path).model

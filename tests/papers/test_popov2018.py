@@ -153,7 +153,9 @@ def models(tmp_path):
     for name, units, seed in (("one", 12, 1), ("two", 12, 2), ("other", 13, 1)):
         words = (*SPECIAL, *(f"w{place}" for place in range(30 - len(SPECIAL))))
         card = ModelCard(
-            {"kind": "cifg", "width": 8, "units": units}, words, {"language": "en", "unit": "word"}
+            architecture={"kind": "cifg", "width": 8, "units": units},
+            vocabulary=words,
+            text={"language": "en", "unit": "word"},
         )
         save_model(
             tmp_path / f"{name}.safetensors", cifg(30, 8, units).init(jax.random.key(seed)), card

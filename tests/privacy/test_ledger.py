@@ -352,7 +352,12 @@ def test_events_survive_being_written_and_read(participation):
 
 def test_a_model_leaves_only_with_the_card_that_was_recorded_with_it(opened, ledger_path):
     params, words = {"w": np.ones(3, np.float32)}, ("<pad>", "<unk>", "<bos>", "<eos>", "word")
-    card = ModelCard({"kind": "lstm"}, words, {"language": "en", "source": "a list"}, run="run")
+    card = ModelCard(
+        architecture={"kind": "lstm"},
+        vocabulary=words,
+        text={"language": "en", "source": "a list"},
+        run="run",
+    )
     card = replace(
         card, ledger_head=opened.record_model(3, params_digest(params), card_digest(card))
     )

@@ -80,7 +80,9 @@ def test_other_parameters_do_not_leave_with_a_runs_guarantee(tmp_path):
         opened(averaging(), Loop(), tmp_path / FILE_NAME).account,
         {"w": np.ones(3, np.float32)},
     )
-    card = ModelCard({"kind": "lstm"}, ("<pad>",), {"source": "a list"}, run="run")
+    card = ModelCard(
+        architecture={"kind": "lstm"}, vocabulary=("<pad>",), text={"source": "a list"}, run="run"
+    )
     card = replace(
         card, ledger_head=account.record_model(0, params_digest(params), card_digest(card))
     )

@@ -477,9 +477,9 @@ def test_public_parameters_stay_public_whoever_tried_them_before(population, tmp
     params = build.language_model(recipe.model, len(population.vocabulary)).init(jax.random.key(0))
     architecture = recipe.model.model_dump(mode="json", exclude={"warm_start"})
     card = ModelCard(
-        architecture,
-        population.vocabulary.words,
-        population.vocabulary.about,
+        architecture=architecture,
+        vocabulary=population.vocabulary.words,
+        text=population.vocabulary.about,
         public_sources=("a book",),
     )
     (tmp_path / "start").mkdir()

@@ -24,9 +24,7 @@ def check_not_personal(card: ModelCard, what: Path | str) -> None:
 
 
 def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guarantee:
-    """Return what the ledger says about exactly these parameters; refuse where the two do not
-    match.
-    """
+    """Return what the ledger says about exactly these parameters; refuse any others."""
     check_not_personal(card, "this")
     if card.run is None or card.ledger_head is None:
         raise ExportRefused(
@@ -38,16 +36,15 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
         "params": params_digest(params),
         "hash": card.ledger_head,
     }
-    row = next((row for row in ledger.run_rows(card.run) if recorded.items() <= row.items()), None)
+    rows = ledger.run_rows(card.run)
+    row = next((row for row in rows if recorded.items() <= row.items()), None)
     if row is None:
-        unknown = (
-            f"{ledger.path} does not know these parameters as run {card.run}'s at row"
-            f" {card.ledger_head[:12]}…"
-        )
         raise ExportRefused(
-            f"{unknown}: the model was changed, belongs to another population, or rows are missing"
+            f"{ledger.path} does not know these parameters as run {card.run}'s at row"
+            f" {card.ledger_head[:12]}…: the model was changed, belongs to another population, or"
+            " rows are missing"
         )
-    # old rows have none
+    # Rows of old ledgers have no card.
     if row.get("card", card_digest(card)) != card_digest(card):
         raise ExportRefused(
             f"{ledger.path} knows these parameters with other words or another description: the"
@@ -57,13 +54,13 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
 
 
 def check_may_leave(guarantee: Guarantee, non_private: bool) -> None:
+    """Refuse a model that has no guarantee, unless it is asked for as such."""
     if not guarantee.is_private and not non_private:
         raise ExportRefused(
             f"run {guarantee.run} has no privacy (ε = ∞); to export it anyway, add --non-private"
         )
     if guarantee.epsilon == math.inf and not non_private:
-        nothing = (
-            f"guarantees nothing at δ = {delta_text(guarantee.delta)} (ε = ∞); to export it anyway,"
-            " add --non-private"
+        raise ExportRefused(
+            f"the noise of run {guarantee.run} guarantees nothing at δ ="
+            f" {delta_text(guarantee.delta)} (ε = ∞); to export it anyway, add --non-private"
         )
-        raise ExportRefused(f"the noise of run {guarantee.run} {nothing}")

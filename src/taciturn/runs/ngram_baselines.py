@@ -44,9 +44,9 @@ def count_public(
     public = PublicCorpus.load(corpus)
     model = _counted(public.documents, public.vocabulary, smoothing, order, progress)
     card = ModelCard(
-        _architecture(smoothing, order),
-        public.vocabulary.words,
-        public.vocabulary.about,
+        architecture=_architecture(smoothing, order),
+        vocabulary=public.vocabulary.words,
+        text=public.vocabulary.about,
         public_sources=(public.source,),
     )
     with new_folder(out, NOT_NEW) as made:
@@ -88,7 +88,11 @@ def count_population(
     model = _counted(population.texts, population.vocabulary, smoothing, order, progress)
     vocabulary = population.vocabulary
     card = ModelCard(
-        _architecture(smoothing, order), vocabulary.words, vocabulary.about, terms.name, round=1
+        architecture=_architecture(smoothing, order),
+        vocabulary=vocabulary.words,
+        text=vocabulary.about,
+        run=terms.name,
+        round=1,
     )
     card = replace(
         card, ledger_head=account.record_model(1, params_digest(model.params()), card_digest(card))
