@@ -1,9 +1,7 @@
-"""Every random choice of a run is derived here, from one secret root and the words (purpose, round,
-attempt).
+"""Derive every random choice of a run, from one secret root and (purpose, round, attempt).
 
 A run's root is 32 bytes from the operating system. A *simulation* takes a seed instead, so that it
-can be repeated, and
-its ledger says so: anyone who knows the seed can subtract the noise.
+can be repeated, and its ledger says so: anyone who knows the seed can subtract the noise.
 
 Derivation is HMAC-SHA256, so that no number of derived keys reveals anything about the root or the
 other keys, and two different (purpose, round, attempt) never share a key.
@@ -37,7 +35,11 @@ def root_from_seed(seed: int) -> bytes:
 
 
 def derive(root: bytes, purpose: str, round: int, attempt: int = 0) -> bytes:
-    """Derive 32 bytes for one purpose in one attempt at one round."""
+    """Derive 32 bytes for one purpose in one attempt at one round.
+
+    Raises:
+        ValueError: the root does not have 32 bytes.
+    """
     if len(root) != ROOT_BYTES:
         raise ValueError(f"a run's root has {ROOT_BYTES} bytes, this one has {len(root)}")
     return hmac.digest(root, f"{purpose}\0{round}\0{attempt}".encode(), "sha256")
@@ -45,5 +47,6 @@ def derive(root: bytes, purpose: str, round: int, attempt: int = 0) -> bytes:
 
 def jax_key(secret: bytes) -> jax.Array:
     """Return a JAX key of 64 bits."""
-    words = np.frombuffer(hmac.digest(secret, b"jax 0", "sha256")[:8], np.uint32)
+    digest = hmac.digest(secret, b"jax 0", "sha256")
+    words = np.frombuffer(digest[:8], np.uint32)
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")

@@ -7,7 +7,6 @@ True
 
 import math
 from collections.abc import Mapping
-from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -15,18 +14,27 @@ import jax.numpy as jnp
 
 from taciturn.core import PyTree
 
-# float32
+# Of float32.
 UNIT_ROUNDOFF = 2.0**-24
 
-# of two trees
-add, subtract = partial(jax.tree.map, jnp.add), partial(jax.tree.map, jnp.subtract)
+
+def add(left: PyTree, right: PyTree) -> PyTree:
+    """Add two trees, leaf by leaf."""
+    return jax.tree.map(jnp.add, left, right)
+
+
+def subtract(left: PyTree, right: PyTree) -> PyTree:
+    """Subtract the second tree from the first, leaf by leaf."""
+    return jax.tree.map(jnp.subtract, left, right)
 
 
 def scale(tree: PyTree, factor: float | jax.Array) -> PyTree:
+    """Multiply all leaves by a factor."""
     return jax.tree.map(lambda leaf: leaf * factor, tree)
 
 
 def zeros_like(tree: PyTree) -> PyTree:
+    """Return zeros of the shapes and types of the leaves."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
 
 
@@ -48,7 +56,10 @@ def nest(leaves: Mapping[str, Any]) -> PyTree:
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
         *path, last = name.split("/")
-        reduce(lambda inside, part: inside.setdefault(part, {}), path, tree)[last] = leaf
+        inside = tree
+        for part in path:
+            inside = inside.setdefault(part, {})
+        inside[last] = leaf
     return tree
 
 
@@ -62,21 +73,48 @@ def norm_upper_bound(tree: PyTree) -> jax.Array:
     Infinite if a value is infinite, NaN if one is NaN.
     """
     leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]))
-    exponent = jnp.clip((jax.lax.bitcast_convert_type(largest, jnp.int32) >> 23) - 127, -126, 126)
-    terms = len(leaves)
+    exponent = _largest_exponent(leaves)
+    shrink = _power_of_two(-exponent)
     squares = []
+    terms = len(leaves)
     for leaf in leaves:
-        root = max(1, math.isqrt(leaf.size))
-        # a divisor needs no padding
-        row = next((row for row in range(root, root // 4, -1) if leaf.size % row == 0), root)
-        rows = jnp.pad(leaf, (0, -leaf.size % row)).reshape(-1, row)
-        # A product, not a division: compilers divide by multiplying with a reciprocal, which may
-        # underflow.
-        squares.append(jnp.sum(jnp.sum(jnp.square(rows * _power_of_two(-exponent)), axis=1)))
-        terms = max(terms, len(leaves) + row + rows.shape[0])
+        rows = _split_into_rows(leaf)
+        squares.append(_sum_squares(rows, shrink))
+        count, length = rows.shape
+        terms = max(terms, len(leaves) + length + count)
     slack = 1.0 + (terms + 8) * UNIT_ROUNDOFF
-    return _power_of_two(exponent) * (jnp.sqrt(jnp.sum(jnp.stack(squares))) * slack)
+    norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
+    return _power_of_two(exponent) * (norm * slack)
+
+
+def _largest_exponent(leaves: list[jax.Array]) -> jax.Array:
+    """Return the exponent of the largest value, as far as a power of two has it."""
+    sizes = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]
+    largest = jnp.max(jnp.stack(sizes))
+    biased = jax.lax.bitcast_convert_type(largest, jnp.int32) >> 23
+    return jnp.clip(biased - 127, -126, 126)
+
+
+def _split_into_rows(leaf: jax.Array) -> jax.Array:
+    """Return the values in rows of about √n, with zeros at the end if they have to be padded."""
+    root = max(1, math.isqrt(leaf.size))
+    length = root
+    # A divisor needs no padding.
+    for divisor in range(root, root // 4, -1):
+        if leaf.size % divisor == 0:
+            length = divisor
+            break
+    padded = jnp.pad(leaf, (0, -leaf.size % length))
+    return padded.reshape(-1, length)
+
+
+def _sum_squares(rows: jax.Array, shrink: jax.Array) -> jax.Array:
+    """Sum the squares of all values, scaled by a power of two: each row, and then the sums."""
+    # A product, not a division: compilers divide by multiplying with a reciprocal, which may
+    # underflow.
+    scaled = rows * shrink
+    sums = jnp.sum(jnp.square(scaled), axis=1)
+    return jnp.sum(sums)
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:

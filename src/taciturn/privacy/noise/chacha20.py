@@ -25,12 +25,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from taciturn.errors import TaciturnError
 
 CONSTANTS = tuple(int(word) for word in np.frombuffer(b"expand 32-byte k", "<u4"))
-# of a block
+# Of 32 bits, in a block.
 WORDS = 16
 COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 DOUBLE_ROUNDS = 10
-# of a nonce: the counter has 32 bits, and OpenSSL carries into the nonce
+# Of one nonce: the counter has 32 bits, and OpenSSL would carry into the nonce.
 MOST_BLOCKS = 2**32
 
 
@@ -46,60 +46,114 @@ def key_words(secret: bytes) -> np.ndarray:
 
 
 def blocks(key, counters, nonce) -> list[jax.Array]:
-    """Return the words of these blocks, for a key of eight words and a nonce of three: sixteen
-    arrays in the shape of `counters`.
+    """Return the words of these blocks: sixteen arrays in the shape of `counters`.
+
+    Args:
+        key: eight words.
+        counters: the numbers of the blocks.
+        nonce: three words.
     """
-    words = [
-        *CONSTANTS,
-        *(key[index] for index in range(8)),
-        counters,
-        *(nonce[index] for index in range(3)),
-    ]
-    start = [jnp.broadcast_to(jnp.asarray(word, jnp.uint32), jnp.shape(counters)) for word in words]
-    made = jax.lax.fori_loop(0, DOUBLE_ROUNDS, lambda _, words: _double_round(words), start)
-    return [word + first for word, first in zip(made, start, strict=True)]
+    shape = jnp.shape(counters)
+
+    def fill(word) -> jax.Array:
+        return jnp.broadcast_to(jnp.asarray(word, jnp.uint32), shape)
+
+    start = [fill(word) for word in CONSTANTS]
+    start += [fill(key[index]) for index in range(8)]
+    start.append(fill(counters))
+    start += [fill(nonce[index]) for index in range(3)]
+
+    def run_double_round(_: jax.Array, words: list) -> list:
+        return _double_round(words)
+
+    mixed = jax.lax.fori_loop(0, DOUBLE_ROUNDS, run_double_round, start)
+    return [word + first for word, first in zip(mixed, start, strict=True)]
+
+
+def _double_round(words: list) -> list:
+    words = list(words)
+    for quarter in (*COLUMNS, *DIAGONALS):
+        quarter_words = [words[place] for place in quarter]
+        mixed = _quarter_round(*quarter_words)
+        for place, word in zip(quarter, mixed, strict=True):
+            words[place] = word
+    return words
+
+
+def _quarter_round(a, b, c, d) -> tuple:
+    a = a + b
+    d = _rotate(d ^ a, 16)
+    c = c + d
+    b = _rotate(b ^ c, 12)
+    a = a + b
+    d = _rotate(d ^ a, 8)
+    c = c + d
+    b = _rotate(b ^ c, 7)
+    return a, b, c, d
+
+
+def _rotate(word, bits: int):
+    upper = word << np.uint32(bits)
+    lower = word >> np.uint32(32 - bits)
+    return upper | lower
 
 
 class Coins:
     """Random choices made on the host: a stream of words under one key."""
 
     def __init__(self, secret: bytes) -> None:
-        self._key, self._nonce = key_words(secret), np.zeros(3, np.uint32)
-        # block
+        self._key = key_words(secret)
+        self._nonce = np.zeros(3, np.uint32)
+        # The next block of the stream.
         self._next = 0
 
     def sample(self, items: np.ndarray, probability: float) -> np.ndarray:
-        """Draw each item independently with this probability, or up to 2⁻⁶⁴ less; as a whole within
-        2⁻²⁰⁰ of that in total variation, which is less than the last bit of the distance that noise
-        is charged with. The time is proportional to the number drawn.
+        """Return each of the items with this probability, or up to 2⁻⁶⁴ less, independently.
+
+        As a whole the draw is within 2⁻²⁰⁰ of that in total variation, which is less than the last
+        bit of the distance that noise is charged with. The time is proportional to the number
+        drawn.
         """
         below = math.floor(probability * 2**64)
-        return items if below >= 2**64 else self.choose(items, self._binomial(len(items), below))
+        if below >= 2**64:
+            return items
+        size = self._binomial(len(items), below)
+        return self.choose(items, size)
 
     def _binomial(self, times: int, below: int) -> int:
         """Draw how many of `times` coins fall, each with a probability of below · 2⁻⁶⁴."""
         first, sums = _binomial_sums(times, below)
-        # of 384 bits
+        # Of 384 bits.
         drawn = int.from_bytes(self._words(6).tobytes(), "little")
-        return first + bisect_right(sums, drawn * sums[-1] >> 384)
+        scaled = drawn * sums[-1] >> 384
+        return first + bisect_right(sums, scaled)
 
     def choose(self, items: np.ndarray, size: int) -> np.ndarray:
-        """Draw `size` of the items, in their given order; every set of that size is equally
-        likely.
+        """Return `size` of the items, in their given order.
+
+        Every set of that size is equally likely.
+
+        Raises:
+            ValueError: there are fewer items.
         """
         if not 0 <= size <= len(items):
             raise ValueError(f"{size} of {len(items)} cannot be chosen")
-        # where swaps have put others than were there
-        chosen, moved = np.empty(size, int), {}
-        # Fisher and Yates
-        for index, word in enumerate(self._words(size).tolist()):
-            other = index + self._below(len(items) - index, word)
-            chosen[index], moved[other] = moved.get(other, other), moved.pop(index, index)
+        chosen = np.empty(size, int)
+        # Fisher and Yates: places where swaps have put others than were there.
+        moved: dict[int, int] = {}
+        words = self._words(size).tolist()
+        for index, word in enumerate(words):
+            remaining = len(items) - index
+            other = index + self._below(remaining, word)
+            chosen[index] = moved.get(other, other)
+            moved[other] = moved.pop(index, index)
         return items[np.sort(chosen)]
 
     def _below(self, limit: int, word: int) -> int:
-        """Return a number below the limit, drawn again if it falls into the incomplete last
-        stretch, so that none is more likely.
+        """Return a number below the limit, from this word or from others.
+
+        It is drawn again if it falls into the incomplete last stretch, so that no number is more
+        likely.
         """
         while word >= 2**64 - 2**64 % limit:
             word = int(self._words(1)[0])
@@ -107,11 +161,17 @@ class Coins:
 
     def _words(self, count: int) -> np.ndarray:
         """Draw words of 64 bits."""
-        first, blocks = self._next, -(-count // 8)
+        first = self._next
+        blocks = -(-count // 8)
         if first + blocks > MOST_BLOCKS:
             raise ValueError("a stream of coins has 2³² blocks, and no more")
         self._next += blocks
-        return _on_host(self._key, self._nonce, first, blocks).view("<u8")[:count]
+        stream = _on_host(self._key, self._nonce, first, blocks)
+        return stream.view("<u8")[:count]
+
+
+# The weight of the most likely number.
+LARGEST_WEIGHT = 2**256
 
 
 @functools.lru_cache(maxsize=4)
@@ -127,55 +187,44 @@ def _binomial_sums(times: int, below: int) -> tuple[int, tuple[int, ...]]:
     above = 2**64 - below
     likely = (times + 1) * below >> 64
 
-    def upwards(weight: int, number: int) -> int:
-        return weight * (times - number) * below // ((number + 1) * above)
+    def weigh_next(weight: int, number: int) -> int:
+        failures = times - number
+        return weight * failures * below // ((number + 1) * above)
 
-    def downwards(weight: int, number: int) -> int:
-        return weight * number * above // ((times - number + 1) * below)
+    def weigh_previous(weight: int, number: int) -> int:
+        failures = times - number
+        return weight * number * above // ((failures + 1) * below)
 
-    def positive(step: Callable[[int, int], int], numbers: Iterable[int]) -> list[int]:
-        return list(itertools.takewhile(bool, itertools.accumulate(numbers, step, initial=2**256)))[
-            1:
-        ]
-
-    fewer = positive(downwards, range(likely, 0, -1))
-    weights = [*reversed(fewer), 2**256, *positive(upwards, range(likely, times))]
+    fewer = _weigh_until_zero(weigh_previous, range(likely, 0, -1))
+    more = _weigh_until_zero(weigh_next, range(likely, times))
+    weights = [*reversed(fewer), LARGEST_WEIGHT, *more]
     return likely - len(fewer), tuple(itertools.accumulate(weights))
 
 
+def _weigh_until_zero(weigh: Callable[[int, int], int], numbers: Iterable[int]) -> list[int]:
+    """Return the weights of the neighbours of these numbers, one after another, until one is 0."""
+    weights = []
+    weight = LARGEST_WEIGHT
+    for number in numbers:
+        weight = weigh(weight, number)
+        if weight == 0:
+            break
+        weights.append(weight)
+    return weights
+
+
 def _on_host(key: np.ndarray, nonce: np.ndarray, first: int, count: int) -> np.ndarray:
-    """Return the bytes of `count` blocks from block `first` on."""
-    named = np.array([first, *nonce], "<u4").tobytes()
+    """Return the bytes of `count` blocks from block `first` on, by OpenSSL."""
+    key_bytes = key.astype("<u4").tobytes()
+    first_block = np.array([first, *nonce], "<u4").tobytes()
     try:
-        cipher = Cipher(
-            algorithms.ChaCha20(key.astype("<u4").tobytes(), named), mode=None
-        ).encryptor()
+        algorithm = algorithms.ChaCha20(key_bytes, first_block)
+        cipher = Cipher(algorithm, mode=None).encryptor()
     except UnsupportedAlgorithm as error:
-        lacking = (
+        raise CipherMissing(
             "OpenSSL on this machine has no ChaCha20, perhaps because of its FIPS mode, and cohorts"
-            " are drawn with it"
-        )
-        raise CipherMissing(f"{lacking}: leave that mode, or run on another machine") from error
-    # zeros, encrypted, are the key stream
-    return np.frombuffer(cipher.update(bytes(4 * WORDS * count)), np.uint8)
-
-
-def _double_round(words: list) -> list:
-    words = list(words)
-    for quarter in (*COLUMNS, *DIAGONALS):
-        a, b, c, d = (words[place] for place in quarter)
-        a = a + b
-        d = _rotated(d ^ a, 16)
-        c = c + d
-        b = _rotated(b ^ c, 12)
-        a = a + b
-        d = _rotated(d ^ a, 8)
-        c = c + d
-        b = _rotated(b ^ c, 7)
-        for place, word in zip(quarter, (a, b, c, d), strict=True):
-            words[place] = word
-    return words
-
-
-def _rotated(word, bits: int):
-    return (word << np.uint32(bits)) | (word >> np.uint32(32 - bits))
+            " are drawn with it: leave that mode, or run on another machine"
+        ) from error
+    # Zeros, encrypted, are the key stream.
+    zeros = bytes(4 * WORDS * count)
+    return np.frombuffer(cipher.update(zeros), np.uint8)

@@ -7,8 +7,6 @@ An audit guesses by them. They do not share the code that draws the noise
 in each row, for one segment between restarts.
 """
 
-import itertools
-
 import numpy as np
 from scipy.linalg import toeplitz
 
@@ -29,41 +27,60 @@ def tree_rows(rows: int, honaker: bool, is_completed: bool) -> np.ndarray:
     a completed tree the root stands for all.
     """
     levels = rows.bit_length()
-    weights = tree_weights(levels + 1) if honaker else np.ones(levels + 1)
-    # By level: the share of each draw in each node.
-    nodes = [np.eye(rows)]
-    draws = rows
-    for level in range(1, levels):
-        below = nodes[-1]
-        count = rows >> level
-        pairs = below[0 : 2 * count : 2] + below[1 : 2 * count : 2]
-        own_draws = weights[level] * np.eye(count)
-        nodes = [_with_draws(shares, count) for shares in nodes]
-        nodes.append(np.hstack([(1 - weights[level]) * pairs, own_draws]))
-        draws += count
-    sums = np.zeros((rows + 1, draws))
-    for row, level in itertools.product(range(1, rows + 1), range(levels)):
-        if row >> level & 1:
-            sums[row] += nodes[level][(row >> level) - 1]
+    weights = tree_weights(levels) if honaker else np.ones(levels)
+    nodes = _grow_nodes(rows, weights)
+    sums = _sum_covering_nodes(rows, nodes)
     if is_completed:
-        sums = _with_root(sums, nodes, completed_weights(rows, honaker))
+        sums = _replace_last_by_root(sums, nodes, completed_weights(rows, honaker))
     return np.diff(sums, axis=0)
 
 
-def _with_draws(shares: np.ndarray, count: int) -> np.ndarray:
+def _grow_nodes(rows: int, weights: np.ndarray) -> list[np.ndarray]:
+    """Return by level the share of each draw in each node, [nodes, draws]."""
+    nodes = [np.eye(rows)]
+    for level in range(1, len(weights)):
+        count = rows >> level
+        weight = weights[level]
+        below = nodes[-1]
+        left = below[0 : 2 * count : 2]
+        right = below[1 : 2 * count : 2]
+        own_draws = weight * np.eye(count)
+        nodes = [_add_draws(shares, count) for shares in nodes]
+        nodes.append(np.hstack([(1 - weight) * (left + right), own_draws]))
+    return nodes
+
+
+def _sum_covering_nodes(rows: int, nodes: list[np.ndarray]) -> np.ndarray:
+    """Return the share of each draw in the sums of the first 0, 1, 2, … rows."""
+    draws = nodes[0].shape[1]
+    sums = np.zeros((rows + 1, draws))
+    for row in range(1, rows + 1):
+        for level, shares in enumerate(nodes):
+            # One node for each 1 in the number of rows; the last before this row.
+            if row >> level & 1:
+                sums[row] += shares[(row >> level) - 1]
+    return sums
+
+
+def _add_draws(shares: np.ndarray, count: int) -> np.ndarray:
     """Add columns for further draws, which have no share in these rows."""
     return np.pad(shares, ((0, 0), (0, count)))
 
 
-def _with_root(sums: np.ndarray, nodes: list[np.ndarray], weights: list[float]) -> np.ndarray:
+def _replace_last_by_root(
+    sums: np.ndarray, nodes: list[np.ndarray], weights: list[float]
+) -> np.ndarray:
     """Put the root of the completed tree in place of the last sum."""
     rows = len(sums) - 1
-    level = (rows & -rows).bit_length() - 1
-    root = nodes[level][(rows >> level) - 1]
-    for height, weight in enumerate(weights[1:], level):
-        if (rows - 1) >> height & 1:
-            root = root + nodes[height][((rows - 1) >> height) - 1]
+    lowest = (rows & -rows).bit_length() - 1
+    root = nodes[lowest][(rows >> lowest) - 1]
+    for level, weight in enumerate(weights[1:], lowest):
+        place = (rows - 1) >> level
+        is_right = place & 1
+        if is_right:
+            left = nodes[level][place - 1]
+            root = root + left
         root = np.append((1 - weight) * root, weight)
-        sums = _with_draws(sums, 1)
-        nodes = [_with_draws(shares, 1) for shares in nodes]
+        sums = _add_draws(sums, 1)
+        nodes = [_add_draws(shares, 1) for shares in nodes]
     return np.vstack([sums[:-1], root])
