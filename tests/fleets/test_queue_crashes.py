@@ -116,7 +116,12 @@ def queue(folder, seed=0, without=None, in_flight=9) -> QueuedFleet:
 
 
 def book(folder, limits=CLAIM.limits) -> CohortLog:
-    return CohortLog(folder / "participation.log", *limits, bytes(range(32)))
+    return CohortLog(
+        path=folder / "participation.log",
+        min_separation=limits[0],
+        max_participations=limits[1],
+        key=bytes(range(32)),
+    )
 
 
 class Small:
@@ -158,7 +163,14 @@ class Small:
         if noisy_sums:
             fleet._fleet = Elsewhere(noisy_sums)
         records = Releases(self.folder / "releases", bytes(32))
-        curator = self._curator(ALGORITHM, fleet, account, bytes(32), book(self.folder), records)
+        curator = self._curator(
+            algorithm=ALGORITHM,
+            fleet=fleet,
+            account=account,
+            root=bytes(32),
+            log=book(self.folder),
+            records=records,
+        )
         curator._program, curator._follow = PROGRAM, FOLLOW
         curator._release = self._watched
         round, params, state = self.saved

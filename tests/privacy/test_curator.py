@@ -364,9 +364,12 @@ def test_a_record_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(
         synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
 
     monkeypatch.setattr(os, "fsync", watched)
-    door, log = (
-        repeatable(tmp_path),
-        CohortLog(tmp_path / "participation.log", 2, 3, bytes(32)),
+    door = repeatable(tmp_path)
+    log = CohortLog(
+        path=tmp_path / "participation.log",
+        min_separation=2,
+        max_participations=3,
+        key=bytes(32),
     )
     records = Releases(tmp_path / "releases", bytes(32))
     for row in range(2):

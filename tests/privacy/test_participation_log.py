@@ -41,7 +41,12 @@ KEY = bytes(range(32))
 
 
 def log(folder, min_separation=2, max_participations=3, key=KEY):
-    return CohortLog(folder / "participation.log", min_separation, max_participations, key)
+    return CohortLog(
+        path=folder / "participation.log",
+        min_separation=min_separation,
+        max_participations=max_participations,
+        key=key,
+    )
 
 
 def test_no_user_takes_part_too_soon_or_too_often(tmp_path):
@@ -61,8 +66,8 @@ def test_no_user_takes_part_too_soon_or_too_often(tmp_path):
         book.record(np.array([1]))  # a fourth time
     assert 1 not in book.eligible(np.arange(10))
     assert 2 in book.eligible(np.arange(10))
-    assert book.observed == (2, 3)
-    assert log(tmp_path).observed == (2, 3)
+    assert book.observed_limits == (2, 3)
+    assert log(tmp_path).observed_limits == (2, 3)
 
 
 @settings(max_examples=100, deadline=None)
@@ -209,7 +214,7 @@ def test_drawn_cohorts_keep_the_claim(people, tmp_path):
     rounds(door, 9)
     book = log(tmp_path)
     assert book.rows == 9
-    observed, times = book.observed
+    observed, times = book.observed_limits
     assert observed >= 2
     assert times <= 3
 
@@ -478,7 +483,7 @@ def test_a_failed_round_releases_nothing_uses_no_noise_and_asks_others(people, t
     _, state = door.private_mean(ZERO, state, 1)
     book = log(tmp_path)
     assert len(door.account.charges) == book.rows == int(state.round) == 2
-    assert book.failures(1) == book.failed == 4
+    assert book.failures(1) == book.failed_cohorts == 4
     asked = [one for one in cohorts_ever(tmp_path / "participation.log") if one is not None]
     assert len(asked) == 6
     assert len({tuple(one) for one in asked[1:]}) >= 4  # tried again with others
@@ -545,7 +550,7 @@ def test_only_the_newest_entry_can_fail_and_only_before_another_is_recorded(tmp_
         ParticipationBreach, match="only the newest cohort of a log can have failed"
     ):
         book.fail()
-    assert log(tmp_path).observed == (None, 1)
+    assert log(tmp_path).observed_limits == (None, 1)
 
 
 def test_a_failure_without_an_entry_before_it_is_refused(tmp_path):

@@ -98,7 +98,11 @@ def door(folder, reopened: bool = False, randomness: str = "operating system", f
         account.reopen(None)
     else:
         account.open()
-    log = CohortLog(folder / "log", 2, 4, ROOT) if ftrl else None
+    log = (
+        CohortLog(path=folder / "log", min_separation=2, max_participations=4, key=ROOT)
+        if ftrl
+        else None
+    )
     return Curator(
         algorithm=algorithm,
         fleet=Loop(),

@@ -318,7 +318,7 @@ def _latest_row(run: Run, measured: Row) -> Row:
     """Return the last evaluation, and for real devices what was spent and sent since."""
     if run.recipe.fleet.kind != "devices":
         return measured
-    failed = run.log.failed if run.log else 0
+    failed = run.log.failed_cohorts if run.log else 0
     return {
         **measured,
         **run.fleet.stats(),
@@ -438,7 +438,7 @@ def _describe_participation(
     """
     if log is None or participation.sampled_by_curator:
         return ""
-    separation, times = log.observed
+    separation, times = log.observed_limits
     words = (
         "nobody took part twice"
         if separation is None
@@ -447,8 +447,8 @@ def _describe_participation(
     words += f", at most {times} participations of a user"
     if "days" in stats:
         words += (
-            f", counting all who were asked; {stats['days']:.1f} simulated days, {log.failed}"
-            " failed rounds"
+            f", counting all who were asked; {stats['days']:.1f} simulated days,"
+            f" {log.failed_cohorts} failed rounds"
         )
     if "staleness" in stats and times:
         words += (
