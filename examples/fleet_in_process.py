@@ -77,7 +77,12 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
     ):  # each device has its user's text, its key, and a record of when it took part
         (own := folder / f"device-{number}").mkdir(parents=True)
         devices[number] = build_device(
-            recipe, people.vocabulary, people.texts[number], key, signing_authority.authority, own
+            recipe=recipe,
+            words=people.vocabulary,
+            text=people.texts[number],
+            key=key,
+            authority=signing_authority.authority,
+            home=own,
         )
     link = SimpleNamespace(
         devices=lambda: sorted(devices), ask=ask

@@ -310,7 +310,7 @@ class Grown:
     question: Question
     answer: Answer
     timer_hours: int
-    # What a fleet with that timer comes to.
+    # The training of a fleet with that timer.
     simulated: Rounds
     # Relative to the trial; above 1 the model will be worse than it.
     more_noise: float = 1.0
@@ -447,7 +447,7 @@ def _longest_rest(
     """Try longer and longer timers, by whole days, while they lengthen the shortest rest.
 
     Returns:
-        The hours of the best timer, and what a fleet with it comes to.
+        The hours of the best timer, and the training of a fleet with it.
     """
     best: tuple[int, Rounds] | None = None
     for hours in range(shortest_timer, LONGEST_TIMER + 1, 24):

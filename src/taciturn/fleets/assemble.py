@@ -36,8 +36,8 @@ from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError
 
-# A run is told from others of its name by so many digits of the hash of the ledger's row that
-# opened it.
+# A run is told from others of its name by the hash of the ledger's row that opened it, shortened to
+# this number of digits.
 RUN_DIGITS = 16
 
 

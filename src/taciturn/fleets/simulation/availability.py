@@ -19,7 +19,7 @@ TICK = 5 / 60
 ROUND_HOURS = 0.15
 # Of a fleet that is only simulated: how many more devices are asked than reports are needed.
 OVER_SELECTION = 1.3
-# A fleet that is only simulated ends after so many hours.
+# A fleet that is only simulated ends after this number of hours.
 MOST_HOURS = 150 * 24
 
 # The last round of a device that has not taken part.
@@ -48,7 +48,7 @@ class Habits:
     nights_plugged_in: float = 0.7
     # The share of devices that are available at any moment outside the night.
     by_day: float = 0.02
-    # An available device checks in every so many hours.
+    # The mean hours between two check-ins of an available device.
     check_in_every: float = 0.5
     # The share of devices that are asked and do not report.
     drop_out: float = 0.06

@@ -31,13 +31,13 @@ from taciturn.errors import TaciturnError
 CPU_CHUNK = 2
 # Of an accelerator's chunk: larger ones gain little, and mix users of more different lengths.
 MOST_SEATS = 256
-# Where nothing is known about a device's memory, it has so many bytes.
+# The bytes of a device's memory, where nothing is known about it.
 DEFAULT_MEMORY = 8 * 2**30
 SIMULATED_WORDS = 32
 # The number of an empty seat, and its text.
 EMPTY = -1
 NOTHING = np.zeros(0, np.int32)
-# So many copies of a model training a user takes at a time, intermediate values included.
+# The copies of a model that training a user takes at a time, intermediate values included.
 COPIES = 8
 
 # What one user reports: message, key, user, their number → report.
@@ -82,7 +82,7 @@ class SimulatedFleet:
         self._cohort = cohort
         # Made once: for ten million users it takes longer than drawing a cohort.
         self._everyone = np.arange(len(self._texts))
-        # Whoever draws all of them gets this very array.
+        # A caller that draws all of them gets this very array.
         self._everyone.flags.writeable = False
         self._devices = jax.local_devices()
         self._on_cpu = self._devices[0].platform == "cpu"
@@ -321,7 +321,7 @@ def _has_same_bits(one: Report, other: Report) -> bool:
 
 
 def _chunk_size(params: Params, device: Any, cohort: float) -> int:
-    """Split such a cohort into few chunks of one size, with hardly a seat to spare.
+    """Split a cohort of this size into few chunks of one size, with hardly a seat to spare.
 
     As few as half of the memory allows.
     """

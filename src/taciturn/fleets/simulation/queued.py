@@ -41,8 +41,8 @@ class QueuedFleet:
 
         Args:
             fleet: Sums the reports.
-            size: K: a round has so many users.
-            in_flight: So many devices train at a time.
+            size: K: the number of users in a round.
+            in_flight: The number of devices that train at a time.
             folder: Keeps who trains on which model, those models, and those of the last round: a
                 server that crashes stops no device, and may ask for that round again.
             coins: A secret seed, which decides who is asked and done when.

@@ -41,9 +41,9 @@ LOG = logging.getLogger("taciturn.fleet.ray")
 # differently.
 CPU_PIECE = 8
 GPU_PIECE = 128
-# After so many seconds without any result the cluster is given up.
+# After this number of seconds without any result the cluster is given up.
 PATIENCE = 300.0
-# If so many workers die in a row, the fault is not theirs.
+# If this number of workers die in a row, the fault is not theirs.
 MOST_DEATHS = 100
 ONE_CORE = {
     "NPROC": "1",

@@ -34,7 +34,7 @@ class WithSyntheticUsers:
             choose: Says which synthetic users take part in a round, by coins of that round.
             most_reports: How many reports a total holds, theirs and people's together: with more,
                 integer sums would overflow, and one user could move them by any amount.
-            key_slot: Each of two such fleets has its own, and so its own coins.
+            key_slot: Each of two fleets with synthetic users has its own, and so its own coins.
         """
         self.everyone_reports = fleet.everyone_reports
         self._fleet = fleet

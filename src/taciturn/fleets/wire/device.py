@@ -51,7 +51,7 @@ TRANSFER_SECONDS = 4 * REQUEST_SECONDS
 LEAVE_SECONDS = 3.0
 # Where the server does not wait for a question, polls are at least this far apart.
 LEAST_SECONDS = 0.5
-# An answer is sent so many times at most.
+# An answer is sent this number of times at most.
 ANSWER_TRIES = 5
 WORD = re.compile(r"[A-Za-z0-9_-]{1,128}")
 # Before a retry a device waits this long, so that a moment without a network loses nothing.

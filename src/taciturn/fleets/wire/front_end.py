@@ -34,9 +34,9 @@ SMALL = 4096
 BODY_SECONDS = 120.0
 # Anything else has this long.
 HEAD_SECONDS = 10.0
-# So many bytes of answers are read at a time; others wait.
+# The most bytes of answers that are read at a time; others wait.
 MOST_IN_FLIGHT = 2 * 2**30
-# A response is sent in pieces of so many bytes.
+# A response is sent in pieces of this number of bytes.
 PIECE = 64 * 1024
 CLOSE = [(b"connection", b"close")]
 # Files never change: their name is their hash.

@@ -74,7 +74,7 @@ class _Waiter:
             self._loop.call_soon_threadsafe(self._asked.set)
 
     async def wait(self, seconds: float) -> None:
-        """Return when the device is asked something, or after so many seconds."""
+        """Return when the device is asked something, or after these seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._asked.wait()

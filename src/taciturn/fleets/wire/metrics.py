@@ -106,7 +106,7 @@ def _open_page(address: str) -> ThreadingHTTPServer:
 
 
 class _Page(BaseHTTPRequestHandler):
-    # A request has so many seconds to arrive.
+    # The seconds in which a request has to arrive.
     timeout = 10
 
     def do_GET(self) -> None:

@@ -26,9 +26,9 @@ from taciturn.fleets.wire.store import NO_FILE, File, Outcome, Question, StoreGo
 
 # Redis has this long to answer; longer than `collect` waits.
 SOCKET_SECONDS = 30.0
-# A front end has at most so many connections; further requests wait.
+# The most connections of a front end; further requests wait.
 CONNECTIONS = 32
-# So many answers are fetched, or commands sent, at once.
+# The most answers that are fetched, or commands that are sent, at once.
 BATCH = 100
 # An answer of more bytes is sent by itself.
 LARGE = 64 * 1024
@@ -319,7 +319,7 @@ class RedisStore:
         await self._loop_redis.connection_pool.disconnect()
 
     async def _listen(self, seconds: float) -> None:
-        """Return once the channel is listened to, or after so many seconds."""
+        """Return once the channel is listened to, or after these seconds."""
         if self._listening is None:
             self._listening = asyncio.create_task(self._hear_for_ever())
         with suppress(TimeoutError):
