@@ -57,7 +57,7 @@ class _Claimed(Ledger):
     @property
     def original(self) -> Path | None:
         """Return where it was written last, if that is still a file, and another one than this."""
-        known = self._known_head()
+        known = self._read_head()
         place = Path(known.place) if known else self.path
         return place if place.exists() and not place.samefile(self.path) else None
 
@@ -66,7 +66,7 @@ class _Claimed(Ledger):
         continues there.
         """
         row = {"kind": "retired", "by": str(newer.path)}
-        with self._locked() as file:
+        with self._lock() as file:
             self._catch_up(file)
             # a crash came before the other was adopted
             is_retired = row.items() <= self.rows[-1].items()

@@ -1,5 +1,6 @@
-"""The file of a ledger: append-only, hash-chained, and with its newest head on record beside it
-(`ledger.head`).
+"""The file of a ledger: append-only, hash-chained, with its newest head on record beside it.
+
+The head is in `ledger.head`.
 
 **Guarantee:** a row is on disk (fsync), and then its hash in `ledger.head`, before `append`
 returns, so a crash may keep a row without a release but never misses one. Rows that were changed,
@@ -30,7 +31,7 @@ from taciturn.files import lock_file, sync_folder, write_atomically
 GENESIS = "0" * 64
 RESTORE = "Restore the newest ledger from a copy; without one, treat these users' text as used up."
 ROW_BEGINS = b'{"hash": "'
-# nanoseconds by which a file system may be late to tell when a file changed
+# The nanoseconds by which a file system may be late to tell when a file changed.
 SLACK = 60 * 10**9
 Row = dict[str, Any]
 
@@ -42,38 +43,45 @@ class LedgerError(TaciturnError):
 class Head(NamedTuple):
     """What is known beside the ledger of its newest row; after a crash, of the one before it."""
 
-    # its id
+    # The ledger's id.
     ledger: str
     rows: int
     head: str
-    # number of the ledger's file: a copy has another
+    # The number of the ledger's file: a copy has another.
     file: int
-    # when the file last did, in nanoseconds: later for one that is put back; None while a torn line
-    # is removed
+    # When the file last did, in nanoseconds: later for one that is put back; None while a torn line
+    # is removed.
     changed: int | None
-    # where it was
+    # Where it was.
     place: str
 
 
 class ChainedFile:
-    """The file, verified. Several processes may use it at once; appends are serialised by a
-    lock.
+    """The file, verified.
+
+    Several processes may use it at once; appends are serialised by a lock.
     """
 
     def __init__(self, path: Path, known: str | None = None) -> None:
-        """Open the file; `known` is the id of a ledger that existed before, and is not made anew if
-        it is gone.
+        """Open the file, and make it if it does not exist.
+
+        Args:
+            path: where it is.
+            known: the id of a ledger that existed before, and is not made anew if it is gone.
+
+        Raises:
+            LedgerError: if the file is gone, changed, a copy, or of another ledger.
         """
         self.path = path.resolve()
         self.rows: list[Row] = []
         self._size = 0
         self._pinned = known is not None
-        if not self.path.exists() and (known or self._known_head()):
+        if not self.path.exists() and (known or self._read_head()):
             raise LedgerError(
                 f"{self.path} is gone: what was released about these users is not known any more."
                 f" {RESTORE}"
             )
-        with self._locked() as file:
+        with self._lock() as file:
             self._catch_up(file)
             if not self.rows:
                 self._write(file, {"kind": "ledger", "id": secrets.token_hex(8)})
@@ -85,6 +93,7 @@ class ChainedFile:
 
     @property
     def id(self) -> str:
+        """Return the ledger's id, which its first row has."""
         return self.rows[0]["id"]
 
     @property
@@ -93,39 +102,50 @@ class ChainedFile:
 
     @property
     def _place(self) -> Path:
-        """Return how `taciturn ledger` is told of it: by its folder, or by its file where that has
-        a name of its own.
+        """Return what names it to `taciturn ledger`.
+
+        That is its folder, or its file where that has a name of its own.
         """
         return self.path.parent if self.path.name == "ledger.jsonl" else self.path
 
     @property
     def head(self) -> str:
+        """Return the hash of the newest row."""
         return self.rows[-1]["hash"] if self.rows else GENESIS
 
     def refresh(self) -> None:
         """Read what others have written since."""
-        with self._locked() as file:
+        with self._lock() as file:
             self._catch_up(file)
 
     def append(self, row: Row, check: Callable[[list[Row]], None] = lambda rows: None) -> Row:
-        """Write one row and sync it. `check` sees all rows under the lock and may refuse by
-        raising.
+        """Write one row, sync it, and return it with its hash.
+
+        Args:
+            row: what is written.
+            check: sees all rows under the lock, and may refuse by raising.
         """
-        with self._locked() as file:
+        with self._lock() as file:
             self._catch_up(file)
             check(self.rows)
-            self._witness(self.rows[max(len(self.rows) - 2, 0)]["hash"], self.head)
-            before = self.head
-            row = self._write(file, row)
-            self._witness(before, self.head)
-            return row
+            previous, newest = self._last_two_heads()
+            self._witness(previous, newest)
+            written = self._write(file, row)
+            self._witness(newest, self.head)
+            return written
+
+    def _last_two_heads(self) -> tuple[str, str]:
+        """Return the hashes of the newest row and the one before it; of a first row, twice its."""
+        before = max(len(self.rows) - 2, 0)
+        return self.rows[before]["hash"], self.head
 
     def _witness(self, previous: str, new: str) -> None:
-        """Raise if an anchor knows of another head than these two. Called before a row and after
-        it.
+        """Raise if an anchor knows of another head than these two.
+
+        It is called before a row and after it.
         """
 
-    def _locked(self) -> contextlib.AbstractContextManager[BinaryIO]:
+    def _lock(self) -> contextlib.AbstractContextManager[BinaryIO]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         return lock_file(self.path, mode=0o666)
 
@@ -142,155 +162,164 @@ class ChainedFile:
         for line in lines:
             self._take(line)
             self._size += len(line) + 1
-        known = self._known_head()
-        if (
-            known or self._pinned or len(self.rows) > 1
-            # else it is being made: its first row, and no head yet
-        ):
+        known = self._read_head()
+        # Otherwise it is being made: it has its first row, and no head yet.
+        if known or self._pinned or len(self.rows) > 1:
             self._check_rows(known)
             self._check_standing(file, known, torn=bool(tail))
+        # It is late if a crash came after the row and before the head.
+        is_head_late = known is None or known.rows < len(self.rows)
         if tail:
-            self._mend(file, tail)
-        elif self.rows and (known is None or known.rows < len(self.rows)):
-            # a crash came before it
+            self._repair(file, tail)
+        elif self.rows and is_head_late:
             self._save_head(file)
 
     def _check_rows(self, known: Head | None) -> None:
         """Raise unless the file has the row that `ledger.head` names."""
-        if known and (
-            known.rows > len(self.rows) or self.rows[known.rows - 1]["hash"] != known.head
-        ):
-            lacks = (
-                f"lacks row {known.rows} as {self._head_path.name} beside it names it: rows were"
-                " removed, or an older copy was put back"
-            )
+        if known is None:
+            return
+        rows = len(self.rows)
+        if rows < known.rows or self.rows[known.rows - 1]["hash"] != known.head:
             raise LedgerError(
-                f"{self.path} has {len(self.rows)} rows and {lacks}. Nothing will be released."
-                f" {RESTORE}"
+                f"{self.path} has {rows} rows and lacks row {known.rows} as {self._head_path.name}"
+                " beside it names it: rows were removed, or an older copy was put back. Nothing"
+                f" will be released. {RESTORE}"
             )
 
     def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
         """Raise if this file is a copy of the one in use."""
+        # A crash may come before the head, and so leave one row, or a part of one, that it lacks.
         if known is None or len(self.rows) - known.rows + torn > 1:
-            what = "is gone" if known is None else f"is older than {self.path.name}"
-            to_do = (
-                "or look at the rows, and if all runs are there say so: taciturn ledger adopt"
-                f" {self._place}"
-            )
+            problem = "is gone" if known is None else f"is older than {self.path.name}"
             raise LedgerError(
-                f"{self._head_path} {what}, so missing rows could not be noticed. Restore it from a"
-                f" copy; {to_do}"
+                f"{self._head_path} {problem}, so missing rows could not be noticed. Restore it"
+                " from a copy; or look at the rows, and if all runs are there say so: taciturn"
+                f" ledger adopt {self._place}"
             )
-        # else a crash came before the head
-        at_rest = len(self.rows) == known.rows and not torn and known.changed is not None
-        found = os.fstat(file.fileno())
-        if found.st_ino != known.file or (
-            at_rest and found.st_ctime_ns > (known.changed or 0) + SLACK
-        ):
-            twice = (
-                "Two copies would spend these people's budget twice over. To use this one from"
-                " now on"
-            )
+        is_at_rest = len(self.rows) == known.rows and not torn
+        if _is_another_file(file, known, is_at_rest):
             raise LedgerError(
-                f"{self.path} was copied or put back (it was at {known.place}). {twice}: taciturn"
+                f"{self.path} was copied or put back (it was at {known.place}). Two copies would"
+                " spend these people's budget twice over. To use this one from now on: taciturn"
                 f" ledger adopt {self._place}"
             )
         self.check_not_retired()
 
     def check_not_retired(self) -> None:
+        """Raise if another ledger replaced this one."""
         for row in self.rows:
             if row.get("kind") == "retired":
                 raise LedgerError(
                     f"{self.path} is retired, as the one at {row['by']} replaced it. Name that one."
                 )
 
-    def _mend(self, file: BinaryIO, tail: bytes) -> None:
-        """Repair an incomplete last line: a process died while writing it, before it could release
-        anything. A row that verifies is kept (better one charge too many). One that does not is
-        removed, and a row records that.
+    def _repair(self, file: BinaryIO, tail: bytes) -> None:
+        """Repair an incomplete last line.
+
+        A process died while writing it, before it could release anything. A row that verifies is
+        kept (better one charge too many). One that does not is removed, and a row records that.
         """
         try:
             self._take(tail)
         except LedgerError:
-            if self.rows:
-                self._save_head(file, at_rest=False)
-            elif (
-                tail.strip(b"\0") and tail[: len(ROW_BEGINS)] != ROW_BEGINS[: len(tail)]
-                # a power cut may leave zeros
-            ):
-                raise LedgerError(
-                    f"{self.path} is not a ledger. It was left as it is; name another file."
-                ) from None
-            file.truncate(self._size)
-            if self.rows:
-                self._write(file, {"kind": "torn", "bytes": len(tail)})
+            self._remove(file, tail)
         else:
             self._flush(file, b"\n")
             self._size += len(tail) + 1
             self._save_head(file)
 
+    def _remove(self, file: BinaryIO, tail: bytes) -> None:
+        if self.rows:
+            self._save_head(file, at_rest=False)
+        elif not _may_begin_a_ledger(tail):
+            raise LedgerError(
+                f"{self.path} is not a ledger. It was left as it is; name another file."
+            ) from None
+        file.truncate(self._size)
+        if self.rows:
+            self._write(file, {"kind": "torn", "bytes": len(tail)})
+
     def _take(self, line: bytes) -> None:
-        position = len(self.rows) + 1
+        """Read a row, if it fits those before it."""
         row: Row = {}
         with contextlib.suppress(ValueError):
             row = json.loads(line)
-        sound = (
-            isinstance(row, dict)
-            and row.get("hash") == _hash(row)
-            and row.get("previous") == self.head
-        )
-        if not sound:
-            why = (
-                "the ledger was changed by hand, damaged or mixed with another. Nothing will be"
-                " released from it"
-            )
+        if not self._fits(row):
             raise LedgerError(
-                f"{self.path}, row {position}, does not fit the row before it: {why}. {RESTORE}"
+                f"{self.path}, row {len(self.rows) + 1}, does not fit the row before it: the ledger"
+                " was changed by hand, damaged or mixed with another. Nothing will be released from"
+                f" it. {RESTORE}"
             )
         self._add(row)
+
+    def _fits(self, row: Any) -> bool:
+        if not isinstance(row, dict):
+            return False
+        return row.get("hash") == _hash(row) and row.get("previous") == self.head
 
     def _add(self, row: Row) -> None:
         self.rows.append(row)
 
     def _write(self, file: BinaryIO, row: Row) -> Row:
-        row = {**row, "previous": self.head}
-        row["hash"] = _hash(row)
-        line = json.dumps(row, sort_keys=True).encode() + b"\n"
-        # what a full disk takes of it is removed at the next opening
+        chained: Row = {**row, "previous": self.head}
+        chained["hash"] = _hash(chained)
+        line = json.dumps(chained, sort_keys=True).encode() + b"\n"
+        # What a full disk takes of it is removed at the next opening.
         self._flush(file, line)
         self._size += len(line)
-        self._add(row)
-        # before the caller may release anything
+        self._add(chained)
+        # Before the caller may release anything.
         self._save_head(file)
-        return row
+        return chained
 
     def _flush(self, file: BinaryIO, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-        # a new file lives in its folder's record
+        # A new file lives in its folder's record.
         if not self.rows:
             sync_folder(self.path.parent)
 
     def _save_head(self, file: BinaryIO, at_rest: bool = True) -> None:
-        found = os.fstat(file.fileno())
-        changed = found.st_ctime_ns if at_rest else None
-        known = Head(self.id, len(self.rows), self.head, found.st_ino, changed, str(self.path))
-        write_atomically(self._head_path, json.dumps(known._asdict()).encode(), 0o600)
+        status = os.fstat(file.fileno())
+        newest = Head(
+            ledger=self.id,
+            rows=len(self.rows),
+            head=self.head,
+            file=status.st_ino,
+            changed=status.st_ctime_ns if at_rest else None,
+            place=str(self.path),
+        )
+        write_atomically(self._head_path, json.dumps(newest._asdict()).encode(), 0o600)
 
-    def _known_head(self) -> Head | None:
+    def _read_head(self) -> Head | None:
         try:
             return Head(**json.loads(self._head_path.read_text()))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
-            to_do = (
-                "or delete it, look at the rows of the ledger, and if all runs are there say so:"
-                f" taciturn ledger adopt {self._place}"
-            )
             raise LedgerError(
-                f"{self._head_path} is damaged. Restore it from a copy; {to_do}"
+                f"{self._head_path} is damaged. Restore it from a copy; or delete it, look at the"
+                " rows of the ledger, and if all runs are there say so: taciturn ledger adopt"
+                f" {self._place}"
             ) from None
+
+
+def _is_another_file(file: BinaryIO, known: Head, is_at_rest: bool) -> bool:
+    """Tell whether a file is another one than the head names, or was put back since."""
+    status = os.fstat(file.fileno())
+    if status.st_ino != known.file:
+        return True
+    if not is_at_rest or known.changed is None:
+        return False
+    return status.st_ctime_ns > known.changed + SLACK
+
+
+def _may_begin_a_ledger(tail: bytes) -> bool:
+    """Tell whether this may be all that was written of a first row."""
+    # A power cut may leave zeros.
+    is_empty = not tail.strip(b"\0")
+    return is_empty or tail[: len(ROW_BEGINS)] == ROW_BEGINS[: len(tail)]
 
 
 def _hash(row: Row) -> str:

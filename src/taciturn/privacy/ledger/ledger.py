@@ -328,7 +328,7 @@ class Ledger(ChainedFile):
 
     def set_anchor(self, anchor: Anchor) -> None:
         """Ask this anchor from now on. A present one must agree, unless it is lost."""
-        with self._locked() as file:
+        with self._lock() as file:
             self._catch_up(file)
             if self.anchor:
                 with contextlib.suppress(AnchorUnreachable):
