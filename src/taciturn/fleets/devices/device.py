@@ -168,7 +168,9 @@ class Device:
         certificate = Certificate.from_bytes(certificate_bytes)
         dismissed = DismissedDevices.from_bytes(dismissed_bytes)
         terms = self._terms.for_round(
-            name, message_hash=message_hash, dismissed_hash=dismissed.digest()
+            name,
+            message_hash=message_hash,
+            dismissed_hash=dismissed.digest(),
         )
         secure_sum = DeviceRound(
             terms=terms,
@@ -203,7 +205,10 @@ class Device:
         attempt = self._current_attempt()
         delivery, key_bytes, message_bytes = fields.unpack_fields(content, 3)
         message_hash = fields.message_hash(
-            run=attempt.run, round=attempt.round, model=message_bytes, key=key_bytes
+            run=attempt.run,
+            round=attempt.round,
+            model=message_bytes,
+            key=key_bytes,
         )
         if message_hash != attempt.message_hash:
             raise ValueError(
@@ -238,12 +243,14 @@ class Device:
 
     def _check_message(self, message: Message) -> None:
         """Refuse a message that would single out a device, or ask for more than the recipe does."""
-        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(message)):
+        is_finite = [np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(message)]
+        if not all(is_finite):
             raise ValueError(
                 "the model has numbers that are not finite: those who train on it report nothing,"
                 " and others stand alone"
             )
-        expected = jax.tree.leaves(self._public_part(int(message.public.round)))
+        row = int(message.public.round)
+        expected = jax.tree.leaves(self._public_part(row))
         received = jax.tree.leaves(message.public)
         is_equal = [np.array_equal(*pair) for pair in zip(expected, received, strict=True)]
         if not all(is_equal):

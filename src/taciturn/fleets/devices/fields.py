@@ -92,15 +92,23 @@ def arrays_to_bytes(arrays: PyTree) -> bytes:
 def arrays_from_bytes(content: bytes, like: PyTree) -> PyTree:
     """Read arrays; `like` has the shapes and types, as arrays or as jax.ShapeDtypeStruct."""
     leaves, structure = jax.tree.flatten(like)
-    counts = [int(np.prod(leaf.shape)) for leaf in leaves]
-    kinds = [np.dtype(leaf.dtype).newbyteorder("<") for leaf in leaves]
-    size = sum(count * kind.itemsize for count, kind in zip(counts, kinds, strict=True))
+    size = sum(_count_bytes(leaf) for leaf in leaves)
     if len(content) != size:
         raise ValueError(f"a message has {len(content)} bytes where the recipe's model has {size}")
     arrays = []
     start = 0
-    for leaf, count, kind in zip(leaves, counts, kinds, strict=True):
-        values = np.frombuffer(content, kind, count, start)
+    for leaf in leaves:
+        kind = np.dtype(leaf.dtype)
+        values = np.frombuffer(
+            content,
+            dtype=kind.newbyteorder("<"),
+            count=int(np.prod(leaf.shape)),
+            offset=start,
+        )
         arrays.append(values.reshape(leaf.shape))
         start += values.nbytes
     return jax.tree.unflatten(structure, arrays)
+
+
+def _count_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    return int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize

@@ -19,7 +19,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,6 +83,14 @@ class _Numbers(NamedTuple):
     def find_resting(self, apart: int) -> set[int]:
         """Return the devices that were asked too few rounds ago to take part in this one."""
         return {device for device, number in self.asked.items() if self.number - number <= apart}
+
+    def forget(self, devices: Collection[int]) -> "_Numbers":
+        """Return the same, as if these devices had never been asked."""
+        asked = {}
+        for device, number in self.asked.items():
+            if device not in devices:
+                asked[device] = number
+        return self._replace(asked=asked)
 
 
 # It knows who took part, which no log may say.
@@ -149,10 +157,7 @@ class DeviceFleet:
         if self._summed is not None:
             self._steer(self._summed)
             self._summed = None
-        resting = self._read_numbers(self.next_row()).find_resting(self.rest_rounds)
-        rested = allowed - resting - self._read_left_out()
-        if resting and len(rested) < self.asked:
-            self._renumber()
+        self._renumber_if_few_rested(allowed)
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         if self._failed:
@@ -208,7 +213,10 @@ class DeviceFleet:
                 " only appending is allowed: who took part can no longer be checked. Restore the"
                 " old list"
             )
-        self.folder.mkdir(exist_ok=True, mode=0o700)
+        self.folder.mkdir(
+            exist_ok=True,
+            mode=0o700,
+        )
         write_atomically(path, keys, 0o600)
         return enrolled
 
@@ -238,22 +246,22 @@ class DeviceFleet:
     def _check_in(self) -> UserIds:
         """Ask the devices that are present whether they are ready; return those that are."""
         numbers = self._read_numbers(self.next_row())
-        question = fields.pack_fields(self.terms.fingerprint, str(numbers.number).encode())
+        number = str(numbers.number).encode()
+        question = fields.pack_fields(self.terms.fingerprint, number)
+        present = sorted(self._find_present())
         answers = self.connected.link.ask(
             fields.CHECK_IN,
-            dict.fromkeys(sorted(self._find_present()), question),
-            min(SHORT, self.deadline),
+            dict.fromkeys(present, question),
+            seconds=min(SHORT, self.deadline),
         )
-        ready = {device for device, answer in answers.items() if answer == fields.READY}
+        ready = set()
+        for device, answer in answers.items():
+            if answer == fields.READY:
+                ready.add(device)
         # They say that their reports have not left.
         unreported = ready & numbers.find_resting(self.rest_rounds)
         if unreported:
-            asked = {
-                device: number
-                for device, number in numbers.asked.items()
-                if device not in unreported
-            }
-            self._write_numbers(numbers._replace(asked=asked))
+            self._write_numbers(numbers.forget(unreported))
         return np.array(sorted(ready), np.int64)
 
     def _check_patience(self, waited: float, ready: int) -> None:
@@ -279,7 +287,9 @@ class DeviceFleet:
 
         They return spread over as many rounds as it takes to ask them all.
         """
-        waiting = sorted(set(self.connected.link.devices()) - set(cohort.tolist()))
+        link = self.connected.link
+        connected = set(link.devices())
+        waiting = sorted(connected.difference(cohort.tolist()))
         too_many = max(0, len(waiting) - self.asked)
         pace = self._round_seconds * too_many / self.asked
         sent_away = {}
@@ -291,7 +301,11 @@ class DeviceFleet:
                 "%d more devices are here than can take part; they are told to come back later",
                 too_many,
             )
-            self.connected.link.ask(fields.COME_BACK, sent_away, min(SHORT, self.deadline))
+            link.ask(
+                fields.COME_BACK,
+                sent_away,
+                seconds=min(SHORT, self.deadline),
+            )
 
     # A round.
 
@@ -303,20 +317,39 @@ class DeviceFleet:
                 "its devices were already asked for their reports, and give them once"
             )
         enrolled = self.connected.enrolled()
+        dismissed = enrolled.dismissed
         name = fields.new_name()
         run = self.run_name().encode()
         number = str(numbers.number).encode()
-        message_hash = fields.message_hash(run=run, round=number, model=model, key=key)
-        terms = self.terms.for_round(
-            name, message_hash=message_hash, dismissed_hash=enrolled.dismissed.digest()
+        message_hash = fields.message_hash(
+            run=run,
+            round=number,
+            model=model,
+            key=key,
         )
-        server = ServerRound(terms, self.connected.authority, enrolled.dismissed)
-        invitation = fields.pack_fields(name, run, number, message_hash)
-        self._invite(server, invitation, enrolled, cohort)
+        terms = self.terms.for_round(
+            name,
+            message_hash=message_hash,
+            dismissed_hash=dismissed.digest(),
+        )
+        server = ServerRound(terms, self.connected.authority, dismissed)
+        self._invite(
+            server=server,
+            invitation=fields.pack_fields(name, run, number, message_hash),
+            enrolled=enrolled,
+            cohort=cohort,
+        )
         self._run_stage(server, Stage.SHARE, server.questions(), shared=server.shared)
-        self._ask_for_reports(server, numbers, model=model, key=key)
-        before = self._read_counts()
-        self._write_counts(_Counts(before.asked + len(cohort), before.reports + server.reports))
+        self._ask_for_reports(
+            server,
+            numbers,
+            model=model,
+            key=key,
+        )
+        self._count_reports(
+            asked=len(cohort),
+            reports=server.reports,
+        )
         self._run_stage(server, Stage.SIGN, server.questions())
         self._run_stage(server, Stage.UNMASK, server.questions())
         self._leave_out(Stage.UNMASK, server.offenders)
@@ -330,7 +363,7 @@ class DeviceFleet:
         return server.total().values
 
     def _invite(
-        self, server: ServerRound, invitation: bytes, enrolled: EnrolledDevices, cohort: UserIds
+        self, *, server: ServerRound, invitation: bytes, enrolled: EnrolledDevices, cohort: UserIds
     ) -> None:
         """Ask those of the cohort who are present to advertise, each with its certificate."""
         questions = {}
@@ -363,10 +396,11 @@ class DeviceFleet:
     ) -> None:
         """Ask, and pass the answers to the server's round."""
         kind = stage.question
+        is_training = stage == Stage.MASK
         answers = self.connected.link.ask(
             kind,
             questions,
-            self.deadline if stage == Stage.MASK else min(SHORT, self.deadline),
+            seconds=self.deadline if is_training else min(SHORT, self.deadline),
             progress=partial(self.connected.watch, kind),
             shared=shared,
         )
@@ -401,28 +435,50 @@ class DeviceFleet:
         """
         try:
             counts = json.loads((self.folder / COUNTS).read_text())
-            return _Counts(asked=int(counts["asked"]), reports=int(counts["reports"]))
+            return _Counts(
+                asked=int(counts["asked"]),
+                reports=int(counts["reports"]),
+            )
         except (OSError, ValueError, TypeError, KeyError):
-            return _Counts(asked=0, reports=0)
+            return _Counts(
+                asked=0,
+                reports=0,
+            )
 
-    def _write_counts(self, counts: _Counts) -> None:
-        self._write(COUNTS, {"asked": counts.asked, "reports": counts.reports})
+    def _count_reports(self, *, asked: int, reports: int) -> None:
+        """Add a round to the counts."""
+        before = self._read_counts()
+        counts = {"asked": before.asked + asked, "reports": before.reports + reports}
+        self._write(COUNTS, counts)
 
     def _read_numbers(self, row: int) -> _Numbers:
         """Return the number of a row's round, which rises with the rows."""
         path = self.folder / NUMBERS
         if not path.exists():
-            return _Numbers(row=row, number=fields.first_round(), asked={})
+            return _Numbers(
+                row=row,
+                number=fields.first_round(),
+                asked={},
+            )
         last = json.loads(path.read_text())
+        number = last["number"] + row - last["row"]
+        asked = dict(last["asked"])
         return _Numbers(
             row=row,
-            number=last["number"] + row - last["row"],
-            asked=dict(last["asked"]),
+            number=number,
+            asked=asked,
         )
 
     def _write_numbers(self, numbers: _Numbers) -> None:
         asked = sorted(numbers.asked.items())
         self._write(NUMBERS, {"row": numbers.row, "number": numbers.number, "asked": asked})
+
+    def _renumber_if_few_rested(self, allowed: set[int]) -> None:
+        numbers = self._read_numbers(self.next_row())
+        resting = numbers.find_resting(self.rest_rounds)
+        rested = allowed - resting - self._read_left_out()
+        if resting and len(rested) < self.asked:
+            self._renumber()
 
     def _renumber(self) -> None:
         """Number the round as if all devices had rested.

@@ -163,7 +163,13 @@ class OwnParticipation:
             record = self._read()
             why_not = self._why_not_round(record, round)
             if why_not is None:
-                upload = {"round": round, "run": run, "row": row, "at": _now(), "text": text}
+                upload = {
+                    "round": round,
+                    "run": run,
+                    "row": row,
+                    "at": _now(),
+                    "text": text,
+                }
                 uploads = [*record.uploads, upload]
                 self._write(replace(record, uploads=uploads))
             return why_not
@@ -217,7 +223,11 @@ class OwnParticipation:
 
 def read_used_text(folder: Path) -> str | None:
     """Return the name of the text that the last report was made of."""
-    no_limits = ParticipationLimits(hours=0, min_separation=0, max_participations=0)
+    no_limits = ParticipationLimits(
+        hours=0,
+        min_separation=0,
+        max_participations=0,
+    )
     uploads = OwnParticipation(folder, no_limits).uploads
     return uploads[-1].get("text") if uploads else None
 
@@ -227,7 +237,11 @@ def opt_out(folder: Path) -> None:
     with lock_file(folder / LOCK):
         try:
             values = json.loads((folder / FILE_NAME).read_text())
-            record = _Record(name=values["name"], uploads=values["uploads"], has_opted_out=True)
+            record = _Record(
+                name=values["name"],
+                uploads=values["uploads"],
+                has_opted_out=True,
+            )
         except (OSError, ValueError, KeyError, TypeError):
             record = _Record(has_opted_out=True)
         _write_record(folder, record)

@@ -37,12 +37,20 @@ def pack(values: np.ndarray, bits: int) -> bytes:
         raise ValueError(f"{largest} does not fit into {bits} bits")
     packed = []
     for start in range(0, values.size, BLOCK):
-        block = values[start : start + BLOCK].astype("<u4")
-        block_bytes = block.view(np.uint8).reshape(-1, 4)
-        block_bits = np.unpackbits(block_bytes, axis=1, bitorder="little")
-        lowest_bits = block_bits[:, :bits]
-        packed.append(np.packbits(lowest_bits, bitorder="little"))
+        block = values[start : start + BLOCK]
+        packed.append(_pack_block(block, bits))
     return b"".join(packed)
+
+
+def _pack_block(values: np.ndarray, bits: int) -> bytes:
+    four_bytes = values.astype("<u4").view(np.uint8).reshape(-1, 4)
+    all_bits = np.unpackbits(
+        four_bytes,
+        axis=1,
+        bitorder="little",
+    )
+    lowest_bits = all_bits[:, :bits]
+    return np.packbits(lowest_bits, bitorder="little").tobytes()
 
 
 def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
@@ -64,9 +72,21 @@ def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
             count=count_bytes(count, bits),
             offset=start * bits // 8,
         )
-        lowest_bits = np.unpackbits(block, count=count * bits, bitorder="little")
-        block_bits = np.zeros((count, MOST_BITS), np.uint8)
-        block_bits[:, :bits] = lowest_bits.reshape(count, bits)
-        block_bytes = np.packbits(block_bits, axis=1, bitorder="little")
-        values[start : start + count] = block_bytes.view("<u4").ravel()
+        values[start : start + count] = _unpack_block(block, count, bits)
     return values
+
+
+def _unpack_block(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
+    lowest_bits = np.unpackbits(
+        packed,
+        count=count * bits,
+        bitorder="little",
+    )
+    all_bits = np.zeros((count, MOST_BITS), np.uint8)
+    all_bits[:, :bits] = lowest_bits.reshape(count, bits)
+    four_bytes = np.packbits(
+        all_bits,
+        axis=1,
+        bitorder="little",
+    )
+    return four_bytes.view("<u4").ravel()

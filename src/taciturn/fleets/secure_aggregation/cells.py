@@ -63,7 +63,12 @@ def colluders(cohort: int, cell: int, corrupt: float) -> int:
     54
     """
     corrupt_devices = _count_share(cohort, corrupt)
-    return _bound_marked(cohort=cohort, marked=corrupt_devices, cell=cell, bits=UNLIKELY)
+    return _bound_marked(
+        cohort=cohort,
+        marked=corrupt_devices,
+        cell=cell,
+        bits=UNLIKELY,
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -89,7 +94,12 @@ def threshold(cohort: int, cell: int, dropouts: float, corrupt: float) -> int:
             " devices"
         )
     gone = _count_share(cohort, dropouts)
-    lost = _bound_marked(cohort=cohort, marked=gone, cell=cell, bits=SELDOM)
+    lost = _bound_marked(
+        cohort=cohort,
+        marked=gone,
+        cell=cell,
+        bits=SELDOM,
+    )
     return max(secret, cell - lost)
 
 

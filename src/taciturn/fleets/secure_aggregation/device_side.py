@@ -138,18 +138,30 @@ class DeviceRound:
         """Split both secrets into shares for the cell, each sealed for the device that holds it."""
         protocol.expect(self._stage, Stage.SHARE)
         cell = self._check_roster(roster)
-        others = {advert.device: self._agree(cell.name, advert) for advert in roster.adverts}
-        self._keys = {advert.device: advert.certificate.key for advert in roster.adverts}
-        holders = sorted((self._device, *others))
-        shares = _split(self._seed, self._mask_secret, holders, cell.threshold)
+        others = {}
+        keys = {}
+        for advert in roster.adverts:
+            others[advert.device] = self._agree(cell.name, advert)
+            keys[advert.device] = advert.certificate.key
+        shares = _split(
+            seed=self._seed,
+            mask_secret=self._mask_secret,
+            holders=sorted((self._device, *others)),
+            threshold=cell.threshold,
+        )
         sealed = {}
         for device, peer in others.items():
-            ends = protocol.ends_of(cell.name, sender=self._device, receiver=device)
+            ends = protocol.ends_of(
+                cell.name,
+                sender=self._device,
+                receiver=device,
+            )
             sealed[device] = _seal(peer.share_key, ends, shares[device])
         self._held = {self._device: shares[self._device]}
         self._cell = cell.name
         self._threshold = cell.threshold
         self._others = others
+        self._keys = keys
         del self._mask_secret
         del self._share_secret
         self._stage = Stage.MASK
@@ -162,7 +174,8 @@ class DeviceRound:
         strangers = delivery.shares.keys() - self._others.keys()
         if strangers:
             raise Refused(f"shares came from device {min(strangers)}, which is not in this cell")
-        held = self._held | self._open_shares(delivery)
+        opened = self._open_shares(delivery)
+        held = self._held | opened
         # Only devices in this very round, now, can have sealed what opens here: a replayed old
         # advert cannot.
         self._check_enough(held.keys(), "shared their secrets")
@@ -193,7 +206,11 @@ class DeviceRound:
         """Return shares of one secret of each device in the cell, once."""
         protocol.expect(self._stage, Stage.UNMASK)
         protocol.check_cell(self._cell, request.cell)
-        signers = find_signers(self._survivors, signatures=request.signatures, keys=self._keys)
+        signers = find_signers(
+            self._survivors,
+            signatures=request.signatures,
+            keys=self._keys,
+        )
         agreed = {self._device} | signers
         self._check_enough(agreed, "signed the survivors that this one has")
         held = self._held
@@ -206,7 +223,11 @@ class DeviceRound:
                 seeds[owner] = shares.seed
             else:
                 mask_keys[owner] = shares.mask_key
-        return Unmasking(cell=self._cell, seeds=seeds, mask_keys=mask_keys)
+        return Unmasking(
+            cell=self._cell,
+            seeds=seeds,
+            mask_keys=mask_keys,
+        )
 
     def _check_roster(self, roster: Roster) -> _Cell:
         """Refuse devices that do not follow from all adverts, or are not who they claim."""
@@ -220,10 +241,11 @@ class DeviceRound:
         adverts = {advert.digest() for advert in roster.adverts}
         if adverts != set(cell) - {own}:
             raise Refused("these are not the devices of its cell that follow from all adverts")
-        if not all(_is_in_its_row(roster, advert) for advert in roster.adverts):
-            raise Refused(
-                "a device has another advert in the list of the round: it would be there twice"
-            )
+        for advert in roster.adverts:
+            if not _is_in_its_row(roster, advert):
+                raise Refused(
+                    "a device has another advert in the list of the round: it would be there twice"
+                )
         self._check_members(roster)
         needed = threshold(
             cohort=len(digests),
@@ -274,7 +296,10 @@ class DeviceRound:
         """Agree with a peer on the two keys that only both of them know."""
         try:
             mask_key = protocol.pair_mask_key(
-                self._mask_secret, peer=peer, device=self._device, cell=cell
+                self._mask_secret,
+                peer=peer,
+                device=self._device,
+                cell=cell,
             )
             share_key = masks.agree_on_key(
                 self._share_secret, peer.share_key, purpose=b"shares" + cell
@@ -287,8 +312,16 @@ class DeviceRound:
         """Return the shares that open, by owner."""
         opened = {}
         for owner, content in delivery.shares.items():
-            ends = protocol.ends_of(self._cell, sender=owner, receiver=self._device)
-            shares = _open(self._others[owner].share_key, ends=ends, content=content)
+            ends = protocol.ends_of(
+                self._cell,
+                sender=owner,
+                receiver=self._device,
+            )
+            shares = _open(
+                self._others[owner].share_key,
+                ends=ends,
+                content=content,
+            )
             if shares is not None:
                 opened[owner] = shares
         return opened
@@ -298,13 +331,21 @@ class DeviceRound:
         plus = []
         minus = []
         for peer in peers:
-            signed = plus if self._device < peer else minus
-            signed.append(self._others[peer].mask_key)
+            mask_key = self._others[peer].mask_key
+            if self._device < peer:
+                plus.append(mask_key)
+            else:
+                minus.append(mask_key)
         plus.append(protocol.own_mask_key(self._seed, self._cell))
         bits = self._terms.modulus_bits
         masked = values.astype(masks.words(bits))
-        masks.add_masks(masked, plus=plus, minus=minus)
-        return pack(protocol.residue(masked, self._terms), bits)
+        masks.add_masks(
+            masked,
+            plus=plus,
+            minus=minus,
+        )
+        residue = protocol.residue(masked, self._terms)
+        return pack(residue, bits)
 
 
 def _is_in_its_row(roster: Roster, advert: Advert) -> bool:
@@ -327,7 +368,11 @@ def find_signers(
     return {
         device
         for device in candidates
-        if is_signed_by(keys[device], content=content, signature=signatures[device])
+        if is_signed_by(
+            keys[device],
+            content=content,
+            signature=signatures[device],
+        )
     }
 
 
@@ -342,11 +387,19 @@ def _check_values(values: np.ndarray, terms: Terms) -> None:
 
 
 def _split(
-    seed: Secret, mask_secret: Secret, holders: list[int], threshold: int
+    *, seed: Secret, mask_secret: Secret, holders: list[int], threshold: int
 ) -> dict[int, _Shares]:
     """Split both secrets; return the two shares of each holder."""
-    seed_shares = shamir.share(seed, threshold=threshold, holders=len(holders))
-    key_shares = shamir.share(mask_secret, threshold=threshold, holders=len(holders))
+    seed_shares = shamir.share(
+        seed,
+        threshold=threshold,
+        holders=len(holders),
+    )
+    key_shares = shamir.share(
+        mask_secret,
+        threshold=threshold,
+        holders=len(holders),
+    )
     return {
         holder: _Shares(Secret(of_seed), Secret(of_key))
         for holder, of_seed, of_key in zip(holders, seed_shares, key_shares, strict=True)

@@ -169,7 +169,9 @@ class Authority(NamedTuple):
     def why_not_list(self, dismissed: DismissedDevices) -> str | None:
         """Say why a round may not go by this list, if it may not."""
         is_signed = is_signed_by(
-            self.key, content=dismissed.signed_content(), signature=dismissed.signature
+            self.key,
+            content=dismissed.signed_content(),
+            signature=dismissed.signature,
         )
         if dismissed.fleet != self.fleet or not is_signed:
             return "the list of dismissed devices is not signed by the authority of this fleet"
@@ -189,7 +191,9 @@ class Authority(NamedTuple):
         if certificate.device in dismissed.devices:
             return f"{who} was dismissed"
         is_signed = is_signed_by(
-            self.key, content=certificate.signed_content(), signature=certificate.signature
+            self.key,
+            content=certificate.signed_content(),
+            signature=certificate.signature,
         )
         if not is_signed:
             return f"the certificate of {who} is not signed by the authority of this fleet"
@@ -218,11 +222,20 @@ class SigningAuthority(NamedTuple):
             after: the number of the newest list of dismissed devices.
         """
         unsigned = Certificate(
-            fleet=self.fleet, device=device, key=key, begins=begins, ends=ends, after=after
+            fleet=self.fleet,
+            device=device,
+            key=key,
+            begins=begins,
+            ends=ends,
+            after=after,
         )
         return unsigned._replace(signature=self.key.sign(unsigned.signed_content()))
 
     def dismiss(self, number: int, devices: Collection[int]) -> DismissedDevices:
         """Sign the list of this number, of all devices that were ever dismissed."""
-        unsigned = DismissedDevices(fleet=self.fleet, number=number, devices=frozenset(devices))
+        unsigned = DismissedDevices(
+            fleet=self.fleet,
+            number=number,
+            devices=frozenset(devices),
+        )
         return unsigned._replace(signature=self.key.sign(unsigned.signed_content()))

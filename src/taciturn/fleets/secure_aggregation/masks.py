@@ -50,7 +50,14 @@ def public_key(secret: Secret) -> bytes:
 
 def derive_key(secret: bytes, purpose: bytes) -> Secret:
     """Derive a key for one purpose."""
-    return Secret(HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret))
+    return Secret(
+        HKDF(
+            SHA256(),
+            KEY_BYTES,
+            salt=None,
+            info=purpose,
+        ).derive(secret)
+    )
 
 
 def agree_on_key(secret: Secret, other_public_key: bytes, purpose: bytes) -> Secret:

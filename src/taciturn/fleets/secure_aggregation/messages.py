@@ -65,7 +65,12 @@ class Terms:
 
     def for_round(self, name: bytes, *, message_hash: bytes, dismissed_hash: bytes) -> Self:
         """Return the terms of one attempt at a round, which has a name of its own."""
-        return dataclasses.replace(self, round=name, message=message_hash, dismissed=dismissed_hash)
+        return dataclasses.replace(
+            self,
+            round=name,
+            message=message_hash,
+            dismissed=dismissed_hash,
+        )
 
     def to_bytes(self) -> bytes:
         """Write the terms, for their hash: they are never sent."""
@@ -212,12 +217,18 @@ def _read_adverts(content: BytesIO) -> "tuple[Advert, ...]":
 
 
 def _fixed_size(size: int) -> _Part:
-    return _Part(write=bytes, read=partial(_read, size=size))
+    return _Part(
+        write=bytes,
+        read=partial(_read, size=size),
+    )
 
 
 def _table(size: int) -> _Part:
     """Rows by device, each of `size` bytes."""
-    return _Part(write=_write_rows, read=partial(_read_rows, size=size))
+    return _Part(
+        write=_write_rows,
+        read=partial(_read_rows, size=size),
+    )
 
 
 _CELL = _fixed_size(HASH_BYTES)

@@ -91,5 +91,9 @@ def pair_mask_key(secret: Secret, peer: Advert, device: int, cell: bytes) -> Sec
     """Return the key of the mask that a device and its peer share, the same from both ends."""
     first = min(device, peer.device)
     second = max(device, peer.device)
-    ends = ends_of(cell, sender=first, receiver=second)
+    ends = ends_of(
+        cell,
+        sender=first,
+        receiver=second,
+    )
     return masks.agree_on_key(secret, peer.mask_key, purpose=b"pair mask" + ends)

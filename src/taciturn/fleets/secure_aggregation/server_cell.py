@@ -6,7 +6,7 @@ It knows nothing about other cells, and so can run in any process (workers.py).
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -123,10 +123,18 @@ class ServerCell:
         Raises:
             ValueError: this many devices, of a cohort of this size, make no secure sum.
         """
+        devices = sorted(adverts)
         self.threshold = threshold(
-            cohort=cohort, cell=len(adverts), dropouts=terms.dropouts, corrupt=terms.corrupt
+            cohort=cohort,
+            cell=len(devices),
+            dropouts=terms.dropouts,
+            corrupt=terms.corrupt,
         )
-        corrupt = colluders(cohort=cohort, cell=len(adverts), corrupt=terms.corrupt)
+        corrupt = colluders(
+            cohort=cohort,
+            cell=len(devices),
+            corrupt=terms.corrupt,
+        )
         # This number of devices, of whom at least one is honest.
         self._suspects = max(2, 1 + corrupt)
         self._terms = terms
@@ -134,11 +142,12 @@ class ServerCell:
         self.adverts = adverts
         self._stage = Stage.SHARE
         # Of each device's shares.
-        self._places = {device: place for place, device in enumerate(sorted(adverts), 1)}
+        self._places = {device: place for place, device in enumerate(devices, 1)}
         # By sender, and by receiver.
         self._sealed: dict[int, dict[int, bytes]] = {}
         self._shared: frozenset[int] = frozenset()
-        self._sum = np.zeros(terms.length, masks.words(terms.modulus_bits))
+        word = masks.words(terms.modulus_bits)
+        self._sum = np.zeros(terms.length, word)
         self._reported: set[int] = set()
         self._signatures: dict[int, bytes] = {}
         self._answers: dict[int, Unmasking] = {}
@@ -180,7 +189,12 @@ class ServerCell:
 
     def take_shares(self, device: int, sealed: SealedShares) -> None:
         """Take a device's shares for each of the others, which the server cannot read."""
-        self._check_first(Stage.SHARE, device, heard=self._sealed, cell=sealed.cell)
+        self._check_first(
+            Stage.SHARE,
+            device,
+            heard=self._sealed,
+            cell=sealed.cell,
+        )
         if sealed.shares.keys() != self.adverts.keys() - {device}:
             raise Refused(
                 f"device {device} has not sent a share for each of the others in its cell and"
@@ -201,16 +215,26 @@ class ServerCell:
         self._shared = frozenset(sealed)
         deliveries = {}
         for device in sealed:
-            others = {
-                sender: shares[device] for sender, shares in sealed.items() if sender != device
-            }
+            others = {}
+            for sender, shares in sealed.items():
+                if sender != device:
+                    others[sender] = shares[device]
             deliveries[device] = SealedShares(self._name, others)
         return deliveries
 
     def take_report(self, device: int, report: MaskedReport) -> None:
         """Add a report at once: no single one is kept."""
-        self._check_first(Stage.MASK, device, heard=self._reported, cell=report.cell)
-        values = unpack(report.packed, length=self._terms.length, bits=self._terms.modulus_bits)
+        self._check_first(
+            Stage.MASK,
+            device,
+            heard=self._reported,
+            cell=report.cell,
+        )
+        values = unpack(
+            report.packed,
+            length=self._terms.length,
+            bits=self._terms.modulus_bits,
+        )
         self._sum += values.astype(self._sum.dtype, copy=False)
         self._reported.add(device)
 
@@ -228,7 +252,12 @@ class ServerCell:
 
     def take_signature(self, device: int, signature: bytes) -> None:
         """Take a survivor's signature; the caller, who knows devices' keys, has verified it."""
-        self._check_first(Stage.SIGN, device, heard=self._signatures, cell=self._name)
+        self._check_first(
+            Stage.SIGN,
+            device,
+            heard=self._signatures,
+            cell=self._name,
+        )
         self._signatures[device] = signature
 
     def requests(self) -> dict[int, UnmaskRequest]:
@@ -242,13 +271,19 @@ class ServerCell:
 
     def take_answer(self, device: int, answer: Unmasking) -> None:
         """Take a device's shares of secrets, each of one of the two that the owner has."""
-        self._check_first(Stage.UNMASK, device, heard=self._answers, cell=answer.cell)
-        has_right_seeds = answer.seeds.keys() <= self._reported
-        has_right_keys = answer.mask_keys.keys() <= self._shared - self._reported
-        if not (has_right_seeds and has_right_keys):
+        self._check_first(
+            Stage.UNMASK,
+            device,
+            heard=self._answers,
+            cell=answer.cell,
+        )
+        gone = self._shared - self._reported
+        seeds = answer.seeds
+        mask_keys = answer.mask_keys
+        if not (seeds.keys() <= self._reported and mask_keys.keys() <= gone):
             raise Refused(f"device {device} answers a question that it was not asked")
-        for share in (*answer.seeds.values(), *answer.mask_keys.values()):
-            shamir.number(share)
+        for shares in (seeds, mask_keys):
+            _check_shares(shares.values())
         self._answers[device] = answer
 
     def total(self) -> Total:
@@ -258,19 +293,21 @@ class ServerCell:
         """
         protocol.expect(self._stage, Stage.UNMASK)
         self._spoilt.clear()
+        answers = self._answers
         seeds = self._reconstruct_all(
-            self._reported,
-            {device: answer.seeds for device, answer in self._answers.items()},
-            lambda seed, advert: protocol.commitment(seed) == advert.commitment,
+            owners=self._reported,
+            shares={device: answers[device].seeds for device in answers},
+            is_right=_is_committed_seed,
         )
         secrets_of_gone = self._reconstruct_all(
-            self._shared - self._reported,
-            {device: answer.mask_keys for device, answer in self._answers.items()},
-            lambda secret, advert: masks.public_key(secret) == advert.mask_key,
+            owners=self._shared - self._reported,
+            shares={device: answers[device].mask_keys for device in answers},
+            is_right=_is_mask_secret,
         )
         self._remove_masks(seeds, secrets_of_gone)
         self._stage = Stage.DONE
-        return Total(protocol.residue(self._sum, self._terms), sorted(self._reported))
+        values = protocol.residue(self._sum, self._terms)
+        return Total(values, sorted(self._reported))
 
     def _remove_masks(
         self, seeds: Mapping[int, Secret], secrets_of_gone: Mapping[int, Secret]
@@ -278,15 +315,24 @@ class ServerCell:
         """Subtract survivors' own masks, and those that they have with devices that have gone."""
         minus = [protocol.own_mask_key(seed, self._name) for seed in seeds.values()]
         plus = []
-        for lost, secret in secrets_of_gone.items():
+        for gone, secret in secrets_of_gone.items():
             for survivor in sorted(self._reported):
                 mask_key = protocol.pair_mask_key(
-                    secret, peer=self.adverts[survivor], device=lost, cell=self._name
+                    secret,
+                    peer=self.adverts[survivor],
+                    device=gone,
+                    cell=self._name,
                 )
                 # The survivor's report has this mask with its own sign, and nothing cancels it.
-                undo = minus if survivor < lost else plus
-                undo.append(mask_key)
-        masks.add_masks(self._sum, plus=plus, minus=minus)
+                if survivor < gone:
+                    minus.append(mask_key)
+                else:
+                    plus.append(mask_key)
+        masks.add_masks(
+            self._sum,
+            plus=plus,
+            minus=minus,
+        )
 
     @property
     def offenders(self) -> dict[int, str]:
@@ -302,7 +348,7 @@ class ServerCell:
         return offenders
 
     def _reconstruct_all(
-        self, owners: Collection[int], shares: _SharesByHolder, is_right: _IsRight
+        self, *, owners: Collection[int], shares: _SharesByHolder, is_right: _IsRight
     ) -> dict[int, Secret]:
         """Reconstruct the secrets of these owners.
 
@@ -321,19 +367,19 @@ class ServerCell:
 
     def _reconstruct(self, owner: int, shares: _SharesByHolder, is_right: _IsRight) -> Secret:
         """Try one set of shares after another: if some of them are wrong, others may suffice."""
-        answered = sorted(shares)
-        self._unfit |= {Unfit(holder, owner) for holder in answered if owner not in shares[holder]}
-        doubted = {pair.holder for pair in self._unfit}
-        holders = [holder for holder in answered if owner in shares[holder]]
-        # Those whom nothing speaks against come first.
-        holders.sort(key=lambda holder: holder in doubted)
-        by_place = {self._places[holder]: shares[holder][owner] for holder in holders}
-        if len(by_place) < self.threshold:
+        holders = self._find_holders(owner, shares)
+        by_place = {}
+        for holder in holders:
+            by_place[self._places[holder]] = shares[holder][owner]
+        found = len(by_place)
+        if found < self.threshold:
             raise FailedRound(
-                f"{len(by_place)} devices of a cell answered for one of its members, and"
+                f"{found} devices of a cell answered for one of its members, and"
                 f" {self.threshold} are needed to remove a mask"
             )
-        for attempt, places in enumerate(_sets_to_try(list(by_place), self.threshold)):
+        doubted = {pair.holder for pair in self._unfit}
+        sets = _sets_to_try(list(by_place), self.threshold)
+        for attempt, places in enumerate(sets):
             chosen = {place: by_place[place] for place in places}
             secret = _reconstruct_or_none(chosen)
             if secret is None or not is_right(secret, self.adverts[owner]):
@@ -341,13 +387,25 @@ class ServerCell:
             # Where an attempt failed before, somebody's share was wrong.
             suspects = holders if attempt else doubted & set(holders)
             for holder in suspects:
-                if not shamir.fits(chosen, self._places[holder], shares[holder][owner]):
+                place = self._places[holder]
+                if not shamir.fits(chosen, place, by_place[place]):
                     self._unfit.add(Unfit(holder, owner))
             return secret
         # With no share to spare, one holder could spoil it.
-        if len(by_place) > self.threshold:
+        if found > self.threshold:
             self._spoilt.add(owner)
         raise FailedRound("shares of a secret do not fit together: a device has sent wrong ones")
+
+    def _find_holders(self, owner: int, shares: _SharesByHolder) -> list[int]:
+        """Return who sent a share of an owner's secret; those whom nothing speaks against first.
+
+        A share that is missing speaks against its holder.
+        """
+        answered = sorted(shares)
+        holders = [holder for holder in answered if owner in shares[holder]]
+        self._unfit |= {Unfit(holder, owner) for holder in answered if owner not in shares[holder]}
+        doubted = {pair.holder for pair in self._unfit}
+        return sorted(holders, key=lambda holder: holder in doubted)
 
     def _check_first(
         self, stage: Stage, device: int, *, heard: Collection[int], cell: bytes
@@ -372,6 +430,20 @@ class ServerCell:
             raise FailedRound(
                 f"{len(devices)} devices of a cell have {done}, and {self.threshold} are needed"
             )
+
+
+def _check_shares(shares: Iterable[bytes]) -> None:
+    """Refuse what is not a share of a secret."""
+    for share in shares:
+        shamir.number(share)
+
+
+def _is_committed_seed(seed: Secret, advert: Advert) -> bool:
+    return protocol.commitment(seed) == advert.commitment
+
+
+def _is_mask_secret(secret: Secret, advert: Advert) -> bool:
+    return masks.public_key(secret) == advert.mask_key
 
 
 def _sets_to_try(places: Sequence[int], size: int) -> Iterator[list[int]]:

@@ -53,7 +53,9 @@ class ServerRound:
         if why_not:
             raise Refused(why_not)
         is_signed = is_signed_by(
-            certificate.key, content=advert.signed_content(self._terms), signature=advert.signature
+            certificate.key,
+            content=advert.signed_content(self._terms),
+            signature=advert.signature,
         )
         if advert.device != device or not is_signed:
             raise Refused(f"these keys are not signed by device {device} for this round")
@@ -62,31 +64,35 @@ class ServerRound:
             masks.agree_on_key(masks.new_secret(), key, purpose=b"")
         self._adverts[device] = advert
 
+    def _take_advert_bytes(self, device: int, content: bytes) -> None:
+        self.take_advert(device, Advert.from_bytes(content))
+
     def rosters(self) -> dict[int, Roster]:
         """End the first stage: return who is in which cell."""
         expect(self._stage, Stage.ADVERTISE)
-        if len(self._adverts) < self._terms.least:
+        devices = len(self._adverts)
+        if devices < self._terms.least:
             raise FailedRound(
-                f"{len(self._adverts)} devices have advertised, and {self._terms.least} are needed"
+                f"{devices} devices have advertised, and {self._terms.least} are needed"
             )
-        by_digest = {advert.digest(): advert for advert in self._adverts.values()}
-        digests = {advert.device: digest for digest, advert in by_digest.items()}
+        digests = {device: advert.digest() for device, advert in self._adverts.items()}
+        device_of = {digest: device for device, digest in digests.items()}
         cohort = Roster((), digests).cohort(self._terms)
         rosters = {}
-        for cell in cells(cohort, by_digest):
+        for cell in cells(cohort, device_of):
             name = cell_name(cohort, cell)
-            adverts = [by_digest[digest] for digest in cell]
-            adverts.sort(key=lambda advert: advert.device)
-            self._cells.append(self._start_cell(name, adverts))
+            members = sorted(device_of[digest] for digest in cell)
+            adverts = [self._adverts[device] for device in members]
+            self._start_cell(name, adverts)
             for advert in adverts:
                 others = tuple(other for other in adverts if other is not advert)
                 rosters[advert.device] = Roster(others, digests)
         self._stage = Stage.SHARE
         return rosters
 
-    def _start_cell(self, name: bytes, adverts: Sequence[Advert]) -> ServerCell:
+    def _start_cell(self, name: bytes, adverts: Sequence[Advert]) -> None:
         try:
-            return ServerCell(
+            cell = ServerCell(
                 terms=self._terms,
                 name=name,
                 adverts={advert.device: advert for advert in adverts},
@@ -94,17 +100,20 @@ class ServerRound:
             )
         except ValueError as impossible:
             raise FailedRound(str(impossible)) from None
+        self._cells.append(cell)
 
     def take(self, answers: Mapping[int, bytes]) -> dict[int, str]:
         """End a stage with what devices sent in it; return whose answers were refused, and why."""
         if self._stage == Stage.ADVERTISE:
-            return collect_refusals(
-                answers, lambda device, answer: self.take_advert(device, Advert.from_bytes(answer))
-            )
+            return collect_refusals(answers, self._take_advert_bytes)
         failed = [cell for cell in self._cells if cell.failed]
         going = [cell for cell in self._cells if not cell.failed]
-        refused = self._refuse_unsigned(going, answers) if self._stage == Stage.SIGN else {}
-        accepted = {device: answer for device, answer in answers.items() if device not in refused}
+        refused = {}
+        if self._stage == Stage.SIGN:
+            refused = self._refuse_unsigned(going, answers)
+        accepted = dict(answers)
+        for device in refused:
+            del accepted[device]
         ended = self._end_stage(going, accepted)
         self._cells = failed + ended
         self._stage = self._stage.next
@@ -145,7 +154,11 @@ class ServerRound:
 
     def _has_signed(self, device: int, content: bytes, signature: bytes) -> bool:
         key = self._adverts[device].certificate.key
-        return is_signed_by(key, content=content, signature=signature)
+        return is_signed_by(
+            key,
+            content=content,
+            signature=signature,
+        )
 
     def questions(self) -> dict[int, bytes]:
         """Return the next stage's question to each device; `shared` follows each.
@@ -200,10 +213,12 @@ class ServerRound:
     def _check_enough(self) -> None:
         """Fail the round if fewer devices are left than the terms name."""
         least = self._terms.least
-        if self.reports < least:
+        reports = self.reports
+        if reports < least:
             done = "shared their secrets" if self._stage == Stage.MASK else "reported"
-            raise FailedRound(f"{self.reports} devices have {done}, and {least} are needed")
-        left = sum(cell.devices for cell in self._cells if not cell.failed)
+            raise FailedRound(f"{reports} devices have {done}, and {least} are needed")
+        going = [cell for cell in self._cells if not cell.failed]
+        left = sum(cell.devices for cell in going)
         if left < least:
             raise FailedRound(
                 f"{left} devices are in cells that continue, and {least} are needed:"

@@ -31,10 +31,15 @@ def share(secret: bytes, threshold: int, holders: int) -> list[bytes]:
     if not 1 <= threshold <= holders:
         raise ValueError(f"a threshold of {threshold} is impossible with {holders} shares")
     # Of the highest power first.
-    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    coefficients = []
+    for _ in range(threshold - 1):
+        coefficients.append(secrets.randbelow(PRIME))
     coefficients.append(int.from_bytes(secret, "big"))
-    values = [_evaluate(coefficients, holder) for holder in range(1, holders + 1)]
-    return [value.to_bytes(SHARE_BYTES, "big") for value in values]
+    shares = []
+    for holder in range(1, holders + 1):
+        value = _evaluate(coefficients, holder)
+        shares.append(value.to_bytes(SHARE_BYTES, "big"))
+    return shares
 
 
 def reconstruct(shares: Mapping[int, bytes]) -> bytes:

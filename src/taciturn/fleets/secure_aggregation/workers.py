@@ -47,7 +47,11 @@ def _begin() -> None:
     server = multiprocessing.parent_process()
     # A worker has one.
     assert server is not None
-    threading.Thread(target=_exit_after, args=(server,), daemon=True).start()
+    threading.Thread(
+        target=_exit_after,
+        args=(server,),
+        daemon=True,
+    ).start()
 
 
 def _exit_after(server: BaseProcess) -> None:
