@@ -27,8 +27,9 @@ from taciturn.fleets.secure_aggregation.messages import (
     UnmaskRequest,
 )
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
+from taciturn.fleets.secure_aggregation.stages import Stage
 
-STAGES = "advertise", "share", "mask", "sign", "unmask"
+STAGES = [stage.value for stage in Stage if stage is not Stage.DONE]
 SPENT: dict[str, list[float]] = defaultdict(list)
 SIZES: dict[str, tuple[int, int]] = {}  # down and up
 
