@@ -29,6 +29,10 @@ IDS = {
 }
 # ARPA files write this for the logarithm of 0.
 IMPOSSIBLE = -99.0
+# The logarithms of a special token that is not in a file.
+ABSENT = (-math.inf, 0.0)
+MISSING = "the n-gram of all these words but the last is not in the file"
+REPEATED = "this n-gram is here for the second time"
 # The n-grams in memory at a time.
 BLOCK = 100_000
 LN10 = math.log(10)
@@ -50,6 +54,13 @@ def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequenc
             " together"
         )
     names = ["<pad>", *arpa_words(words)]
+    _check_names(names)
+    parts = _write_parts(model, np.array(names, object), comments)
+    write_atomically(path, (part.encode() for part in parts))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse names that a file would not keep apart."""
     if len(set(names)) != len(names):
         raise DataError(
             "a word is in the list twice, or has the name of a special token (<s>, </s>, <unk>)"
@@ -60,8 +71,6 @@ def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequenc
             raise DataError(
                 f"an ARPA file cannot hold the word {name!r}: gaps separate words there"
             )
-    parts = _write_parts(model, np.array(names, object), comments)
-    write_atomically(path, (part.encode() for part in parts))
 
 
 def arpa_words(words: Sequence[str]) -> list[str]:
@@ -73,6 +82,7 @@ def arpa_words(words: Sequence[str]) -> list[str]:
 
 
 def _write_parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> Iterator[str]:
+    """Yield a file's header, its n-grams, a block at a time, and its end."""
     levels = [level for level in model.levels if len(level.keys)]
     for comment in comments:
         for line in comment.splitlines():
@@ -85,9 +95,10 @@ def _write_parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> It
     for n, level in enumerate(levels, 1):
         yield f"\n\\{n}-grams:\n"
         first = PADDING + 1 if n == 1 else 0
+        is_last = n == len(levels)
         for start in range(first, len(level.keys), BLOCK):
-            lines = _spell_block(levels[:n], start, names, model.vocabulary)
-            yield _format_block(level, start, lines, with_backoff=n < len(levels))
+            spelled = _spell_block(levels[:n], start, names, model.vocabulary)
+            yield _format_block(level, start, spelled, with_backoff=not is_last)
     yield "\n\\end\\\n"
 
 
@@ -107,16 +118,18 @@ def _spell_block(
 def _format_block(level: Level, start: int, spelled: np.ndarray, with_backoff: bool) -> str:
     """Format some n-grams of a level as lines."""
     block = slice(start, start + BLOCK)
+    logarithms = level.probability[block] / LN10
     # A sum that was rounded up must not make a probability exceed 1, which KenLM refuses.
-    probabilities = np.clip(level.probability[block] / LN10, IMPOSSIBLE, 0).tolist()
-    if not with_backoff:
-        pairs = zip(probabilities, spelled, strict=True)
-        return "".join(f"{probability:.7g}\t{words}\n" for probability, words in pairs)
-    backoffs = (level.backoff[block] / LN10).tolist()
-    triples = zip(probabilities, spelled, backoffs, strict=True)
-    return "".join(
-        f"{probability:.7g}\t{words}\t{backoff:.7g}\n" for probability, words, backoff in triples
-    )
+    probabilities = np.clip(logarithms, IMPOSSIBLE, 0).tolist()
+    lines = []
+    if with_backoff:
+        backoffs = (level.backoff[block] / LN10).tolist()
+        for probability, words, backoff in zip(probabilities, spelled, backoffs, strict=True):
+            lines.append(f"{probability:.7g}\t{words}\t{backoff:.7g}\n")
+    else:
+        for probability, words in zip(probabilities, spelled, strict=True):
+            lines.append(f"{probability:.7g}\t{words}\n")
+    return "".join(lines)
 
 
 def read_arpa(path: Path) -> tuple[NGram, list[str]]:
@@ -135,7 +148,7 @@ def read_arpa(path: Path) -> tuple[NGram, list[str]]:
         levels = [level]
         for n, size in enumerate(sizes[1:], 2):
             lines.expect(f"\\{n}-grams:")
-            levels.append(_read_longer(lines, n, size, ids, levels))
+            levels.append(_read_longer(lines, n=n, size=size, ids=ids, levels=levels))
         lines.expect("\\end\\")
     levels[-1] = levels[-1]._replace(backoff=NONE)
     return NGram(tuple(levels), len(words)), words
@@ -221,6 +234,22 @@ def _parse_entry(line: bytes, n: int) -> Entry | None:
 
 def _read_unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
     """Return all 1-grams, in our order, and their names."""
+    logarithms = _read_names(lines, size)
+    rows = [logarithms.pop(place, ABSENT) for place in range(len(NAMES))]
+    names: list[str] = list(NAMES)
+    likeliest_first = sorted(logarithms.items(), key=lambda entry: -entry[1][0])
+    for name, row in likeliest_first:
+        names.append(str(name))
+        rows.append(row)
+    values = np.array(rows) * LN10
+    values[NEVER, 0] = -math.inf
+    probability, backoff = values.T.astype(np.float32)
+    keys = np.arange(len(values), dtype=np.uint64)
+    return Level(keys, probability, backoff), names
+
+
+def _read_names(lines: _Lines, size: int) -> dict[int | str, tuple[float, float]]:
+    """Return the logarithms of all 1-grams, by word, or by id if they are special tokens."""
     logarithms: dict[int | str, tuple[float, float]] = {}
     for entry in _read_entries(lines, 1, size):
         (word,) = entry.words
@@ -231,58 +260,79 @@ def _read_unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
         if name in logarithms:
             raise lines.error(f"the word {_quote(word)} is here for the second time")
         logarithms[name] = (entry.probability, entry.backoff)
-    special = [logarithms.pop(place, (-math.inf, 0.0)) for place in range(len(NAMES))]
-    words = sorted(map(str, logarithms), key=lambda name: -logarithms[name][0])
-    values = np.array([*special, *(logarithms[name] for name in words)]) * LN10
-    values[NEVER, 0] = -math.inf
-    probability, backoff = values.T.astype(np.float32)
-    keys = np.arange(len(values), dtype=np.uint64)
-    return Level(keys, probability, backoff), [*NAMES, *words]
+    return logarithms
 
 
-def _read_longer(
-    lines: _Lines, n: int, size: int, ids: dict[bytes, int], levels: Sequence[Level]
-) -> Level:
-    """Return the n-grams of one length above the first, sorted."""
+class _Table(NamedTuple):
+    """The n-grams of one length, as a file has them, one in a row."""
+
+    # int32 [n-grams, n].
+    words: np.ndarray
+    # float32 [n-grams, 2]: natural logarithms.
+    values: np.ndarray
+    # The lines they stand on, for errors that show only once all are read.
+    lines: np.ndarray
+
+    def select(self, rows: np.ndarray | slice) -> "_Table":
+        return _Table(words=self.words[rows], values=self.values[rows], lines=self.lines[rows])
+
+
+def _read_table(lines: _Lines, n: int, size: int, ids: dict[bytes, int]) -> _Table:
     words = array("i")
     values = array("f")
-    # The lines that n-grams stand on, for errors that show only once all are read.
     numbers = array("q")
     for entry in _read_entries(lines, n, size):
         try:
             words.extend([ids[name] for name in entry.words])
         except KeyError as error:
-            raise lines.error(
-                f"the word {_quote(error.args[0])} is not among the 1-grams"
-            ) from None
+            word = _quote(error.args[0])
+            raise lines.error(f"the word {word} is not among the 1-grams") from None
         values.append(entry.probability * LN10)
         values.append(entry.backoff * LN10)
         numbers.append(lines.number)
-    table = np.array(words, np.int32).reshape(-1, n)
-    kept = np.flatnonzero(_is_within_message(table))
-    table = table[kept]
+    return _Table(
+        words=np.array(words, np.int32).reshape(-1, n),
+        values=np.array(values, np.float32).reshape(-1, 2),
+        lines=np.array(numbers, np.int64),
+    )
+
+
+def _read_longer(
+    lines: _Lines, *, n: int, size: int, ids: dict[bytes, int], levels: Sequence[Level]
+) -> Level:
+    """Return the n-grams of one length above the first, sorted."""
+    table = _read_table(lines, n, size, ids)
+    table = table.select(np.flatnonzero(_is_within_message(table.words)))
     vocabulary = len(levels[0].keys)
-    contexts = table[:, 0]
-    for level, column in zip(levels[1:], table.T[1:], strict=False):
-        contexts = followers(level.keys, contexts, column, vocabulary)
-    is_missing = contexts < 0
-    if np.any(is_missing):
-        where = numbers[kept[np.argmax(is_missing)]]
-        raise lines.error("the n-gram of all these words but the last is not in the file", where)
-    keys = join_keys(contexts, table[:, -1], vocabulary)
+    contexts = _find_contexts(table.words, levels)
+    _check_none(contexts < 0, table, lines, MISSING)
+    keys = join_keys(contexts, table.words[:, -1], vocabulary)
     by_key = np.argsort(keys, kind="stable")
     keys = keys[by_key]
-    kept = kept[by_key]
+    table = table.select(by_key)
     is_repeated = keys[1:] == keys[:-1]
-    if np.any(is_repeated):
-        where = numbers[kept[1:][np.argmax(is_repeated)]]
-        raise lines.error("this n-gram is here for the second time", where)
-    probability, backoff = np.array(values, np.float32).reshape(-1, 2)[kept].T.copy()
+    _check_none(is_repeated, table.select(slice(1, None)), lines, REPEATED)
+    probability, backoff = table.values.T.copy()
     return Level(keys, probability, backoff)
 
 
+def _find_contexts(words: np.ndarray, levels: Sequence[Level]) -> np.ndarray:
+    """Return the place of each n-gram without its last word; negative where it is missing."""
+    vocabulary = len(levels[0].keys)
+    contexts = words[:, 0]
+    for level, column in zip(levels[1:], words.T[1:], strict=False):
+        contexts = followers(level.keys, contexts, column, vocabulary)
+    return contexts
+
+
+def _check_none(is_wrong: np.ndarray, table: _Table, lines: _Lines, reason: str) -> None:
+    """Refuse a file at the first n-gram of a table that is wrong."""
+    if np.any(is_wrong):
+        raise lines.error(reason, table.lines[np.argmax(is_wrong)])
+
+
 def _is_within_message(table: np.ndarray) -> np.ndarray:
-    """Whether an n-gram can be typed: it does not run over the end of a message."""
+    """Tell whether an n-gram can be typed: it does not run over the end of a message."""
     starts_late = np.isin(table[:, 1:], NEVER).any(1)
     ends_early = (table[:, :-1] == END).any(1)
     is_padded = table[:, 0] == PADDING

@@ -69,31 +69,43 @@ def write_combined(
             f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong"
             " together"
         )
-    locale = language.replace("-", "_")
-    if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
-        raise ValueError(f"{language!r} is not the name of a language, such as en or pt-BR")
-    # A header cannot hold these characters, nor an empty description.
-    plain_description = re.sub(r"[\s,=:]+", " ", description).strip() or "-"
-    lines = [
-        f"dictionary=main:{locale.lower()},locale={locale},description={plain_description},"
-        f"date={date},version={version}"
-    ]
-    can_hold = np.array([_can_hold(word) for word in words])
-    is_listed = can_hold & (np.arange(len(words)) > END)
+    header = _format_header(language=language, description=description, version=version, date=date)
+    is_listed = _find_listed(words)
     frequency = _to_f(_word_frequencies(model))
     followers = _find_followers(model, is_listed, bigrams_per_word)
-    by_frequency = sorted(
-        np.flatnonzero(is_listed).tolist(), key=lambda place: (-frequency[place], place)
-    )
-    for place in by_frequency:
+    lines = [header]
+    for place in _order(np.flatnonzero(is_listed).tolist(), frequency):
         lines.append(f" word={words[place]},f={frequency[place]}")
         for follower in followers.get(place, ()):
             lines.append(f"  bigram={words[follower.word]},f={follower.f}")
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
 
 
+def _format_header(*, language: str, description: str, version: int, date: int) -> str:
+    locale = language.replace("-", "_")
+    if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
+        raise ValueError(f"{language!r} is not the name of a language, such as en or pt-BR")
+    # A header cannot hold these characters, nor an empty description.
+    plain_description = re.sub(r"[\s,=:]+", " ", description).strip() or "-"
+    return (
+        f"dictionary=main:{locale.lower()},locale={locale},description={plain_description},"
+        f"date={date},version={version}"
+    )
+
+
+def _order(places: list[int], frequency: np.ndarray) -> list[int]:
+    """Return the places of words in the order of a list: the most frequent first."""
+    return sorted(places, key=lambda place: (-frequency[place], place))
+
+
+def _find_listed(words: Sequence[str]) -> np.ndarray:
+    """Return, for each word, whether a list has it; special tokens are not in it."""
+    is_special = np.arange(len(words)) <= END
+    return np.array([_can_hold(word) for word in words]) & ~is_special
+
+
 def _can_hold(word: str) -> bool:
-    """Whether a line of this format can hold the word."""
+    """Tell whether a line of this format can hold the word."""
     has_letters = any(character.isalpha() for character in word)
     return len(word) <= LONGEST and has_letters and not re.search(r"[\s,]", word)
 
@@ -121,21 +133,23 @@ def _word_frequencies(model: NGram) -> np.ndarray:
 
     Kneser and Ney's unigrams count the contexts that a word was seen in, so they do not say it.
     """
-    unigrams = np.exp(model.levels[0].probability, dtype=np.float64)
+    words = model.levels[0]
+    unigrams = np.exp(words.probability, dtype=np.float64)
     if model.order == 1:
         return unigrams
-    weights = np.exp(model.levels[0].backoff)
-    contexts, words = split_keys(model.levels[1].keys, model.vocabulary)
-    bigrams = np.exp(model.levels[1].probability, dtype=np.float64)
+    pairs = model.levels[1]
+    weights = np.exp(words.backoff)
+    firsts, seconds = split_keys(pairs.keys, model.vocabulary)
+    bigrams = np.exp(pairs.probability, dtype=np.float64)
     # What a stored bigram has beyond the unigram that would stand in for it.
-    more = bigrams - weights[contexts] * unigrams[words]
+    more = bigrams - weights[firsts] * unigrams[seconds]
     frequencies = unigrams
     for _ in range(ROUNDS):
         before = frequencies.copy()
         # After a message comes the next one.
         before[BEGIN] = before[END]
         before[END] = 0.0
-        from_bigrams = np.bincount(words, before[contexts] * more, len(unigrams))
+        from_bigrams = np.bincount(seconds, before[firsts] * more, len(unigrams))
         frequencies = unigrams * (before @ weights) + from_bigrams
         frequencies /= frequencies.sum()
     return frequencies
@@ -146,16 +160,16 @@ def _find_followers(model: NGram, is_listed: np.ndarray, most: int) -> dict[int,
     followers: dict[int, list[Follower]] = {}
     if model.order == 1:
         return followers
-    contexts, words = split_keys(model.levels[1].keys, model.vocabulary)
-    probability = model.levels[1].probability
-    rows = np.flatnonzero(is_listed[contexts] & is_listed[words])
-    likeliest_first = np.lexsort((-probability[rows], contexts[rows]))
+    pairs = model.levels[1]
+    firsts, seconds = split_keys(pairs.keys, model.vocabulary)
+    rows = np.flatnonzero(is_listed[firsts] & is_listed[seconds])
+    likeliest_first = np.lexsort((-pairs.probability[rows], firsts[rows]))
     rows = rows[likeliest_first]
-    frequency = _to_f(np.exp(probability[rows]))
-    for context, word, f in zip(contexts[rows], words[rows], frequency, strict=True):
-        after_context = followers.setdefault(int(context), [])
-        if len(after_context) < most:
-            after_context.append(Follower(word=int(word), f=int(f)))
+    frequency = _to_f(np.exp(pairs.probability[rows]))
+    for first, second, f in zip(firsts[rows], seconds[rows], frequency, strict=True):
+        after_first = followers.setdefault(int(first), [])
+        if len(after_first) < most:
+            after_first.append(Follower(word=int(second), f=int(f)))
     return followers
 
 

@@ -119,7 +119,7 @@ class Export:
         return [normalize(word, language).strip() for word in self.blocklist]
 
     def _can_block(self) -> bool:
-        """Whether blocked words can be kept out of such a file."""
+        """Tell whether blocked words can be kept out of such a file."""
         if self.to == "model":
             return False
         is_counted = isinstance(self.model, NGram)
@@ -180,44 +180,58 @@ class Export:
         return self._require_agreement(check)
 
     def _write_arpa(self, path: Path) -> Check:
-        ngram, listed, how = self._distill(DISTILLED_ORDER)
-        write_arpa(path, ngram, listed, [self.statement, how])
-        lines = "".join(f"{word}\n" for word in arpa_words(listed))
-        path.with_name("vocabulary.txt").write_text(lines, encoding="utf-8")
-        read_back, words = read_arpa(path)
+        distilled = self._distill(DISTILLED_ORDER)
+        write_arpa(path, distilled.ngram, distilled.words, [self.statement, distilled.how])
+        spelled = "".join(f"{word}\n" for word in arpa_words(distilled.words))
+        path.with_name("vocabulary.txt").write_text(spelled, encoding="utf-8")
+        ngram, words = read_arpa(path)
+        score_file = self._scoring_of_file(ngram, words)
+        score_counts = self._scoring_of_counts(distilled)
+        listed = set(words)
+        # The file must hold what was counted; how far that is from the model is shown.
+        self._require_agreement(self._compare(score_file, listed, reference=score_counts))
+        return self._compare(score_file, listed)
+
+    def _scoring_of_file(self, ngram: NGram, words: Sequence[str]) -> Scoring:
+        """Return what scores the model's words by n-grams that were read back."""
         places = {word: place for place, word in enumerate(words)}
-        # Where the words of the model stand in the file that was read back.
+        # Where the words of the model stand in the file.
         in_file = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
-        kept = np.array(self._ids_of(listed))
+
+        def score(text: np.ndarray) -> np.ndarray:
+            scores = _scores_along(ngram, in_file[text])
+            return scores[:, in_file]
+
+        return score
+
+    def _scoring_of_counts(self, distilled: Distilled) -> Scoring:
+        """Return what scores the model's words by counted n-grams."""
+        kept = np.array(self._ids_of(distilled.words))
         numbers = self._renumber(kept)
 
-        def score_as_written(text: np.ndarray) -> np.ndarray:
-            return _scores_along(read_back, in_file[text])[:, in_file]
-
-        def score_as_counted(text: np.ndarray) -> np.ndarray:
+        def score(text: np.ndarray) -> np.ndarray:
             rows = np.full((len(text) + 1, self.model.vocabulary), -np.inf)
-            rows[:, kept] = _scores_along(ngram, numbers[text])
+            rows[:, kept] = _scores_along(distilled.ngram, numbers[text])
             return rows
 
-        # The file must hold what was counted; how far that is from the model is shown.
-        with_counts = self._compare(score_as_written, set(words), reference=score_as_counted)
-        self._require_agreement(with_counts)
-        return self._compare(score_as_written, set(words))
+        return score
 
     def _write_combined(self, path: Path) -> Check:
-        ngram, listed, how = self._distill(order=2)
+        distilled = self._distill(order=2)
+        worth = _describe_guarantee(self.guarantee)
         write_combined(
             path,
-            ngram,
-            listed,
+            distilled.ngram,
+            distilled.words,
             language=self.loaded.vocabulary.language,
-            description=f"Taciturn {self.card.run}; {_describe_guarantee(self.guarantee)}; {how}",
+            description=f"Taciturn {self.card.run}; {worth}; {distilled.how}",
             version=max(NEWER_THAN_THEIRS, self.card.round),
             date=int(datetime.now(UTC).timestamp()),
         )
         words, followers = read_combined(path)
-        self._require_agreement(_compare_followers(ngram, listed, followers))
-        return self._compare(lambda text: self._score_listed(words, followers, text), set(words))
+        self._require_agreement(_compare_followers(distilled, followers))
+        score_list = functools.partial(self._score_listed, words, followers)
+        return self._compare(score_list, set(words))
 
     def _require_agreement(self, check: Check) -> Check:
         """Return the check; refuse the file if it disagrees with the model."""
@@ -239,11 +253,14 @@ class Export:
         ids = self.loaded.vocabulary.ids
         spelled = self.card.vocabulary
         frequencies = np.zeros(len(spelled))
-        frequencies[[ids[word] for word in words]] = list(words.values())
+        for word, frequency in words.items():
+            frequencies[ids[word]] = frequency
         rows = np.tile(frequencies, (len(text) + 1, 1))
         for row, word in zip(rows[1:], text.tolist(), strict=True):
-            for follower, probability in followers.get(spelled[word], {}).items():
-                row[ids[follower]] = max(probability, row[ids[follower]])
+            after_word = followers.get(spelled[word], {})
+            for follower, probability in after_word.items():
+                place = ids[follower]
+                row[place] = max(probability, row[place])
         with np.errstate(divide="ignore"):
             return np.log(rows)
 
@@ -253,23 +270,19 @@ class Export:
             how = f"{self.model.order}-grams as counted"
             return Distilled(ngram=self.model, words=self.card.vocabulary, how=how)
         assert isinstance(self.model, Neural)
-        texts = samples(
-            self.model,
-            self.words,
-            jax.random.key(1),
-            lambda done, all: self.progress("sampling", done, all),
-        )
+        progress = functools.partial(self.progress, "sampling")
+        texts = samples(self.model, self.words, jax.random.key(1), progress)
         # Blocked words are not in the list, so no reader can produce them.
-        kept = np.setdiff1d(np.arange(self.model.vocabulary), self._ids_of(self.blocked))
+        everything = np.arange(self.model.vocabulary)
+        kept = np.setdiff1d(everything, self._ids_of(self.blocked))
+        words = tuple(self.card.vocabulary[place] for place in kept)
         numbers = self._renumber(kept)
         # Katz: pruned Kneser–Ney is worse (Chelba et al. 2010).
         counts = katz((numbers[text] for text in texts), len(kept), order)
-        cost = ", which costs no privacy" if self.guarantee.is_private else ""
-        return Distilled(
-            ngram=prune(counts, self.entries),
-            words=tuple(self.card.vocabulary[place] for place in kept),
-            how=f"{order}-grams of {self.words:,} words sampled from the model{cost}",
-        )
+        how = f"{order}-grams of {self.words:,} words sampled from the model"
+        if self.guarantee.is_private:
+            how = f"{how}, which costs no privacy"
+        return Distilled(ngram=prune(counts, self.entries), words=words, how=how)
 
     def _renumber(self, kept: np.ndarray) -> np.ndarray:
         """Return the ids of the model's words in a list that keeps some of them."""
@@ -299,15 +312,15 @@ class Export:
         agreeing = 0
         difference = 0.0
         for text in self._compared_texts:
-            ours = np.array(reference(text))
-            theirs = np.array(scores(text))
-            ours[:, silent] = -np.inf
-            theirs[:, silent] = -np.inf
-            positions += len(ours)
-            same_best = np.argmax(ours, axis=1) == np.argmax(theirs, axis=1)
-            agreeing += int(np.count_nonzero(same_best))
-            furthest = np.abs(np.exp(ours) - np.exp(theirs)).max()
-            difference = max(difference, float(furthest))
+            expected = np.array(reference(text))
+            written = np.array(scores(text))
+            expected[:, silent] = -np.inf
+            written[:, silent] = -np.inf
+            is_same_best = np.argmax(expected, axis=1) == np.argmax(written, axis=1)
+            positions += len(is_same_best)
+            agreeing += int(np.count_nonzero(is_same_best))
+            differences = np.abs(np.exp(expected) - np.exp(written))
+            difference = max(difference, float(differences.max()))
         return Check(positions=positions, agreement=agreeing / positions, difference=difference)
 
     def _never_suggested(self, listed: set[str] | None) -> list[int]:
@@ -347,17 +360,16 @@ def _describe_guarantee(guarantee: Guarantee) -> str:
     )
 
 
-def _compare_followers(
-    ngram: NGram, listed: Sequence[str], followers: dict[str, dict[str, float]]
-) -> Check:
+def _compare_followers(distilled: Distilled, followers: dict[str, dict[str, float]]) -> Check:
     """Compare the probabilities of words that follow others, in a word list and in the n-grams."""
-    ids = {word: place for place, word in enumerate(listed)}
+    ids = {word: place for place, word in enumerate(distilled.words)}
     differences = []
     for word, probabilities in followers.items():
         # A list knows one word before, and no more.
-        scores = ngram.scores((ids[word],))
+        scores = distilled.ngram.scores((ids[word],))
         for follower, probability in probabilities.items():
-            differences.append(abs(math.log(probability) - scores[ids[follower]]))
+            expected = scores[ids[follower]]
+            differences.append(abs(math.log(probability) - expected))
     if not differences:
         return Check(positions=0, agreement=1.0, difference=0.0)
     within_a_step = sum(difference <= STEP for difference in differences)

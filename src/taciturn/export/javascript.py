@@ -60,22 +60,32 @@ def javascript_model(
 
     `restarts` are the words after which it starts afresh (models/stepping.py).
     """
-    rows: dict[str, np.ndarray] = {}
+    packed: dict[str, Any] = {}
+    for name, matrix in _list_matrices(weights).items():
+        packed[name] = _pack_in_bytes(matrix)
+    packed["word_bias"] = _base64(weights.word_bias)
+    packed["gate_bias"] = _base64(weights.gate_bias)
+    model = {"cell": cell, "weights": packed, "restarts": list(restarts)}
+    return _write_script("recurrent", model, about)
+
+
+def _pack_in_bytes(matrix: np.ndarray) -> dict[str, str]:
+    """Return a matrix as bytes, with a scale for each row."""
+    values, scales = int8(matrix)
+    return {"values": _base64(values), "scales": _base64(scales)}
+
+
+def _list_matrices(weights: StepWeights) -> dict[str, np.ndarray]:
+    """Return the matrices that a model has, row by row as a script multiplies them."""
+    matrices: dict[str, np.ndarray] = {}
     for name in ("input", "recurrent", "projection", "to_context"):
         matrix = getattr(weights, name)
         if matrix is not None:
-            rows[name] = matrix.T
-    rows["words"] = weights.words
+            matrices[name] = matrix.T
+    matrices["words"] = weights.words
     if weights.embedding is not weights.words:
-        rows["embedding"] = weights.embedding
-    packed: dict[str, Any] = {}
-    for name, matrix in rows.items():
-        values, scales = int8(matrix)
-        packed[name] = {"values": _base64(values), "scales": _base64(scales)}
-    for name in ("word_bias", "gate_bias"):
-        packed[name] = _base64(getattr(weights, name))
-    model = {"cell": cell, "weights": packed, "restarts": list(restarts)}
-    return _write_script("recurrent", model, about)
+        matrices["embedding"] = weights.embedding
+    return matrices
 
 
 def javascript_ngram(model: NGram, about: Published) -> str:
@@ -93,12 +103,13 @@ def javascript_ngram(model: NGram, about: Published) -> str:
             "words": "",
             "starts": "",
         }
+        # Every word is in the first level, in its place.
         if n:
-            contexts, words = np.divmod(level.keys, np.uint64(model.vocabulary))
-            all_contexts = np.arange(len(model.levels[n - 1].keys) + 1)
-            starts = np.searchsorted(contexts, all_contexts).astype(np.uint32)
+            context_of, words = np.divmod(level.keys, np.uint64(model.vocabulary))
+            contexts = len(model.levels[n - 1].keys)
+            starts = np.searchsorted(context_of, np.arange(contexts + 1))
             packed["words"] = _base64(words.astype(word_type))
-            packed["starts"] = _base64(starts)
+            packed["starts"] = _base64(starts.astype(np.uint32))
         levels.append(packed)
     return _write_script("ngram", {"levels": levels, "short": short}, about)
 
@@ -186,7 +197,7 @@ def _write_script(kind: str, model: dict[str, Any], about: Published) -> str:
 
 
 def _is_reliable(about: Published) -> bool:
-    """Whether people may rely on the guarantee; if not, pages show it as a warning."""
+    """Tell whether people may rely on the guarantee; if not, pages show it as a warning."""
     if about.learned_from is None or about.personal:
         return False
     guarantee = about.guarantee

@@ -14,7 +14,7 @@ Outputs:
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -51,6 +51,14 @@ class Stored(NamedTuple):
     scales: str | None
 
 
+class _Outputs(NamedTuple):
+    """The names of what a step of the model gives."""
+
+    logits: str
+    fed_back: str
+    carry: str
+
+
 def import_libraries() -> tuple[Any, Any]:
     """Return onnx and onnxruntime; refuse the export without them."""
     try:
@@ -85,6 +93,28 @@ def onnx_model(
     """
     onnx, _ = import_libraries()
     graph = _Graph(onnx, as_bytes)
+    never = sorted(never)
+    vocabulary = len(weights.word_bias)
+    step = _add_model(graph, cell, weights)
+    best = _add_best_words(graph, step.logits, vocabulary=vocabulary, never=never)
+    graph.add("Identity", step.logits, out=("logits",))
+    graph.add("Identity", step.fed_back, out=("next_fed_back",))
+    graph.add("Identity", step.carry, out=("next_carry",))
+    metadata = {
+        "never": json.dumps(never),
+        "restarts": json.dumps(sorted(restarts)),
+        **about,
+    }
+    return graph.finish(
+        states={"fed_back": len(weights.recurrent), "carry": weights.units},
+        vocabulary=vocabulary,
+        best_words=best,
+        metadata=metadata,
+    )
+
+
+def _add_model(graph: "_Graph", cell: Cell, weights: StepWeights) -> _Outputs:
+    """Add a step of the model; return the names of what it gives."""
     words = graph.store(weights.words.T)
     is_tied = weights.embedding is weights.words
     embedding = words if is_tied else graph.store(weights.embedding.T)
@@ -93,17 +123,7 @@ def onnx_model(
     context = graph.multiply(fed_back, weights.to_context)
     scores = graph.add("MatMul", context, graph.widen(words))
     logits = graph.add("Add", scores, graph.constant(weights.word_bias))
-    never = sorted(never)
-    best = _add_best_words(graph, logits, vocabulary=len(weights.word_bias), never=never)
-    graph.add("Identity", logits, out=("logits",))
-    graph.add("Identity", fed_back, out=("next_fed_back",))
-    graph.add("Identity", carry, out=("next_carry",))
-    return graph.finish(
-        states={"fed_back": len(weights.recurrent), "carry": weights.units},
-        vocabulary=len(weights.word_bias),
-        best_words=best,
-        metadata={"never": json.dumps(never), "restarts": json.dumps(sorted(restarts)), **about},
-    )
+    return _Outputs(logits=logits, fed_back=fed_back, carry=carry)
 
 
 def _add_cell(
@@ -114,22 +134,21 @@ def _add_cell(
     gates = graph.add("Add", from_word, graph.constant(weights.gate_bias))
     recurrent = graph.multiply("fed_back", weights.recurrent)
     (gate_units,) = weights.gate_bias.shape
-    shapes = [
-        jax.ShapeDtypeStruct((1, size), np.float32)
-        for size in (gate_units, gate_units, weights.units)
-    ]
-    program = jax.make_jaxpr(cell)(*shapes).jaxpr
+    gate_shape = jax.ShapeDtypeStruct((1, gate_units), np.float32)
+    carry_shape = jax.ShapeDtypeStruct((1, weights.units), np.float32)
+    program = jax.make_jaxpr(cell)(gate_shape, gate_shape, carry_shape).jaxpr
     output, carry = graph.trace(program, [gates, recurrent, "carry"])
     return output, carry
 
 
 def _add_best_words(graph: "_Graph", logits: str, vocabulary: int, never: list[int]) -> int:
     """Add the best words that may be suggested; return how many there are."""
-    allowed = np.zeros(vocabulary, np.float32)
-    allowed[never] = -np.inf
-    best = min(BEST, int(np.count_nonzero(allowed == 0)))
+    penalties = np.zeros(vocabulary, np.float32)
+    penalties[never] = -np.inf
+    allowed = np.count_nonzero(penalties == 0)
+    best = min(BEST, int(allowed))
     log_probabilities = graph.add("LogSoftmax", logits, axis=-1)
-    ranked = graph.add("Add", log_probabilities, graph.constant(allowed))
+    ranked = graph.add("Add", log_probabilities, graph.constant(penalties))
     count = graph.constant(np.array([best], np.int64))
     graph.add("TopK", ranked, count, out=("top_log_probabilities", "top_words"))
     return best
@@ -198,7 +217,8 @@ class _Graph:
             return names[value]
 
         for step in program.eqns:
-            outputs = self._trace_step(step, [name_of(value) for value in step.invars])
+            arguments = [name_of(value) for value in step.invars]
+            outputs = self._trace_step(step, arguments)
             names |= dict(zip(step.outvars, outputs, strict=True))
         return [name_of(value) for value in program.outvars]
 
@@ -206,9 +226,7 @@ class _Graph:
         """Add the nodes of one operation; return the names of what it gives."""
         kind = step.primitive.name
         if kind == "split":
-            sizes = np.array(step.params["sizes"], np.int64)
-            parts = tuple(f"part_{len(self.nodes)}_{part}" for part in range(len(sizes)))
-            return self.add("Split", *inputs, self.constant(sizes), out=parts, axis=-1)
+            return self._split(inputs, step.params["sizes"])
         # A function within the cell.
         if "jaxpr" in step.params:
             return self.trace(step.params["jaxpr"].jaxpr, inputs)
@@ -218,6 +236,11 @@ class _Graph:
             f"ONNX export supports cells of {', '.join(OPERATORS)} and split, not of {kind};"
             " choose another"
         )
+
+    def _split(self, inputs: list[str], sizes: Sequence[int]) -> list[str]:
+        parts = tuple(f"part_{len(self.nodes)}_{part}" for part in range(len(sizes)))
+        lengths = self.constant(np.array(sizes, np.int64))
+        return self.add("Split", *inputs, lengths, out=parts, axis=-1)
 
     def finish(
         self,
@@ -281,7 +304,8 @@ def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:
         if word in restarts:
             state = zero_state
             word = BEGIN
-        logits, best, *after = session.run(outputs, {"word": np.array([word], np.int64), **state})
+        inputs = {"word": np.array([word], np.int64), **state}
+        logits, best, *after = session.run(outputs, inputs)
         state = dict(zip(state, after, strict=True))
         log_probabilities = log_softmax(logits[0])
         _check_best_words(best[0], log_probabilities, never)

@@ -32,21 +32,23 @@ class LoadedModel:
 
     @property
     def is_personal(self) -> bool:
-        """Return whether it is one person's own, which only they may type with."""
+        """Tell whether it is one person's own, which only they may type with."""
         return self.card is not None and self.card.personal
 
     @property
     def is_of_users(self) -> bool:
-        """Return whether users' text went into it: its card says so, or its folder does."""
+        """Tell whether users' text went into it: its card says so, or its folder does."""
         if self.card is not None and self.card.run is not None:
             return True
         return any((self.path / name).exists() for name in (COUNTED_ON, "recipe.toml"))
 
     @cached_property
     def model(self) -> WordModel:
+        """Return the model, ready to type with."""
         if self.card is None or self.kind is None:
             return NGram.of(self.params, len(self.vocabulary))
-        model = build.language_model(ModelSection(**self.card.architecture), len(self.vocabulary))
+        section = ModelSection(**self.card.architecture)
+        model = build.language_model(section, len(self.vocabulary))
         sentence_ends = self.vocabulary.sentence_ends if self.card.sentences else ()
         return self.kind.stepper(model, self.params, sentence_ends)
 
@@ -66,9 +68,13 @@ def load_word_model(path: Path) -> LoadedModel:
     if (path / "model.arpa").exists():
         path = path / "model.arpa"
     if path.suffix == ".arpa":
-        ngram, words = read_arpa(path)
-        vocabulary = Vocabulary(words=tuple(words), source=path.name)
-        return LoadedModel(path=path, vocabulary=vocabulary, params=ngram.params(), card=None)
+        return _load_arpa(path)
     params, card = load_model(path)
     vocabulary = Vocabulary.of(card.vocabulary, card.text)
     return LoadedModel(path=path, vocabulary=vocabulary, params=params, card=card)
+
+
+def _load_arpa(path: Path) -> LoadedModel:
+    ngram, words = read_arpa(path)
+    vocabulary = Vocabulary(words=tuple(words), source=path.name)
+    return LoadedModel(path=path, vocabulary=vocabulary, params=ngram.params(), card=None)
