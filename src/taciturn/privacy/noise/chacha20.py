@@ -189,11 +189,12 @@ def _binomial_sums(times: int, below: int) -> tuple[int, tuple[int, ...]]:
 
     def weigh_next(weight: int, number: int) -> int:
         failures = times - number
-        return weight * failures * below // ((number + 1) * above)
+        more_coins = number + 1
+        return weight * failures * below // (more_coins * above)
 
     def weigh_previous(weight: int, number: int) -> int:
-        failures = times - number
-        return weight * number * above // ((failures + 1) * below)
+        more_failures = times - number + 1
+        return weight * number * above // (more_failures * below)
 
     fewer = _weigh_until_zero(weigh_previous, range(likely, 0, -1))
     more = _weigh_until_zero(weigh_next, range(likely, times))

@@ -145,7 +145,7 @@ class _ExactBuffers:
         """Return the first column of C."""
         decay = self._theta.tolist()
         scale = self._omega.tolist()
-        return sensitivity.blt_coefficients(decay, scale, self.rows)
+        return sensitivity.blt_coefficients(decay=decay, scale=scale, rows=self.rows)
 
     def gain(self, column: np.ndarray) -> float:
         """Return how much wider than white noise the rows and the buffers become, at most."""
@@ -343,7 +343,11 @@ class _TreeNodes:
             """
             own_noise = draw(level + 1)
             below = int64.add(_level(nodes, level), node)
-            return _guess(own_noise, below, self.weights[level + 1])
+            return _guess(
+                own_noise=own_noise,
+                below=below,
+                weight=self.weights[level + 1],
+            )
 
         return jax.lax.fori_loop(0, completed, climb, draw(0))
 
@@ -351,7 +355,7 @@ class _TreeNodes:
         """Put the node in its place, and zeros below it."""
         levels = jnp.arange(self.levels)[:, None]
         kept = int64.where(levels < completed, int64.zeros(nodes.high.shape), nodes)
-        row_of_node = Int64(node.high[None], node.low[None])
+        row_of_node = Int64(high=node.high[None], low=node.low[None])
         return int64.where(levels == completed, row_of_node, kept)
 
     def next_of_completed_tree(self, rows: int) -> Next:
@@ -371,7 +375,7 @@ class _TreeNodes:
         row, nodes = after
 
         def complete() -> Int64:
-            return self._complete(rows, weights, nodes, draw)
+            return self._complete(rows=rows, weights=weights, nodes=nodes, draw=draw)
 
         def leave() -> Int64:
             return int64.zeros(residual.high.shape)
@@ -379,7 +383,7 @@ class _TreeNodes:
         correction = jax.lax.cond(row == rows, complete, leave)
         return int64.add(residual, correction), after
 
-    def _complete(self, rows: int, weights: list[int], nodes: Int64, draw: Draw) -> Int64:
+    def _complete(self, *, rows: int, weights: list[int], nodes: Int64, draw: Draw) -> Int64:
         """Return the noise of the root, less that of the nodes that it replaces."""
         lowest = (rows & -rows).bit_length() - 1
         root = _level(nodes, lowest)
@@ -388,7 +392,7 @@ class _TreeNodes:
             if is_right:
                 # Of the two, the left one was kept.
                 root = int64.add(_level(nodes, level), root)
-            root = _guess(draw(level + 1), root, weight)
+            root = _guess(own_noise=draw(level + 1), below=root, weight=weight)
         for level in range(self.levels):
             root = int64.subtract(root, _level(nodes, level))
         return root
@@ -400,10 +404,10 @@ def _count_trailing_zeros(number: jax.Array) -> jax.Array:
 
 
 def _level(nodes: Int64, level: jax.Array | int) -> Int64:
-    return Int64(nodes.high[level], nodes.low[level])
+    return Int64(high=nodes.high[level], low=nodes.low[level])
 
 
-def _guess(own_noise: Int64, below: Int64, weight: jax.Array | int) -> Int64:
+def _guess(*, own_noise: Int64, below: Int64, weight: jax.Array | int) -> Int64:
     """Return weight · own + (1 − weight) · below, as below + weight · (own − below).
 
     Where both are of noised sums over the same rows, only noise is rounded, to the same number

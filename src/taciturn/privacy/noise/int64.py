@@ -42,47 +42,50 @@ def from_int32(numbers: jax.Array) -> Int64:
     """
     if numbers.dtype != jnp.int32:
         raise TypeError(f"integers of 64 bits are made of int32, not of {numbers.dtype}")
-    return Int64(numbers >> 31, _unsigned(numbers))
+    return Int64(high=numbers >> 31, low=_as_uint32(numbers))
 
 
 def zeros(shape: tuple[int, ...]) -> Int64:
     """Return zeros of this shape."""
-    return Int64(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.uint32))
+    return Int64(
+        high=jnp.zeros(shape, jnp.int32),
+        low=jnp.zeros(shape, jnp.uint32),
+    )
 
 
 def add(left: Int64, right: Int64) -> Int64:
     """Return left + right."""
     low = left.low + right.low
     carry = low < left.low
-    return Int64(left.high + right.high + carry, low)
+    return Int64(high=left.high + right.high + carry, low=low)
 
 
 def negative(number: Int64) -> Int64:
     """Return −number."""
     low = ~number.low + np.uint32(1)
     carry = low == 0
-    return Int64(~number.high + carry, low)
+    return Int64(high=~number.high + carry, low=low)
 
 
 def subtract(left: Int64, right: Int64) -> Int64:
     """Return left − right."""
     high = left.high - right.high
     borrow = left.low < right.low
-    return Int64(high - borrow, left.low - right.low)
+    return Int64(high=high - borrow, low=left.low - right.low)
 
 
 def where(condition: jax.Array, yes: Int64, no: Int64) -> Int64:
     """Return `yes` where the condition holds, and `no` elsewhere."""
     high = jnp.where(condition, yes.high, no.high)
     low = jnp.where(condition, yes.low, no.low)
-    return Int64(high, low)
+    return Int64(high=high, low=low)
 
 
 def concatenate(parts: list[Int64]) -> Int64:
     """Join one-dimensional numbers end to end."""
     high = jnp.concatenate([part.high for part in parts])
     low = jnp.concatenate([part.low for part in parts])
-    return Int64(high, low)
+    return Int64(high=high, low=low)
 
 
 def shift(number: Int64, bits: int) -> Int64:
@@ -90,11 +93,18 @@ def shift(number: Int64, bits: int) -> Int64:
     if bits == 0:
         return number
     if bits >= 32:
-        high = _signed(number.low << np.uint32(bits - 32))
-        return Int64(high, jnp.zeros_like(number.low))
+        high = number.low << np.uint32(bits - 32)
+        return Int64(
+            high=_as_int32(high),
+            low=jnp.zeros_like(number.low),
+        )
+    high = number.high << bits
     carried = number.low >> np.uint32(32 - bits)
-    high = (number.high << bits) | _signed(carried)
-    return Int64(high, number.low << np.uint32(bits))
+    low = number.low << np.uint32(bits)
+    return Int64(
+        high=high | _as_int32(carried),
+        low=low,
+    )
 
 
 def shift_down(number: Int64, bits: int) -> Int64:
@@ -103,10 +113,15 @@ def shift_down(number: Int64, bits: int) -> Int64:
         return number
     if bits >= 32:
         sign = number.high >> 31
-        return Int64(sign, _unsigned(number.high >> (bits - 32)))
+        low = number.high >> (bits - 32)
+        return Int64(high=sign, low=_as_uint32(low))
     high = number.high >> bits
-    carried = _unsigned(number.high << (32 - bits))
-    return Int64(high, carried | (number.low >> np.uint32(bits)))
+    carried = number.high << (32 - bits)
+    low = number.low >> np.uint32(bits)
+    return Int64(
+        high=high,
+        low=_as_uint32(carried) | low,
+    )
 
 
 def shift_down_and_round(number: Int64, bits: int) -> Int64:
@@ -126,7 +141,8 @@ def times(number: Int64, factor: int | jax.Array) -> Int64:
         raise ValueError(f"a factor has up to 31 bits and no sign; {factor} does not fit")
     factor = jnp.asarray(factor, jnp.uint32)
     carried, low = _product(number.low, factor)
-    return Int64(number.high * _signed(factor) + _signed(carried), low)
+    high = number.high * _as_int32(factor)
+    return Int64(high=high + _as_int32(carried), low=low)
 
 
 def times_fraction(number: Int64, factor: int | jax.Array, bits: int) -> Int64:
@@ -136,7 +152,7 @@ def times_fraction(number: Int64, factor: int | jax.Array, bits: int) -> Int64:
     """
     whole = shift_down(number, bits)
     fraction = number.low & np.uint32((1 << bits) - 1)
-    rest = Int64(jnp.zeros_like(number.high), fraction)
+    rest = Int64(high=jnp.zeros_like(number.high), low=fraction)
     return add(times(whole, factor), shift_down_and_round(times(rest, factor), bits))
 
 
@@ -155,18 +171,18 @@ def divide(number: Int64, divisor: jax.Array) -> Int64:
     # ⌊−n/d⌋ = −⌈n/d⌉ = −⌊(n + d − 1)/d⌋.
     rounded_up = add(negative(number), from_int32(divisor - 1))
     dividend = where(is_negative, rounded_up, number)
-    unsigned_divisor = _unsigned(divisor)
+    unsigned_divisor = _as_uint32(divisor)
 
     def divide_next_bit(_: jax.Array, division: _Division) -> _Division:
         return _divide_next_bit(division, unsigned_divisor)
 
     start = _Division(
         remainder=jnp.zeros_like(dividend.low),
-        high=_unsigned(dividend.high),
+        high=_as_uint32(dividend.high),
         low=dividend.low,
     )
     end = jax.lax.fori_loop(0, 64, divide_next_bit, start)
-    quotient = Int64(_signed(end.high), end.low)
+    quotient = Int64(high=_as_int32(end.high), low=end.low)
     return where(is_negative, negative(quotient), quotient)
 
 
@@ -193,7 +209,7 @@ def to_float(number: Int64, unit: jax.Array | float) -> jax.Array:
     """
     is_negative = number.high < 0
     size = where(is_negative, negative(number), number)
-    high = _unsigned(size.high).astype(jnp.float32)
+    high = _as_uint32(size.high).astype(jnp.float32)
     low = size.low.astype(jnp.float32)
     value = high * jnp.float32(2.0**32 * unit) + low * jnp.float32(unit)
     return jnp.where(is_negative, -value, value)
@@ -214,17 +230,18 @@ def _product(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
     right_low = right & LOW_HALF
     lowest = left_low * right_low
     crossed = left_high * right_low
+    highest = left_high * right_high
     # Neither sum overflows: (2¹⁶ − 1)² + 2 · (2¹⁶ − 1) = 2³² − 1.
     middle = (lowest >> HALF) + (crossed & LOW_HALF) + left_low * right_high
-    upper = left_high * right_high + (crossed >> HALF) + (middle >> HALF)
+    upper = highest + (crossed >> HALF) + (middle >> HALF)
     return upper, left * right
 
 
-def _signed(words: jax.Array) -> jax.Array:
+def _as_int32(words: jax.Array) -> jax.Array:
     """Read the same bits as int32."""
     return jax.lax.bitcast_convert_type(words, new_dtype=jnp.int32)
 
 
-def _unsigned(words: jax.Array) -> jax.Array:
+def _as_uint32(words: jax.Array) -> jax.Array:
     """Read the same bits as uint32."""
     return jax.lax.bitcast_convert_type(words, new_dtype=jnp.uint32)

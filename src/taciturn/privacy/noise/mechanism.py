@@ -93,15 +93,21 @@ def choose_grid(noise: Noise, *, deviation: float, reach: float, largest: float,
             f"noise of {deviation:.3g} steps on sums of up to {largest:.3g} does not fit into 64"
             " bits"
         )
+    _refuse_coarse_feedback(noise, reach=reach, size=size, bits=bits)
+    return Grid(bits, sampler.spread(wanted * 2.0**bits))
+
+
+def _refuse_coarse_feedback(noise: Noise, *, reach: float, size: int, bits: int) -> None:
+    """Refuse a grid on which rounding is not covered by the margin of the deviation."""
+    rows = noise.strategy.rows
     # The most by which what is fed back can differ between neighbours, over all rows, beyond what
     # the strategy accounts for.
-    feedback_error = 2 * noise.rounding * math.sqrt(size * noise.strategy.rows)
+    feedback_error = 2 * noise.rounding * math.sqrt(size * rows)
     if feedback_error > MARGIN * reach * 2.0**bits:
         raise ValueError(
-            f"{noise.strategy.name} noise for {size} parameters over {noise.strategy.rows} rounds"
-            " rounds too coarsely: take fewer bands or buffers, or another kind of noise"
+            f"{noise.strategy.name} noise for {size} parameters over {rows} rounds rounds too"
+            " coarsely: take fewer bands or buffers, or another kind of noise"
         )
-    return Grid(bits, sampler.spread(wanted * 2.0**bits))
 
 
 def _bound_distance(size: int, grid: Grid) -> float:
@@ -227,7 +233,10 @@ class _NoisedMechanism:
         unit = self.estimator.unit * 2.0**-grid.bits
         row = int64.to_float(noised, self.bound.step(public) * unit)
         estimate = _unflatten(row, layout)
-        after = State(state.round + 1, noise_state)
+        after = State(
+            round=state.round + 1,
+            noise=noise_state,
+        )
         return Release(estimate), after
 
     def follow(self, state: State, release: Release, key: NoiseKey) -> State:
@@ -249,7 +258,7 @@ class _NoisedMechanism:
         spread = self._choose_grid(size).spread
 
         def draw(stream: jax.Array | int) -> Int64:
-            return sampler.white(spread, key, stream, size)
+            return sampler.white(spread, key, stream=stream, size=size)
 
         return self.noise.next(state.noise, draw)
 
@@ -362,7 +371,11 @@ class _AdaptiveMechanism:
         """
         size = trees.size(params)
         self._choose_grid(size)
-        return AdaptiveState(jnp.int32(0), self.clip.init(), self.noise.init(size + 1))
+        return AdaptiveState(
+            round=jnp.int32(0),
+            norms=self.clip.init(),
+            noise=self.noise.init(size + 1),
+        )
 
     def public(self, state: AdaptiveState) -> Norms:
         """Return what devices must know to bound their updates."""
@@ -370,7 +383,13 @@ class _AdaptiveMechanism:
 
     def bound(self, norms: Norms, update: Update, weight: jax.Array, key: jax.Array) -> Report:
         """Return the report of one user, with the bit that tells whether the update is short."""
-        report = clipping.encode(self.reports, norms.clip_norm, update, weight, key)
+        report = clipping.encode(
+            self.reports,
+            public=norms.clip_norm,
+            update=update,
+            weight=weight,
+            key=key,
+        )
         bit = centred_bit(norms, update, report.weight > 0)
         return report._replace(update=(report.update, bit))
 
@@ -425,19 +444,29 @@ class _AdaptiveMechanism:
 
         def draw(stream: jax.Array | int) -> Int64:
             # From streams of their own, so that they share nothing.
-            for_updates = sampler.white(spread, key, 2 * stream, size)
-            for_count = sampler.white(self.counting.spread, key, 2 * stream + 1, 1)
+            for_updates = sampler.white(
+                spread,
+                key,
+                stream=2 * stream,
+                size=size,
+            )
+            for_count = sampler.white(
+                self.counting.spread,
+                key,
+                stream=2 * stream + 1,
+                size=1,
+            )
             return int64.concatenate([for_updates, for_count])
 
         return self.noise.next(state.noise, draw)
 
     def _add_noise(self, sums: Int64, noise: Int64, grid: Grid) -> Int64:
         size = sums.low.size
-        for_updates = Int64(noise.high[:size], noise.low[:size])
+        for_updates = Int64(high=noise.high[:size], low=noise.low[:size])
         return int64.add(int64.shift(sums, grid.bits), for_updates)
 
     def _add_noise_to_count(self, halves: jax.Array, noise: Int64) -> Int64:
-        for_count = Int64(noise.high[-1], noise.low[-1])
+        for_count = Int64(high=noise.high[-1], low=noise.low[-1])
         count = int64.shift(int64.from_int32(halves), self.counting.bits)
         return int64.add(count, for_count)
 
@@ -458,7 +487,11 @@ class _AdaptiveMechanism:
         norms = self.clip.followed(state.norms, share)
         is_restart = jnp.any(state.round + 1 == self.restarts)
         in_force = jnp.where(is_restart, norms.estimate, norms.clip_norm)
-        return AdaptiveState(state.round + 1, norms._replace(clip_norm=in_force), noise_state)
+        return AdaptiveState(
+            round=state.round + 1,
+            norms=norms._replace(clip_norm=in_force),
+            noise=noise_state,
+        )
 
 
 # A mechanism without noise.
@@ -510,7 +543,7 @@ def _flatten(sums: PyTree) -> tuple[Int64, _Layout]:
     shapes = [layer.low.shape for layer in layers]
     high = jnp.concatenate([jnp.ravel(layer.high) for layer in layers])
     low = jnp.concatenate([jnp.ravel(layer.low) for layer in layers])
-    return Int64(high, low), _Layout(structure, shapes)
+    return Int64(high=high, low=low), _Layout(structure, shapes)
 
 
 def _unflatten(row: jax.Array, layout: _Layout) -> Estimate:

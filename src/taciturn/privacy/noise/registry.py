@@ -100,7 +100,10 @@ def _tree_rows(honaker: bool, segment: Segment, is_restarted: bool) -> np.ndarra
 
 
 def _draw_banded(multiplier: float, segments: list[Segment]) -> Noise:
-    bands = [correlated.Bands(each.rows, each.coefficients["bands"]) for each in segments]
+    bands = []
+    for segment in segments:
+        coefficients = segment.coefficients["bands"]
+        bands.append(correlated.Bands(segment.rows, coefficients))
     return correlated.banded_toeplitz(multiplier, *bands)
 
 
@@ -131,15 +134,21 @@ def _optimize_bands(search: Search) -> Coefficients:
 def _draw_blt(multiplier: float, segments: list[Segment]) -> Noise:
     buffers = []
     for segment in segments:
-        decay = segment.coefficients["decay"]
-        scale = segment.coefficients["scale"]
-        buffers.append(correlated.Buffers(segment.rows, decay, scale))
+        buffers.append(
+            correlated.Buffers(
+                rows=segment.rows,
+                decay=segment.coefficients["decay"],
+                scale=segment.coefficients["scale"],
+            )
+        )
     return correlated.blt(multiplier, *buffers)
 
 
 def _blt_column(segment: Segment) -> np.ndarray:
     return sensitivity.blt_coefficients(
-        segment.coefficients["decay"], segment.coefficients["scale"], segment.rows
+        decay=segment.coefficients["decay"],
+        scale=segment.coefficients["scale"],
+        rows=segment.rows,
     )
 
 
@@ -154,8 +163,8 @@ def _blt_rows(segment: Segment, is_restarted: bool) -> np.ndarray:
 def _optimize_blt(search: Search) -> Coefficients:
     possible = sensitivity.most_participations(search.rows, search.min_separation)
     return optimal_blt(
-        search.rows,
-        search.min_separation,
+        rounds=search.rows,
+        min_separation=search.min_separation,
         max_participations=min(search.max_participations, possible),
         buffers=search.buffers,
     )
@@ -209,11 +218,16 @@ def noises_with(condition: Callable[[NoiseKind], bool]) -> tuple[NoiseName, ...]
 
 
 def split_by_segment(lengths: Sequence[int], strategy: Coefficients | None) -> list[Segment]:
-    """Return segments of these lengths; `strategy` has the coefficients of all, one after another."""
-    by_name = {
-        name: np.reshape(values, (len(lengths), -1)).tolist()
-        for name, values in (strategy or {}).items()
-    }
+    """Return segments of these lengths.
+
+    Args:
+        lengths: in rows.
+        strategy: the coefficients of all segments, one after another, if there are any.
+    """
+    by_name = {}
+    for name, values in (strategy or {}).items():
+        by_segment = np.reshape(values, (len(lengths), -1))
+        by_name[name] = by_segment.tolist()
     segments = []
     for number, rows in enumerate(lengths):
         coefficients = {name: values[number] for name, values in by_name.items()}

@@ -224,10 +224,17 @@ class _Chunks:
             counter = counters[place % self.held]
             return words(1 + lane, counter)
 
-        drawn = draw_discrete(self.table, first_words, draw_more, self.guide)
-        lower = self.factors.lower[name]
-        upper = self.factors.upper[name]
-        return _multiply(drawn, lower, upper)
+        drawn = draw_discrete(
+            self.table,
+            first_words,
+            draw_more=draw_more,
+            guide=self.guide,
+        )
+        return _multiply(
+            drawn,
+            lower=self.factors.lower[name],
+            upper=self.factors.upper[name],
+        )
 
 
 def draw_in_one_kernel(
@@ -256,7 +263,14 @@ def draw_in_one_kernel(
     def put_in_order(words: jax.Array) -> jax.Array:
         return words[:, :blocks].reshape(-1)[:size]
 
-    return Int64(put_in_order(high), put_in_order(low))
+    return Int64(high=put_in_order(high), low=put_in_order(low))
+
+
+class _Lane(NamedTuple):
+    """A coordinate of each block: its first words, and the sum of what was drawn for it."""
+
+    first_words: jax.Array
+    sum: Int64
 
 
 def _kernel(terms: int, key_ref, stream_ref, lower_ref, upper_ref, *refs) -> None:
@@ -269,22 +283,26 @@ def _kernel(terms: int, key_ref, stream_ref, lower_ref, upper_ref, *refs) -> Non
     def add_term(name: jax.Array, sums: list[Int64]) -> list[Int64]:
         words = functools.partial(_draw_words, key_ref, name, stream_ref[0])
 
-        def add_to_next_lane(
-            lane: jax.Array, lanes: list[tuple[jax.Array, Int64]]
-        ) -> list[tuple[jax.Array, Int64]]:
+        def add_to_next_lane(number: jax.Array, lanes: list[_Lane]) -> list[_Lane]:
             """Add to the first lane, and put it last: registers cannot be indexed."""
-            (first_words, sum), *others = lanes
+            lane, *others = lanes
 
             def draw_more(_: None) -> list[jax.Array]:
-                return words(1 + lane, counters)
+                return words(1 + number, counters)
 
-            drawn = draw_discrete(table, first_words, draw_more)
-            term = _multiply(drawn, lower_ref[name], upper_ref[name])
-            return [*others, (first_words, int64.add(sum, term))]
+            drawn = draw_discrete(table, lane.first_words, draw_more)
+            term = _multiply(
+                drawn,
+                lower=lower_ref[name],
+                upper=upper_ref[name],
+            )
+            sum = int64.add(lane.sum, term)
+            return [*others, lane._replace(sum=sum)]
 
-        lanes = list(zip(words(0, counters), sums, strict=True))
+        first_words = words(0, counters)
+        lanes = [_Lane(word, sum) for word, sum in zip(first_words, sums, strict=True)]
         lanes = jax.lax.fori_loop(0, LANES, add_to_next_lane, lanes)
-        return [sum for _, sum in lanes]
+        return [lane.sum for lane in lanes]
 
     nothing = [int64.zeros(counters.shape)] * LANES
     sums = jax.lax.fori_loop(0, terms, add_term, nothing)
@@ -304,7 +322,7 @@ def _draw_words(
     return chacha20.blocks(key, counters, nonce)
 
 
-def _multiply(drawn: jax.Array, lower: jax.Array, upper: jax.Array) -> Int64:
+def _multiply(drawn: jax.Array, *, lower: jax.Array, upper: jax.Array) -> Int64:
     """Return what was drawn times lower + 2³¹ · upper."""
     number = int64.from_int32(drawn)
     by_lower = int64.times(number, lower)
@@ -382,10 +400,12 @@ def _look_up_one_by_one(
             undecided=decisions.undecided.at[place].set(False),
         )
 
-    found = _search(table, [number], start=guide[_find_stretch(number)], steps=GUIDED)
+    stretch = _find_stretch(number)
+    found = _search(table, [number], start=guide[stretch], steps=GUIDED)
     undecided = table[0][found] == number
-    decisions = _Decisions(found, undecided)
-    return jax.lax.while_loop(is_any_undecided, decide_one, decisions).found
+    decisions = _Decisions(found=found, undecided=undecided)
+    decided = jax.lax.while_loop(is_any_undecided, decide_one, decisions)
+    return decided.found
 
 
 def _search(
@@ -395,22 +415,27 @@ def _search(
 
     If only first words are compared, count those that are smaller.
     """
-    has_all_words = len(words) > 1
+    largest_step = 2 ** (steps - 1)
 
     def halve(step: jax.Array, found: jax.Array) -> jax.Array:
-        size = jnp.int32(2 ** (steps - 1)) >> step
-        place = found + size - 1
-        is_smaller = jnp.asarray(False)
-        is_same = jnp.asarray(True)
-        for column, word in zip(table, words, strict=False):
-            entry = column[place]
-            is_smaller = is_smaller | (is_same & (entry < word))
-            is_same = is_same & (entry == word)
-        is_counted = is_smaller | (is_same & has_all_words)
+        size = jnp.int32(largest_step) >> step
+        is_counted = _is_counted(table, words, found + size - 1)
         return found + jnp.where(is_counted, size, 0)
 
     begin = jnp.broadcast_to(jnp.int32(start), words[0].shape)
     return jax.lax.fori_loop(0, steps, halve, begin)
+
+
+def _is_counted(table: Table, words: list[jax.Array], place: jax.Array) -> jax.Array:
+    """Compare the entry at a place with a number, word by word."""
+    is_smaller = jnp.asarray(False)
+    is_same = jnp.asarray(True)
+    for column, word in zip(table, words, strict=False):
+        entry = column[place]
+        is_smaller = is_smaller | (is_same & (entry < word))
+        is_same = is_same & (entry == word)
+    has_all_words = len(words) > 1
+    return is_smaller | (is_same & has_all_words)
 
 
 def _find_stretch(number: jax.Array) -> jax.Array:
@@ -470,7 +495,8 @@ def _load_table() -> Table:
 
 def _sum_weights(context: Context) -> list[Decimal]:
     """Return Σ exp(−j²/2 BASE²) over |j| ≤ k, for k = 0, 1, …, `LARGEST`."""
-    factor = context.exp(context.divide(Decimal(-1), Decimal(BASE**2)))
+    exponent = context.divide(Decimal(-1), Decimal(BASE**2))
+    factor = context.exp(exponent)
     # Of the next weight to this one: exp(−(2k + 1)/2 BASE²).
     ratio = context.sqrt(factor)
     weight = Decimal(1)

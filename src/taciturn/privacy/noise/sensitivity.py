@@ -134,7 +134,7 @@ class _ToeplitzForms:
         """Return the largest ‖C u‖², over all patterns of the whole run."""
         lengths = segments(rows, self.restarts)
         last = len(lengths) - 1
-        patterns: _Patterns = {(0, 0): 0.0}
+        patterns: _Patterns = {_SoFar(participations=0, rest=0): 0.0}
         for position, length in enumerate(lengths):
             patterns = _extend_patterns(
                 patterns,
@@ -167,8 +167,16 @@ def _fall_at_least_as_late(column: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(backwards)[::-1]
 
 
-# (participations so far, rows of the next segment that are too soon) → the largest ‖C u‖².
-_Patterns = dict[tuple[int, int], float]
+class _SoFar(NamedTuple):
+    """Where a user stands before a segment."""
+
+    participations: int
+    # Rows of the segment that are too soon.
+    rest: int
+
+
+# The largest ‖C u‖² of all patterns that end there.
+_Patterns = dict[_SoFar, float]
 
 
 def _extend_patterns(
@@ -185,14 +193,23 @@ def _extend_patterns(
     """
     length = len(column)
     extended: _Patterns = {}
-    for (before, rest), value in patterns.items():
-        moved = _square_earliest(column, rest=rest, distance=distance, most=most - before)
+    for before, value in patterns.items():
+        moved = _square_earliest(
+            column,
+            rest=before.rest,
+            distance=distance,
+            most=most - before.participations,
+        )
         # More is worse, but what is not spent here can be spent later.
         fewest = len(moved) - 1 if is_last else 0
         for count in range(fewest, len(moved)):
-            rest_after = max(0, rest + count * distance - length)
-            state = (before + count, rest_after)
-            extended[state] = max(extended.get(state, 0.0), value + moved[count])
+            rest = before.rest + count * distance - length
+            after = _SoFar(
+                participations=before.participations + count,
+                rest=max(0, rest),
+            )
+            reached = value + moved[count]
+            extended[after] = max(extended.get(after, 0.0), reached)
     return extended
 
 
@@ -272,7 +289,12 @@ class _Trees:
 
     def sensitivity_squared(self, rows: int, min_separation: int, max_participations: int) -> float:
         """Return the largest ‖C u‖², over all patterns of the whole run."""
-        return tree_sensitivity_squared(rows, min_separation, max_participations, self.restarts)
+        return tree_sensitivity_squared(
+            rows=rows,
+            min_separation=min_separation,
+            max_participations=max_participations,
+            restarts=self.restarts,
+        )
 
     def prefix_variance(self, rows: int) -> np.ndarray:
         """Return the variance of the noise on the sums of the first 1, 2, … rows."""
@@ -334,7 +356,10 @@ def tree_sensitivity_squared(
     from left to right, each summed up by its frontier.
     """
     possible = most_participations(rows, min_separation)
-    claim = _Claim(distance=min_separation + 1, most=min(max_participations, possible))
+    claim = _Claim(
+        distance=min_separation + 1,
+        most=min(max_participations, possible),
+    )
     lengths = segments(rows, restarts)
     ends = list(itertools.accumulate(lengths))
     if claim.most > MOST_EXACT:
@@ -347,7 +372,7 @@ def tree_sensitivity_squared(
     for length, end in zip(lengths, ends, strict=True):
         if end in restarts:
             height = (length - 1).bit_length()
-            parts = [_join_completed(whole, height, length, claim)]
+            parts = [_join_completed(whole, claim, level=height, length=length)]
         else:
             parts = _cover(whole, length)
         for part in parts:
@@ -377,7 +402,8 @@ def _fill_every_node(length: int, claim: _Claim, *, is_completed: bool) -> float
     else:
         sizes = 2 ** np.arange(length.bit_length())
         nodes = length // sizes
-    inside = np.minimum(claim.most, -(-sizes // claim.distance))
+    possible = -(-sizes // claim.distance)
+    inside = np.minimum(claim.most, possible)
     return float(np.sum(nodes * inside**2.0))
 
 
@@ -420,15 +446,25 @@ def _join_whole_subtrees(largest: int, claim: _Claim) -> list[_Frontier]:
     return whole
 
 
-def _join_completed(whole: list[_Frontier], level: int, length: int, claim: _Claim) -> _Frontier:
+def _join_completed(whole: list[_Frontier], claim: _Claim, *, level: int, length: int) -> _Frontier:
     """Return a subtree of this level that has only its first rows."""
     if length == 1 << level:
         return whole[level]
     if length == 0:
         return _EMPTY
     half = 1 << (level - 1)
-    left = _join_completed(whole, level - 1, min(length, half), claim)
-    right = _join_completed(whole, level - 1, max(0, length - half), claim)
+    left = _join_completed(
+        whole,
+        claim,
+        level=level - 1,
+        length=min(length, half),
+    )
+    right = _join_completed(
+        whole,
+        claim,
+        level=level - 1,
+        length=max(0, length - half),
+    )
     return _join(left, right, claim, is_node=True)
 
 
@@ -446,15 +482,21 @@ def _join(left: _Frontier, right: _Frontier, claim: _Claim, *, is_node: bool) ->
         frontier.offer(inside, only_left)
     margins = np.arange(claim.distance)
     margins_of_right = np.maximum(margins - left.size, 0)
-    furthest = claim.distance - 1
     for inside, free in right.room.items():
         only_right = free[margins_of_right]
         frontier.offer(inside, only_right)
         for inside_left, free_left in left.room.items():
-            missing = np.clip(furthest - free_left, 0, furthest)
-            both = np.where(free_left >= 0, free[missing], -1)
-            frontier.offer(_add(inside_left, inside), both)
+            in_both = _add(inside_left, inside)
+            frontier.offer(in_both, _chain_room(free_left, free))
     return _Frontier(_drop_dominated(frontier.room), left.size + right.size)
+
+
+def _chain_room(left: _Room, right: _Room) -> _Room:
+    """Return the room at the right end of two neighbours, with participations in both."""
+    furthest = len(right) - 1
+    # What the left one does not leave of the distance, the right one has to.
+    missing = np.clip(furthest - left, 0, furthest)
+    return np.where(left >= 0, right[missing], -1)
 
 
 def _add(left: _Inside, right: _Inside) -> _Inside:
@@ -472,10 +514,14 @@ class _Candidates:
     def offer(self, inside: _Inside, free: _Room) -> None:
         """Add these participations, if the claim allows them and they fit."""
         count = inside.participations
-        if count > self._most or not np.any(free >= 0):
+        fits = np.any(free >= 0)
+        if count > self._most or not fits:
             return
         of_node = count**2 if self._is_node else 0
-        inside = _Inside(count, inside.value + of_node)
+        inside = _Inside(
+            participations=count,
+            value=inside.value + of_node,
+        )
         if inside in self.room:
             free = np.maximum(self.room[inside], free)
         self.room[inside] = free
