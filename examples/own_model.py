@@ -50,7 +50,7 @@ def main(population: Path, folder: Path, users: int = 1000, rounds: int = 50) ->
     )
     run = tt.train(recipe, folder / "run")  # killed at any moment: tt.resume(folder / "run")
     print(f"{run.evaluate().accuracy_top1:.2%} right at ε = {run.guarantee.epsilon:.2f}")
-    print("the audit refutes the claim:", run.audit().membership.audit.refuted)
+    print("the audit refutes the claim:", run.audit().membership.audit.is_refuted)
     print(
         "files with its guarantee:", *(path.name for path in run.export(folder / "model").files)
     )  # to="arpa": n-grams

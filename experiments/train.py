@@ -192,7 +192,7 @@ def audit_users(finished: Any) -> dict[str, float | bool]:
         "times": found.times,
         "times_at_least": found.times_at_least,
         "caught_at_80_percent": found.caught[0],
-        "refuted": found.refuted,
+        "refuted": found.is_refuted,
     }
 
 

@@ -150,7 +150,7 @@ def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_acc
     """
     recipe = recipe_of(honest(kind))
     found = audit_membership(honest(kind), recipe)
-    assert not found.audit.refuted
+    assert not found.audit.is_refuted
     users = score_audit_users(recipe, AuditScores(honest(kind)))
     error = 4 / math.sqrt(np.sum(users.mu[users.included] ** 2))
     assert found.audit.signal == pytest.approx(1.0, abs=error)
@@ -165,7 +165,7 @@ def test_noise_that_is_half_of_what_is_claimed_is_found_out(wide, tmp_path, monk
     """The twin."""
     with_noise_too_small(monkeypatch, 2.0)
     found = found_in(watched(wide, **MECHANISMS[kind]), tmp_path / "run")
-    assert found.audit.refuted
+    assert found.audit.is_refuted
     assert found.audit.spread < 0.75
 
 
@@ -350,7 +350,7 @@ def test_a_run_that_ended_early_is_audited_by_those_whose_turn_had_come(wide, tm
         train_run(watched(wide), tmp_path / "run", cut_at(9))
     found = audit_membership(tmp_path / "run", recipe_of(tmp_path / "run"))
     assert found.audit.included + found.audit.left_out == 400  # it was saved after eight rounds
-    assert not found.audit.refuted
+    assert not found.audit.is_refuted
 
 
 def test_damaged_files_are_reported(uncut, tmp_path):
@@ -393,7 +393,7 @@ def test_a_clip_norm_that_adapts_is_audited_by_few_at_once(wide, tmp_path):
         "privacy": ADAPTIVE,
     }
     found = found_in(watched(wide, users=64, algorithm="dp-ftrl", **counted), tmp_path / "run")
-    assert not found.audit.refuted
+    assert not found.audit.is_refuted
     assert found.audit.signal == pytest.approx(1.0, abs=0.6)
 
 

@@ -40,7 +40,7 @@ def test_a_mechanism_that_keeps_its_word_is_accused_less_than_once_in_a_thousand
     is said to be.
     """
     found = [audit(mu, 1.0, people, users, seed) for seed in range(200)]
-    assert sum(one.refuted for one in found) <= 1
+    assert sum(one.is_refuted for one in found) <= 1
     assert np.mean([one.times for one in found]) == pytest.approx(
         1 / math.sqrt(1 + people), rel=0.05
     )
@@ -50,7 +50,7 @@ def test_a_mechanism_that_keeps_its_word_is_accused_less_than_once_in_a_thousand
 def test_noise_that_is_too_small_is_caught(users, times):
     """The twin."""
     found = [audit(1.0, times, 0.0, users, seed) for seed in range(6)]
-    assert all(one.refuted for one in found)
+    assert all(one.is_refuted for one in found)
     assert all(1 < one.times_at_least < times for one in found)
     assert np.mean([one.times for one in found]) == pytest.approx(times, rel=0.1)
     assert np.mean([one.spread for one in found]) == pytest.approx(1 / times, rel=0.05)
@@ -60,7 +60,7 @@ def test_reports_that_are_too_long_are_caught_as_well():
     generator = np.random.default_rng(0)
     included = generator.random(1000) < 0.5
     found = audit_scores(2.0 * included + generator.normal(size=1000), np.ones(1000), included)
-    assert found.refuted
+    assert found.is_refuted
     assert found.signal == pytest.approx(2.0, rel=0.1)
 
 
@@ -90,12 +90,17 @@ def test_a_level_of_one_in_twenty_would_accuse_the_innocent():
 def test_what_it_says_it_would_catch_it_does_catch(mu, users, people):
     power = mu * math.sqrt(users / 2)
     for likely in LIKELY:
-        factor = least_caught(power, users - 1, 1.0, people, likely)
-        found = np.mean([audit(mu, factor, people, users, seed).refuted for seed in range(200)])
+        factor = least_caught(
+            power=power, freedom=users - 1, signal=1.0, people=people, likely=likely
+        )
+        found = np.mean([audit(mu, factor, people, users, seed).is_refuted for seed in range(200)])
         assert likely - 0.06 < found  # more, by a little: the curve helps
         assert (
             np.mean(
-                [audit(mu, 1 + (factor - 1) / 3, people, users, seed).refuted for seed in range(50)]
+                [
+                    audit(mu, 1 + (factor - 1) / 3, people, users, seed).is_refuted
+                    for seed in range(50)
+                ]
             )
             < likely
         )
@@ -123,7 +128,7 @@ def test_reports_that_are_too_long_now_and_then_are_seen_by_the_curve_and_not_by
     found = audit_scores(
         0.5 * included * far + generator.normal(size=users), np.full(users, 0.5), included
     )
-    assert found.refuted
+    assert found.is_refuted
     power = 0.5 * math.sqrt(found.included)
     assert _least_times(found.times * power, users - 1, power) < 1
 

@@ -137,7 +137,7 @@ def test_an_interrupted_run_resumes_with_the_same_canaries(population, text, run
 def test_what_cannot_be_planted_is_refused(population, text, tmp_path, vocabulary):
     with pytest.raises(RecipeError, match="do not fit into 10 sentences"):
         tiny_recipe(population, canaries=canaries(text, copies=[11]))
-    other = type(vocabulary)((*vocabulary.words[:-1], "another"))
+    other = type(vocabulary)(words=(*vocabulary.words[:-1], "another"))
     PublicCorpus.of(["word1 word2."], other, "other").save(tmp_path / "other")
     with pytest.raises(RecipeError, match="other words than the population"):
         train_run(

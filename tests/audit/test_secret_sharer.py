@@ -16,7 +16,7 @@ from taciturn.audit import secret_sharer
 from taciturn.audit.canaries import (
     Canary,
     canary_words,
-    copies_read,
+    count_copies_read,
     expected_sightings,
     load_canaries,
     make_canaries,
@@ -156,7 +156,7 @@ def test_each_sharer_has_the_copies_among_two_hundred_sentences():
         assert (
             len(sentences) == 200 == np.count_nonzero(user.tokens == END)
         )  # each a message of its own
-        assert is_canary.sum() == user.canary.copies == copies_read(user)
+        assert is_canary.sum() == user.canary.copies == count_copies_read(user)
         assert {tuple(row[:8]) for row in sentences[~is_canary]} <= public
     assert len({user.tokens.tobytes() for user in users if user.canary.copies < 200}) == 2 * (1 + 3)
 
@@ -191,7 +191,7 @@ def test_copies_that_a_device_does_not_read_are_not_counted():
         Unrolls(10), batch_size=3, pieces=12
     )  # 120 tokens, of sentences of six
     assert expected_sightings(users, 0.5, 10, tokens)[always] == 0.5 * 10 * 2 * 20
-    assert copies_read(users[-1], tokens) < 14 == copies_read(users[-1])
+    assert count_copies_read(users[-1], tokens) < 14 == count_copies_read(users[-1])
 
 
 def test_canaries_keep(tmp_path):

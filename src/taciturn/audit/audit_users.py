@@ -333,14 +333,18 @@ def walsh(values: np.ndarray) -> np.ndarray:
     >>> walsh(np.array([1.0, 2.0, 3.0, 4.0]))
     array([10., -2., -4.,  0.])
     """
-    transformed = values
     step = 1
     while step < len(values):
-        first, second = np.moveaxis(transformed.reshape(-1, 2, step), 1, 0)
-        pairs = np.stack([first + second, first - second], axis=1)
-        transformed = pairs.ravel()
+        values = _add_and_subtract(values, step)
         step = 2 * step
-    return transformed
+    return values
+
+
+def _add_and_subtract(values: np.ndarray, step: int) -> np.ndarray:
+    """Replace blocks of `step` values, two by two, by their sum and their difference."""
+    first, second = np.moveaxis(values.reshape(-1, 2, step), 1, 0)
+    pairs = np.stack([first + second, first - second], axis=1)
+    return pairs.ravel()
 
 
 class _Turns(NamedTuple):
@@ -368,14 +372,15 @@ def choose_patterns(recipe: Recipe) -> list[list[int]]:
         patterns = _space_turns(rounds, allowed.apart, turns)
         if recipe.audit.users <= at_once * len(patterns):
             return patterns
+    raise ValueError(_explain_too_many(recipe, most=at_once * rounds))
+
+
+def _explain_too_many(recipe: Recipe, most: int) -> str:
     beside = (
-        f"{rounds} rounds of {recipe.participation.cohort:g} people, who are counted, and audit"
-        " users with them"
+        f"{recipe.run.rounds} rounds of {recipe.participation.cohort:g} people, who are counted,"
+        " and audit users with them"
     )
-    raise ValueError(
-        f"[audit] {recipe.audit.users} users are too many for {beside}: take at most"
-        f" {at_once * rounds}"
-    )
+    return f"[audit] {recipe.audit.users} users are too many for {beside}: take at most {most}"
 
 
 def _allowed_turns(recipe: Recipe) -> _Turns:
@@ -417,11 +422,8 @@ def _space_turns(rounds: int, apart: int, turns: int) -> list[list[int]]:
     patterns = []
     for first in range(min(apart, rounds)):
         possible = list(range(first, rounds, apart))
-        for start in range(0, len(possible), turns):
-            pattern = possible[start : start + turns]
-            if 2 * len(pattern) >= turns:
-                patterns.append(pattern)
-    return patterns
+        patterns += [possible[start : start + turns] for start in range(0, len(possible), turns)]
+    return [pattern for pattern in patterns if 2 * len(pattern) >= turns]
 
 
 def _number_patterns(patterns: list[list[int]]) -> dict[int, int]:

@@ -1,9 +1,9 @@
-"""Canaries: invented secrets, and synthetic users who share them (Ramaswamy et al. 2020, §IV-A; the
-idea is Carlini et al.'s, 2019).
+"""Canaries: invented secrets, and synthetic users who share them.
 
-A canary is five words drawn at random. n_u synthetic users share it, with n_e copies each among
-their 200 sentences; the others are public. A run trains on them like on anyone else, and
-audit/secret_sharer.py then asks the model what it remembers.
+They are those of Ramaswamy et al. 2020, §IV-A; the idea is Carlini et al.'s, 2019. A canary is five
+words drawn at random. n_u synthetic users share it, with n_e copies each among their 200 sentences;
+the others are public. A run trains on them like on anyone else, and audit/secret_sharer.py then
+asks the model what it remembers.
 
 Departs from the paper: a canary is drawn from words alone. Punctuation that ends a sentence would
 make two of it.
@@ -12,7 +12,7 @@ make two of it.
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,64 +33,95 @@ from taciturn.recipe.sections import CanarySection
 from taciturn.training import TrainState
 
 FILE_NAME = "canaries.json"
-# words of a canary, and how many of them an attacker knows
-LENGTH, PREFIX = 5, 2
-# what a seed is used for: random numbers are never reused
-DRAWING_CANARIES, DRAWING_TEXTS = 0, 1
+# Words of a canary, and how many of them an attacker knows.
+LENGTH = 5
+PREFIX = 2
+# What a seed is used for: random numbers are never reused.
+DRAWING_CANARIES = 0
+DRAWING_TEXTS = 1
 
 
 class Canary(NamedTuple):
-    # ids
+    """A secret."""
+
+    # Their ids.
     words: tuple[int, ...]
-    # n_u, who share it
+    # n_u, who share it.
     users: int
-    # n_e, for each of them
+    # n_e, for each of them.
     copies: int
 
     @property
     def prefix(self) -> tuple[int, ...]:
+        """Return what an attacker knows."""
         return self.words[:PREFIX]
 
     @property
     def continuation(self) -> tuple[int, ...]:
-        # the secret
+        """Return what an attacker looks for."""
         return self.words[PREFIX:]
 
 
 class SyntheticUser(NamedTuple):
+    """One of those who share a canary."""
+
     canary: Canary
-    # messages closed by END, like those of a population's users
+    # Messages closed by END, like those of a population's users.
     tokens: np.ndarray
 
 
 def canary_words(vocabulary: Vocabulary) -> np.ndarray:
-    """Return the ids that canaries and their references are made of: no special tokens, no
-    punctuation.
+    """Return the ids that canaries and their references are made of.
+
+    They are neither special tokens nor punctuation.
     """
-    words = np.array(
-        [place for place, word in enumerate(vocabulary.words) if is_word(word)], np.int32
-    )
-    if not len(words):
+    places = [place for place, word in enumerate(vocabulary.words) if is_word(word)]
+    if not places:
         raise DataError("this vocabulary has no word to make a canary of")
-    return words
+    return np.array(places, np.int32)
 
 
 def make_canaries(
     vocabulary: Vocabulary, seed: int, kinds: CanarySection = CanarySection()
 ) -> list[Canary]:
     """Draw canaries of every n_u with every n_e: 27, with 189 users, as the paper has them."""
-    cells = [cell for cell in product(kinds.users, kinds.copies) for _ in range(kinds.per_cell)]
-    drawn = np.random.default_rng([seed, DRAWING_CANARIES]).choice(
-        canary_words(vocabulary), (len(cells), LENGTH)
-    )
-    return [Canary(tuple(words), *cell) for words, cell in zip(drawn.tolist(), cells, strict=True)]
+    generator = np.random.default_rng([seed, DRAWING_CANARIES])
+    cells = _list_cells(kinds)
+    drawn = generator.choice(canary_words(vocabulary), (len(cells), LENGTH))
+    canaries = []
+    for words, (users, copies) in zip(drawn.tolist(), cells, strict=True):
+        canary = Canary(
+            words=tuple(words),
+            users=users,
+            copies=copies,
+        )
+        canaries.append(canary)
+    return canaries
+
+
+def _list_cells(kinds: CanarySection) -> list[tuple[int, int]]:
+    """Return (n_u, n_e) of each canary."""
+    cells: list[tuple[int, int]] = []
+    for cell in product(kinds.users, kinds.copies):
+        cells += [cell] * kinds.per_cell
+    return cells
 
 
 def synthetic_users(
     canaries: Sequence[Canary], corpus: PublicCorpus, seed: int, sentences: int = 200
 ) -> list[SyntheticUser]:
-    """Make the users who share the canaries. Every sentence is a message of its own, and a user's
-    are in random order.
+    """Make the users who share the canaries.
+
+    Every sentence is a message of its own, and a user's are in random order.
+
+    Args:
+        canaries: each is shared by its number of users.
+        corpus: whose sentences are their other text.
+        seed: of all that is drawn.
+        sentences: of each user.
+
+    Raises:
+        ValueError: a canary has more copies than a user has sentences.
     """
     if any(canary.copies > sentences for canary in canaries):
         raise ValueError(
@@ -98,24 +129,27 @@ def synthetic_users(
         )
     generator = np.random.default_rng([seed, DRAWING_TEXTS])
     needed = sum(canary.users * (sentences - canary.copies) for canary in canaries)
-    public = iter(_public_sentences(corpus, needed, generator))
+    public = iter(_draw_sentences(corpus, needed, generator))
     users = []
     for canary in canaries:
-        secret = np.array([*canary.words, END], np.int32)
         for _ in range(canary.users):
-            said = [secret] * canary.copies + [
-                next(public) for _ in range(sentences - canary.copies)
-            ]
-            users.append(
-                SyntheticUser(
-                    canary,
-                    np.concatenate([said[place] for place in generator.permutation(sentences)]),
-                )
-            )
+            others = list(islice(public, sentences - canary.copies))
+            tokens = _mix_sentences(canary, others, generator)
+            users.append(SyntheticUser(canary, tokens))
     return users
 
 
-def _public_sentences(
+def _mix_sentences(
+    canary: Canary, others: list[np.ndarray], generator: np.random.Generator
+) -> np.ndarray:
+    """Return the copies of a canary and other sentences, in random order."""
+    secret = np.array([*canary.words, END], np.int32)
+    sentences = [secret] * canary.copies + others
+    order = generator.permutation(len(sentences))
+    return np.concatenate([sentences[place] for place in order])
+
+
+def _draw_sentences(
     corpus: PublicCorpus, count: int, generator: np.random.Generator
 ) -> list[np.ndarray]:
     """Draw uniformly from all sentences of the corpus, with replacement; each is closed by END."""
@@ -123,96 +157,170 @@ def _public_sentences(
     counts = [len(sentence_bounds(document, ends)) for document in corpus.documents]
     if not sum(counts):
         raise DataError(f"{corpus.source} has no sentence")
-    times = np.bincount(generator.integers(sum(counts), size=count), minlength=sum(counts))
-    found: list[np.ndarray] = []
-    for document, taken in zip(
-        corpus.documents, np.split(times, np.cumsum(counts)[:-1]), strict=True
-    ):
-        if taken.any():
-            sentences = np.split(document.astype(np.int32), sentence_bounds(document, ends)[:-1])
-            for number in np.flatnonzero(taken):
-                said = sentences[number]
-                found += [said if said[-1] == END else np.append(said, np.int32(END))] * taken[
-                    number
-                ]
-    return [found[place] for place in generator.permutation(count)]
+    times = _draw_times(counts, count, generator)
+    sentences: list[np.ndarray] = []
+    for document, document_times in zip(corpus.documents, times, strict=True):
+        if document_times.any():
+            sentences += _repeat_sentences(document, document_times, ends)
+    return [sentences[place] for place in generator.permutation(count)]
+
+
+def _draw_times(counts: list[int], count: int, generator: np.random.Generator) -> list[np.ndarray]:
+    """Return how often each sentence of each document is drawn; they have `counts` sentences."""
+    total = sum(counts)
+    drawn = generator.integers(total, size=count)
+    times = np.bincount(drawn, minlength=total)
+    return np.split(times, np.cumsum(counts)[:-1])
+
+
+def _repeat_sentences(
+    document: np.ndarray, times: np.ndarray, ends: tuple[int, ...]
+) -> list[np.ndarray]:
+    """Return each sentence of a document as many times as it was drawn."""
+    bounds = sentence_bounds(document, ends)
+    sentences = np.split(document.astype(np.int32), bounds[:-1])
+    repeated: list[np.ndarray] = []
+    for sentence, count in zip(sentences, times.tolist(), strict=True):
+        if count:
+            repeated += [_close_sentence(sentence)] * count
+    return repeated
+
+
+def _close_sentence(sentence: np.ndarray) -> np.ndarray:
+    return sentence if sentence[-1] == END else np.append(sentence, np.int32(END))
 
 
 def expected_sightings(
     users: Iterable[SyntheticUser], rate: float, rounds: int, layout: Layout | None = None
 ) -> dict[Canary, float]:
-    """Return how often a training sees each canary if a user joins a share `rate` of the rounds
-    (Table 3): rate × rounds × n_u × n_e where texts are read whole. A device reads what its
-    `layout` has room for; only copies in that part count.
+    """Return how often a training is expected to see each canary (Table 3).
+
+    It is rate × rounds × n_u × n_e where texts are read whole.
+
+    Args:
+        users: who share them.
+        rate: the share of the rounds that a user joins.
+        rounds: of the training.
+        layout: what a device has room for; only copies in that part count.
     """
     copies: Counter[Canary] = Counter()
     for user in users:
-        copies[user.canary] += copies_read(user, layout)
+        copies[user.canary] += count_copies_read(user, layout)
     return {canary: rate * rounds * read for canary, read in copies.items()}
 
 
-def copies_read(user: SyntheticUser, layout: Layout | None = None) -> int:
+def count_copies_read(user: SyntheticUser, layout: Layout | None = None) -> int:
     """Count the copies of the canary that a device reads in one pass over its text."""
-    read = user.tokens
-    if layout is not None:
-        targets = layout.cut.pieces(user.tokens, layout.steps * layout.batch_size)[:, 1:]
-        read = targets[targets != PADDING]
+    read = user.tokens if layout is None else _read_tokens(user.tokens, layout)
     if len(read) < LENGTH:
         return 0
     windows = np.lib.stride_tricks.sliding_window_view(read, LENGTH)
-    return int(np.count_nonzero(np.all(windows == user.canary.words, axis=1)))
+    is_canary = np.all(windows == user.canary.words, axis=1)
+    return int(np.count_nonzero(is_canary))
+
+
+def _read_tokens(tokens: np.ndarray, layout: Layout) -> np.ndarray:
+    """Return the part of a text that a device has room for."""
+    pieces = layout.cut.pieces(tokens, layout.steps * layout.batch_size)
+    targets = pieces[:, 1:]
+    return targets[targets != PADDING]
 
 
 def save_canaries(path: Path, seen: Mapping[Canary, float], vocabulary: Vocabulary) -> None:
-    """Save canaries with their words spelled out, for people and other vocabularies, and how often
-    each is seen (`expected_sightings`).
+    """Save canaries, and how often each is seen (`expected_sightings`).
+
+    Their words are spelled out, for people and other vocabularies.
     """
-    rows = [
-        one._asdict() | {"words": [vocabulary.words[word] for word in one.words], "seen": often}
-        for one, often in seen.items()
-    ]
+    rows = []
+    for canary, times in seen.items():
+        row = {
+            "words": [vocabulary.words[word] for word in canary.words],
+            "users": canary.users,
+            "copies": canary.copies,
+            "seen": times,
+        }
+        rows.append(row)
     write_atomically(path, json.dumps(rows, ensure_ascii=False, indent=1).encode())
 
 
+class _SavedCanary(NamedTuple):
+    """A row of a file of canaries."""
+
+    words: list[str]
+    users: int
+    copies: int
+    # How often it is seen in a round.
+    seen: float
+
+
 def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
-    """Return each canary, and how often it is seen in a round."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows = [(row["words"], row["users"], row["copies"], row["seen"]) for row in content]
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"{path} is not a list of canaries, or is damaged") from None
-    foreign = {word for words, *_ in rows for word in words} - set(vocabulary.ids)
+    """Return each canary, and how often it is seen in a round; refuse those of other words."""
+    saved = _read_saved_canaries(path)
+    named = {word for canary in saved for word in canary.words}
+    foreign = named - set(vocabulary.ids)
     if foreign:
         raise DataError(
             f"{path} has canaries of another vocabulary: {min(foreign)!r} is not in this one"
         )
-    return {
-        Canary(tuple(vocabulary.ids[word] for word in words), users, copies): seen
-        for words, users, copies, seen in rows
-    }
+    seen = {}
+    for saved_canary in saved:
+        canary = Canary(
+            words=tuple(vocabulary.ids[word] for word in saved_canary.words),
+            users=saved_canary.users,
+            copies=saved_canary.copies,
+        )
+        seen[canary] = saved_canary.seen
+    return seen
+
+
+def _read_saved_canaries(path: Path) -> list[_SavedCanary]:
+    saved = []
+    try:
+        for row in json.loads(path.read_text(encoding="utf-8")):
+            saved_canary = _SavedCanary(
+                words=row["words"],
+                users=row["users"],
+                copies=row["copies"],
+                seen=row["seen"],
+            )
+            saved.append(saved_canary)
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{path} is not a list of canaries, or is damaged") from None
+    return saved
+
+
+def _draw_seed(root: bytes) -> int:
+    return int.from_bytes(randomness.derive(root, "canaries", 0)[:8], "big")
 
 
 class PlantedCanaries:
     """The canaries of a recipe, beside a run's fleet and outside its claim; a `RunObserver`.
+
     RUN/canaries.json says what was planted.
     """
 
     def __init__(self, recipe: Recipe, vocabulary: Vocabulary, root: bytes) -> None:
-        section, self._vocabulary = recipe.canaries, vocabulary
-        # or the recipe plants nothing
+        """Make the users who share them.
+
+        Args:
+            recipe: says what is planted.
+            vocabulary: of the run.
+            root: of all random numbers of the run.
+        """
+        section = recipe.canaries
+        # The recipe plants nothing otherwise.
         assert section.text
         corpus = PublicCorpus.load(Path(section.text))
         corpus.check_words(vocabulary, "[canaries] text")
-        seed = int.from_bytes(randomness.derive(root, "canaries", 0)[:8], "big")
-        self._users = synthetic_users(
-            make_canaries(vocabulary, seed, section), corpus, seed, section.sentences
-        )
+        seed = _draw_seed(root)
+        canaries = make_canaries(vocabulary, seed, section)
+        self._users = synthetic_users(canaries, corpus, seed, section.sentences)
+        self._vocabulary = vocabulary
+        self._rate = section.rate
+        self._layout = build.layout(recipe, vocabulary)
+        self._weight_cap = recipe.participation.weight_cap
         self.texts = Texts.of([user.tokens for user in self._users], len(vocabulary))
-        self.most_at_once, self._rate = len(self._users), section.rate
-        self._layout, self._weight_cap = (
-            build.layout(recipe, vocabulary),
-            recipe.participation.weight_cap,
-        )
+        self.most_at_once = len(self._users)
         self.source = (
             f"the text of {len(self._users)} synthetic users, who took part beside the people"
             f" ({corpus.source})"
@@ -237,5 +345,5 @@ class PlantedCanaries:
     def save(self, folder: Path, mode: int) -> None:
         """Save what was planted, once: it does not change, and is not a secret."""
         if not (folder / FILE_NAME).exists():
-            seen = expected_sightings(self._users, self._rate, 1, self._layout)
+            seen = expected_sightings(self._users, self._rate, rounds=1, layout=self._layout)
             save_canaries(folder / FILE_NAME, seen, self._vocabulary)

@@ -60,14 +60,25 @@ def best_filters(
     """
     root = multiplier * np.linalg.cholesky(noise @ noise.T)
     white_turns = np.linalg.solve(root, turns)
-    seen = np.linalg.solve(root, bystanders)
+    white_bystanders = np.linalg.solve(root, bystanders)
+    covariance = _estimate_covariance(white_bystanders)
+    best = _normalise_columns(np.linalg.solve(covariance, white_turns))
+    return Filters(
+        weights=np.linalg.solve(root.T, best),
+        mu=np.sum(best * white_turns, axis=0),
+    )
+
+
+def _normalise_columns(matrix: np.ndarray) -> np.ndarray:
+    return matrix / np.maximum(np.linalg.norm(matrix, axis=0), 1e-30)
+
+
+def _estimate_covariance(seen: np.ndarray) -> np.ndarray:
+    """Return the covariance over rows, [rows, rows], of what is seen in some directions.
+
+    One estimated from few directions is uncertain: the fewer, the more of it is the noise that is
+    claimed.
+    """
     rows, count = seen.shape
-    # A covariance estimated from few directions is uncertain: the fewer, the more of it is the
-    # noise that is claimed.
     trust = count / (count + rows)
-    covariance = trust * (seen @ seen.T) / max(count, 1) + (1 - trust) * np.eye(rows)
-    best = np.linalg.solve(covariance, white_turns)
-    best /= np.maximum(np.linalg.norm(best, axis=0), 1e-30)
-    weights = np.linalg.solve(root.T, best)
-    mu = np.sum(best * white_turns, axis=0)
-    return Filters(weights, mu)
+    return trust * (seen @ seen.T) / max(count, 1) + (1 - trust) * np.eye(rows)

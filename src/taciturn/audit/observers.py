@@ -1,5 +1,6 @@
-"""What observes a run, to show afterwards what it revealed: its canaries and its audit users, if
-the recipe has any.
+"""What observes a run, to show afterwards what it revealed.
+
+That is its canaries and its audit users, if the recipe has any.
 """
 
 from collections.abc import Sequence
@@ -17,49 +18,62 @@ from taciturn.training import TrainState
 class RunObserver(Protocol):
     """Synthetic users beside a run's own and outside its claim, and the record of them."""
 
-    # what they bring into the model, for its card
+    # What they bring into the model, for its card.
     source: str
-    # that report in a round
+    # How many of them report in a round, at most.
     most_at_once: int
 
-    def beside(
-        self,
-        fleet: Fleet,
-        most_reports: int,
-        # with them added; a total holds at most so many reports
-    ) -> Fleet: ...
+    def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
+        """Return the fleet with them added.
 
-    # before the round is summed, perhaps again
-    def begin(self, round: int) -> None: ...
+        Args:
+            fleet: of the people, and of other observers.
+            most_reports: how many reports a total holds at most, theirs included.
+        """
+        ...
 
-    # after a round
-    def observe(self, before: TrainState, after: TrainState) -> None: ...
+    def begin(self, round: int) -> None:
+        """Take note of a round before it is summed, perhaps not for the first time."""
+        ...
 
-    def save(
-        self,
-        folder: Path,
-        mode: int,
-        # before the state: these rounds are not seen again
-    ) -> None: ...
+    def observe(self, before: TrainState, after: TrainState) -> None:
+        """Record what can be seen after a round."""
+        ...
+
+    def save(self, folder: Path, mode: int) -> None:
+        """Save the record; it is done before the state is saved, as its rounds are not seen again.
+
+        Args:
+            folder: the run's.
+            mode: of the model's file.
+        """
+        ...
 
 
 def run_observers(
     recipe: Recipe, vocabulary: Vocabulary, algorithm: Algorithm, params: Params, root: bytes
 ) -> list[RunObserver]:
-    """Return the observers of a recipe whose noise is worked out. `params` may be any of the
-    model's shape.
+    """Return the observers of a recipe.
+
+    Args:
+        recipe: its noise must be worked out.
+        vocabulary: of the run.
+        algorithm: of the run.
+        params: any of the model's shape.
+        root: of all random numbers of the run.
     """
-    found: list[RunObserver] = []
+    observers: list[RunObserver] = []
     if recipe.canaries.text is not None:
-        found.append(PlantedCanaries(recipe, vocabulary, root))
+        observers.append(PlantedCanaries(recipe, vocabulary, root))
     if recipe.audit.users:
-        found.append(AuditUsers(recipe=recipe, algorithm=algorithm, params=params, root=root))
-    return found
+        audit_users = AuditUsers(recipe=recipe, algorithm=algorithm, params=params, root=root)
+        observers.append(audit_users)
+    return observers
 
 
 def with_observers(fleet: Fleet, observers: Sequence[RunObserver], most_reports: int) -> Fleet:
     """Add them all to a fleet, keeping room in a total for those added later."""
-    for place, one in enumerate(observers):
+    for place, observer in enumerate(observers):
         later = sum(other.most_at_once for other in observers[place + 1 :])
-        fleet = one.beside(fleet, most_reports - later)
+        fleet = observer.beside(fleet, most_reports - later)
     return fleet

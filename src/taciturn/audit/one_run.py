@@ -1,12 +1,11 @@
-"""Test whether a mechanism is as private as claimed, by one training with many audit users, and say
-what the test could have seen.
+"""Test whether a mechanism is as private as claimed, by one training with many audit users.
 
-A fair coin decided whether each of them was in, and each has a score. If the mechanism is what is
-claimed, scores of those who were left out are standard normal, and those of the others lie μ
-further, for the μ of their turns: the trade-off between false and true positives is that of μ-GDP
-(Dong, Roth and Su 2022). The scores of a mechanism with noise r times too small lie r·μ apart, in
-units of their own spread. r is estimated (Andrew et al. 2023) and bounded from below: above 1, the
-mechanism is not what is claimed.
+The test also says what it could have seen. A fair coin decided whether each of them was in, and
+each has a score. If the mechanism is what is claimed, scores of those who were left out are
+standard normal, and those of the others lie μ further, for the μ of their turns: the trade-off
+between false and true positives is that of μ-GDP (Dong, Roth and Su 2022). The scores of a
+mechanism with noise r times too small lie r·μ apart, in units of their own spread. r is estimated
+(Andrew et al. 2023) and bounded from below: above 1, the mechanism is not what is claimed.
 
 **Guarantee:** where scores are independent, and for each user at least as hard to tell apart as
 under μ-GDP, `times_at_least` is above 1 at most once in a thousand audits (`LEVEL`). Half of that
@@ -29,19 +28,11 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
 LEVEL = 1e-3
-# around half the typical μ, in standard deviations of the noise
-THRESHOLDS = (
-    -3.0,
-    -2.0,
-    -1.0,
-    0.0,
-    1.0,
-    2.0,
-    3.0,
-)
-# beyond which noise counts as missing
+# Around half the typical μ, in standard deviations of the noise.
+THRESHOLDS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
+# Noise that is more times too small counts as missing.
 MOST_TIMES = 1e3
-# in standard deviations
+# In standard deviations.
 SURPRISE = float(-ndtri(LEVEL / 2))
 LIKELY = (0.8, 0.95)
 
@@ -51,33 +42,37 @@ class Audit(NamedTuple):
 
     included: int
     left_out: int
-    # claimed, for the user with the largest
+    # Claimed, for the user with the largest.
     mu: float
-    # an estimate of r
+    # An estimate of r.
     times: float
-    # with confidence 1 − LEVEL
+    # With confidence 1 − LEVEL.
     times_at_least: float
-    # of a report, as found, where 1 is what is claimed
+    # Of a report, as found, where 1 is what is claimed.
     signal: float
-    # of the noise, as found, where 1 is what is claimed; people make it larger
+    # Of the noise, as found, where 1 is what is claimed; people make it larger.
     spread: float
-    # how many times too small noise must be to be caught with the probabilities of LIKELY; infinite
-    # if none is
+    # How many times too small noise must be to be caught with the probabilities of LIKELY; infinite
+    # if none is.
     caught: tuple[float, ...]
 
     @property
-    def refuted(self) -> bool:
+    def is_refuted(self) -> bool:
         return self.times_at_least > 1
 
 
 def audit_scores(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
-    """Audit. `scores` are in standard deviations of the claimed noise, `mu` says how far being in
-    moves each, `included` who was in.
+    """Audit a mechanism by the scores of its audit users.
+
+    Args:
+        scores: in standard deviations of the claimed noise.
+        mu: how far being in moves each of them.
+        included: who was in.
+
+    Raises:
+        ValueError: nothing can be said from these scores.
     """
-    if not np.all(np.isfinite(scores)):
-        raise ValueError("a score is not a number: the model that was audited has diverged")
-    if not np.any(included) or np.all(included):
-        raise ValueError("all coins fell on one side: audit with more users")
+    _check_scores(scores, included)
     power = math.sqrt(float(np.sum(mu[included] ** 2)))
     signal = float(mu[included] @ scores[included]) / power**2
     rest = scores - signal * mu * included
@@ -89,78 +84,140 @@ def audit_scores(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Au
         )
     by_means = _least_times(signal / spread * power, freedom, power)
     by_curve = [_least_times_at(threshold, scores, mu, included) for threshold in THRESHOLDS]
-    # People who happen to pull a user's way add to the spread of scores, and would still be there
-    # without noise.
-    people = max(0.0, spread**2 - 1)
-    caught = tuple(
-        least_caught(power, freedom, min(signal, 1.0), people, likely) for likely in LIKELY
-    )
-    times, at_least = max(0.0, signal / spread), max(by_means, *by_curve)
     return Audit(
-        int(included.sum()),
-        int((~included).sum()),
-        float(mu.max()),
-        times,
-        at_least,
-        signal,
-        spread,
-        caught,
+        included=int(included.sum()),
+        left_out=int((~included).sum()),
+        mu=float(mu.max()),
+        times=max(0.0, signal / spread),
+        times_at_least=max(by_means, *by_curve),
+        signal=signal,
+        spread=spread,
+        caught=_caught_by(power, freedom, signal, spread),
     )
+
+
+def _check_scores(scores: np.ndarray, included: np.ndarray) -> None:
+    if not np.all(np.isfinite(scores)):
+        raise ValueError("a score is not a number: the model that was audited has diverged")
+    if not np.any(included) or np.all(included):
+        raise ValueError("all coins fell on one side: audit with more users")
 
 
 def _least_times(statistic: float, freedom: int, power: float) -> float:
-    """Return the smallest r for which the means are not surprisingly far apart; `statistic` is r ·
-    `power` but for chance: a non-central t, by Johnson and Welch's approximation, which is on the
-    safe side for the probabilities used here.
+    """Return the smallest r for which the means are not surprisingly far apart.
+
+    `statistic` is r · `power` but for chance: a non-central t, by Johnson and Welch's
+    approximation, which is on the safe side for the probabilities used here.
     """
-    shrunk = 1 - 1 / (4 * freedom)
-    return max(0.0, (statistic * shrunk - SURPRISE * _wide(statistic, freedom)) / power)
+    surprise = SURPRISE * _deviation(statistic, freedom)
+    return max(0.0, (statistic * _shrinkage(freedom) - surprise) / power)
 
 
-def _wide(statistic: float, freedom: int) -> float:
+def _shrinkage(freedom: int) -> float:
+    return 1 - 1 / (4 * freedom)
+
+
+def _deviation(statistic: float, freedom: int) -> float:
     return math.sqrt(1 + statistic**2 / (2 * freedom))
 
 
 def _least_times_at(
     threshold: float, scores: np.ndarray, mu: np.ndarray, included: np.ndarray
 ) -> float:
-    """Return the smallest r whose trade-off curve reaches the point at one threshold, with
-    confidence for this many users. Where their μ are unequal, the number found varies less than
-    with equal ones of the same mean (Hoeffding 1956), whose bounds then hold.
+    """Return the smallest r whose trade-off curve reaches the point at one threshold.
+
+    It is so with confidence for this many users. Where their μ are unequal, the number found varies
+    less than with equal ones of the same mean (Hoeffding 1956), whose bounds then hold.
     """
-    guessed = scores > threshold + float(np.mean(mu)) / 2
-    share = LEVEL / 2 / len(THRESHOLDS) / 2
-    true = _at_least(int(guessed[included].sum()), int(included.sum()), share)
-    false = 1 - _at_least(int((~guessed[~included]).sum()), int((~included).sum()), share)
-    if true <= false:
+    rates = _bound_rates(threshold, scores, mu, included)
+    if rates.true <= rates.false:
         return 0.0
 
     def missing(times: float) -> float:
-        return float(np.mean(ndtr(ndtri(false) + times * mu[included]))) - true
+        return float(np.mean(ndtr(ndtri(rates.false) + times * mu[included]))) - rates.true
 
-    return (
-        MOST_TIMES
-        if missing(MOST_TIMES) < 0
-        else root_scalar(missing, bracket=(0.0, MOST_TIMES)).root
+    if missing(MOST_TIMES) < 0:
+        return MOST_TIMES
+    return root_scalar(missing, bracket=(0.0, MOST_TIMES)).root
+
+
+class _Rates(NamedTuple):
+    """A point of a trade-off curve, with confidence."""
+
+    # How often those who were in are guessed, at least.
+    true: float
+    # How often those who were left out are, at most.
+    false: float
+
+
+def _bound_rates(
+    threshold: float, scores: np.ndarray, mu: np.ndarray, included: np.ndarray
+) -> _Rates:
+    is_guessed = scores > threshold + float(np.mean(mu)) / 2
+    # Of the surprise that is allowed: half is the curve's, for all thresholds and both rates.
+    share = LEVEL / 2 / len(THRESHOLDS) / 2
+    return _Rates(
+        true=_probability_at_least(is_guessed[included], share),
+        false=1 - _probability_at_least(~is_guessed[~included], share),
     )
 
 
-def _at_least(hits: int, of: int, share: float) -> float:
-    """Return Clopper and Pearson's lower bound on a probability."""
-    return float(beta.ppf(share, hits, of - hits + 1)) if hits else 0.0
+def _probability_at_least(is_hit: np.ndarray, share: float) -> float:
+    """Return Clopper and Pearson's lower bound on the probability of a hit."""
+    hits = int(is_hit.sum())
+    if not hits:
+        return 0.0
+    misses = len(is_hit) - hits
+    return float(beta.ppf(share, hits, misses + 1))
 
 
-def least_caught(power: float, freedom: int, signal: float, people: float, likely: float) -> float:
-    """Return the smallest f such that noise f times too small is caught with this probability;
-    infinite where even missing noise is not. `power` is the root of Σ μ² of those who were in. The
-    curve's thresholds could only catch more.
+def _caught_by(power: float, freedom: int, signal: float, spread: float) -> tuple[float, ...]:
+    """Return how many times too small noise must be to be caught, for each of LIKELY."""
+    # People who happen to pull a user's way add to the spread of scores, and would still be there
+    # without noise.
+    people = max(0.0, spread**2 - 1)
+    caught = []
+    for likely in LIKELY:
+        times = least_caught(
+            power=power,
+            freedom=freedom,
+            signal=min(signal, 1.0),
+            people=people,
+            likely=likely,
+        )
+        caught.append(times)
+    return tuple(caught)
+
+
+def least_caught(
+    *, power: float, freedom: int, signal: float, people: float, likely: float
+) -> float:
+    """Return the smallest f such that noise f times too small is caught with this probability.
+
+    It is infinite where even missing noise is not caught. The curve's thresholds could only catch
+    more.
+
+    Args:
+        power: the root of Σ μ² of those who were in.
+        freedom: the degrees of freedom of the spread.
+        signal: of a report, where 1 is what is claimed.
+        people: the variance that people add to scores.
+        likely: the probability.
     """
-    shrunk, square = 1 - 1 / (4 * freedom), SURPRISE**2 / (2 * freedom)
-    # Where the bound of `_least_times` is 1: the larger root of (shrunk · t − power)² = SURPRISE² ·
-    # (1 + t²/(2 · freedom)).
+    enough = _statistic_of_bound_one(power, freedom)
+    scatter = ndtri(likely) * _deviation(enough, freedom)
+    times = (_shrinkage(freedom) * enough + scatter) / power
+    noise_variance = (signal / times) ** 2 - people
+    can_be_caught = signal > 0 and noise_variance > 0
+    return 1 / math.sqrt(noise_variance) if can_be_caught else math.inf
+
+
+def _statistic_of_bound_one(power: float, freedom: int) -> float:
+    """Return the statistic for which the bound of `_least_times` is 1.
+
+    It is the larger root of (shrunk · t − power)² = SURPRISE² · (1 + t²/(2 · freedom)).
+    """
+    shrunk = _shrinkage(freedom)
+    square = SURPRISE**2 / (2 * freedom)
     inside = shrunk**2 * SURPRISE**2 + square * (power**2 - SURPRISE**2)
-    enough = (shrunk * power + math.sqrt(inside)) / (shrunk**2 - square)
-    times = (shrunk * enough + ndtri(likely) * _wide(enough, freedom)) / power
-    # of the noise's variance
-    left = (signal / times) ** 2 - people
-    return 1 / math.sqrt(left) if signal > 0 and left > 0 else math.inf
+    return (shrunk * power + math.sqrt(inside)) / (shrunk**2 - square)

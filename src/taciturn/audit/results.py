@@ -122,7 +122,7 @@ class MembershipResults:
             "epsilon": self.epsilon,
             "epsilon_at_least": self.epsilon_at_least,
             "mu_of_the_whole_claim": self.whole,
-            "refuted": self.audit.refuted,
+            "refuted": self.audit.is_refuted,
             "included": self.audit.included,
             "left_out": self.audit.left_out,
             "mu": self.audit.mu,
@@ -219,18 +219,20 @@ def find_canaries(
     if not path.exists():
         return None
     seen_a_round = load_canaries(path, vocabulary)
+    measured = measure(model, vocabulary, list(seen_a_round), references, progress)
     findings = []
-    for finding in measure(model, vocabulary, list(seen_a_round), references, progress=progress):
-        finding = CanaryFinding(
-            users=finding.canary.users,
-            copies=finding.canary.copies,
+    for finding in measured:
+        canary = finding.canary
+        canary_finding = CanaryFinding(
+            users=canary.users,
+            copies=canary.copies,
             rank=finding.rank,
             references=finding.references,
             exposure=finding.exposure,
-            seen=seen_a_round[finding.canary] * releases,
+            seen=seen_a_round[canary] * releases,
             place=finding.place,
         )
-        findings.append(finding)
+        findings.append(canary_finding)
     return CanaryResults(findings)
 
 
@@ -256,13 +258,17 @@ def score_audit_users(recipe: Recipe, recorded: AuditScores) -> UserScores:
         multiplier=multiplier,
         bystanders=recorded.bystanders,
     )
-    pattern = np.arange(len(recorded.included)) % len(recorded.patterns)
-    weights = filters.weights[:, pattern]
+    pattern_of_user = np.arange(len(recorded.included)) % len(recorded.patterns)
+    weights = filters.weights[:, pattern_of_user]
     scores = np.einsum("ri,ri->i", weights, recorded.products)
-    mu = filters.mu[pattern]
+    mu = filters.mu[pattern_of_user]
     # A run that ended early never reached the turns of the others.
-    came = mu > 0
-    return UserScores(scores[came], mu[came], recorded.included[came])
+    had_turns = mu > 0
+    return UserScores(
+        scores=scores[had_turns],
+        mu=mu[had_turns],
+        included=recorded.included[had_turns],
+    )
 
 
 def rows_of_noise(recipe: Recipe) -> np.ndarray:

@@ -176,12 +176,19 @@ def beam_search(
     start = reduce(model.read, prefix, model.start())
     beams = [_Beam(log_probability=0.0, words=(), state=start)]
     for _ in range(CONTINUATION):
-        longer: list[_Beam] = []
-        for beam in beams:
-            longer += _extend_beam(model, beam, words, width)
-        best = sorted(longer, key=_improbability)[:width]
-        beams = [_read_last_word(model, beam) for beam in best]
+        beams = _extend_beams(model, beams, words, width)
     return [beam.words for beam in beams]
+
+
+def _extend_beams(
+    model: WordModel, beams: list[_Beam], words: np.ndarray, width: int
+) -> list[_Beam]:
+    """Return the best of all beams that are longer by a word."""
+    longer: list[_Beam] = []
+    for beam in beams:
+        longer += _extend_beam(model, beam, words, width)
+    best = sorted(longer, key=_improbability)[:width]
+    return [_read_last_word(model, beam) for beam in best]
 
 
 def _improbability(beam: _Beam) -> float:

@@ -75,16 +75,22 @@ def measure(
 
 def random_users(folder: Path, users: int) -> Population:
     """Write a population of random words, of this many users and a few held-out ones."""
-    words = (f"w{index}" for index in range(WORDS - len(SPECIAL)))
-    vocabulary = Vocabulary(words=(*SPECIAL, *words))
+    words = [f"w{index}" for index in range(WORDS - len(SPECIAL))]
     generator = np.random.default_rng(0)
+    # One after the other, so that the same users have the same text.
+    train = {f"user {index}": _draw_text(generator) for index in range(users)}
+    held_out = {f"held out {index}": _draw_text(generator) for index in range(HELD_OUT)}
+    return write_population(
+        folder,
+        train=train,
+        held_out=held_out,
+        vocabulary=Vocabulary(words=(*SPECIAL, *words)),
+        about={"simulated": "random words"},
+    )
 
-    def write_text() -> list[int]:
-        return generator.integers(len(SPECIAL), WORDS, TOKENS).tolist()
 
-    train = {f"user {index}": write_text() for index in range(users)}
-    held_out = {f"held out {index}": write_text() for index in range(HELD_OUT)}
-    return write_population(folder, train, held_out, vocabulary, {"simulated": "random words"})
+def _draw_text(generator: np.random.Generator) -> list[int]:
+    return generator.integers(len(SPECIAL), WORDS, TOKENS).tolist()
 
 
 def paper_recipe(

@@ -209,7 +209,10 @@ def batched_pieces(texts: Texts, cut: Cut) -> Iterator[Batch]:
     The last batch is filled up with padding.
     """
     size = _rows_at_a_time(cut)
-    waiting = Batch(np.zeros((0, cut.length + 1), np.int32), np.zeros(0, np.int64))
+    waiting = Batch(
+        rows=np.zeros((0, cut.length + 1), np.int32),
+        users=np.zeros(0, np.int64),
+    )
     for user, tokens in enumerate(texts):
         waiting = waiting.add(cut.pieces(tokens), user)
         while len(waiting.rows) >= size:
