@@ -90,9 +90,9 @@ def enrol(
     """
     keys = [requested_key(request) for request in requests]
     with _open_log(folder, fleet) as log:
-        numbers = log.enrolled.numbers_by_key()
+        numbers = log.enrolled_devices.numbers_by_key()
         asking = {numbers[key] for key in keys if key in numbers}
-        _refuse_dismissed(asking & log.enrolled.dismissed.devices)
+        _refuse_dismissed(asking & log.enrolled_devices.dismissed.devices)
         new_devices = {}
         for key in keys:
             if key not in numbers:
@@ -114,7 +114,7 @@ def _refuse_dismissed(devices: Collection[int]) -> None:
 def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
     """Dismiss devices, and return the number of the list that says so."""
     with _open_log(folder, fleet) as log:
-        certificates, current_list = log.enrolled
+        certificates, current_list = log.enrolled_devices
         _refuse_unknown(devices, certificates)
         if not current_list.devices.issuperset(devices):
             new_list = log.signing_authority.dismiss(
@@ -122,7 +122,7 @@ def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
                 devices=current_list.devices.union(devices),
             )
             log.add("dismissed", [new_list])
-        return log.enrolled.dismissed.number
+        return log.enrolled_devices.dismissed.number
 
 
 def _refuse_unknown(devices: Collection[int], certificates: Sequence[Certificate]) -> None:
@@ -141,7 +141,7 @@ def renew(folder: Path, fleet: Path, days: int = CERTIFICATE_DAYS) -> int:
     """
     keys_due = {}
     with _open_log(folder, fleet) as log:
-        certificates, dismissed = log.enrolled
+        certificates, dismissed = log.enrolled_devices
         today = now()
         soon = today + min(RENEWAL_DAYS, days / 2) * DAY
         for certificate in certificates:
@@ -252,7 +252,7 @@ def _open_log(folder: Path, fleet: Path) -> Iterator["_AuthorityLog"]:
         lines = _read_whole_lines(file)
         try:
             log = _AuthorityLog(load_key(folder / ENROLMENT_KEY), file, lines)
-            in_log = log.enrolled
+            in_log = log.enrolled_devices
         except (ValueError, KeyError, TypeError) as error:
             raise LinkError(
                 f"{path} is damaged ({error}): restore it from a copy; nothing was signed"
@@ -319,7 +319,7 @@ class _AuthorityLog:
         self._check_signatures(last_statements)
 
     @property
-    def enrolled(self) -> EnrolledDevices:
+    def enrolled_devices(self) -> EnrolledDevices:
         if self._dismissed is None:
             raise ValueError("it is empty")
         numbers = range(len(self._certificates))
@@ -330,14 +330,14 @@ class _AuthorityLog:
 
     @property
     def signing_authority(self) -> SigningAuthority:
-        return SigningAuthority(fleet=self.enrolled.dismissed.fleet, key=self._key)
+        return SigningAuthority(fleet=self.enrolled_devices.dismissed.fleet, key=self._key)
 
     def certify(self, keys: Mapping[int, bytes], days: int) -> None:
         """Sign certificates for the keys of devices, by their numbers."""
         if not keys:
             return
         signing_authority = self.signing_authority
-        list_number = self.enrolled.dismissed.number
+        list_number = self.enrolled_devices.dismissed.number
         today = int(now())
         certificates = []
         for number, key in keys.items():
@@ -372,7 +372,7 @@ class _AuthorityLog:
     def publish(self, fleet: Path) -> None:
         """Write the server's file of enrolled devices."""
         fleet.mkdir(parents=True, exist_ok=True)
-        certificates, dismissed = self.enrolled
+        certificates, dismissed = self.enrolled_devices
         lines = [_encode(statement) + "\n" for statement in (dismissed, *certificates)]
         write_atomically(fleet / ENROLLED, "".join(lines).encode())
 
