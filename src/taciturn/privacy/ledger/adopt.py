@@ -1,57 +1,74 @@
-"""Adopt a ledger that was copied, moved to another disk or restored, when a person says that it is
-the one to use from now on.
+"""Adopt a ledger that was copied, moved to another disk or restored.
+
+A person says that it is the one to use from now on.
 
 **Guarantee:** a ledger whose original is still where it was is adopted only if it has every row of
 the original, which is retired first: only one of the two continues, whatever crashes there are.
 Rows that are known to be missing are never adopted away.
 
 **Assumes:** the person. An original that lies elsewhere by now is not found, and an older copy
-whose original is gone looks like the newest; an anchor outside the folder (privacy/ledger/anchor.py)
-notices both.
+whose original is gone looks like the newest; an anchor outside the folder
+(privacy/ledger/anchor.py) notices both.
 """
 
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from taciturn.privacy.ledger.hash_chain import Head, LedgerError
 from taciturn.privacy.ledger.ledger import Ledger
 
 
-def adopt(path: Path, known: str | None = None) -> tuple[Ledger, Path | None]:
-    """Return the ledger, to use from now on, and the original that was retired for it, if one was
-    found.
+class Adoption(NamedTuple):
+    """A ledger to use from now on."""
+
+    ledger: Ledger
+    # The original that was retired for it, if one was found.
+    retired: Path | None
+
+
+def adopt(path: Path, known: str | None = None) -> Adoption:
+    """Adopt a ledger, and retire its original where there is one.
+
+    Args:
+        path: the ledger's file.
+        known: the id that it must have.
+
+    Raises:
+        LedgerError: if rows are missing, or the population is.
     """
-    claimed = _Claimed(path, known)
+    claimed = _ClaimedLedger(path, known)
     claimed.check_not_retired()
-    if (
-        claimed.original
-        and claimed.original.with_name("manifest.json").exists()
-        and not path.with_name("manifest.json").exists()
-    ):
+    original_path = claimed.original
+    if original_path and _has_population(original_path) and not _has_population(path):
         raise LedgerError(
             f"{path} is a copy of a population's ledger, without the population: copy all of"
-            f" {claimed.original.parent}"
+            f" {original_path.parent}"
         )
-    original = _Claimed(claimed.original) if claimed.original else None
+    original = _ClaimedLedger(original_path) if original_path else None
     was_retired = original is not None and original.retire(claimed)
-    claimed.decided = True
+    claimed.is_decided = True
     claimed.append({"kind": "adopt"})
-    return Ledger(path, known), original.path if original and was_retired else None
+    return Adoption(
+        ledger=Ledger(path, known),
+        retired=original.path if original and was_retired else None,
+    )
 
 
-class _Claimed(Ledger):
+def _has_population(path: Path) -> bool:
+    return path.with_name("manifest.json").exists()
+
+
+class _ClaimedLedger(Ledger):
     """A ledger in any file; that no known row is missing is checked as ever."""
 
-    decided = (
-        # until then no head is saved, or a copy that is refused would pass for the original
-        False
-    )
+    # Until then no head is saved, or a copy that is refused would pass for the original.
+    is_decided = False
 
     def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
         pass
 
     def _save_head(self, file: BinaryIO, at_rest: bool = True) -> None:
-        if self.decided:
+        if self.is_decided:
             super()._save_head(file, at_rest)
 
     @property
@@ -61,23 +78,26 @@ class _Claimed(Ledger):
         place = Path(known.place) if known else self.path
         return place if place.exists() and not place.samefile(self.path) else None
 
-    def retire(self, newer: "_Claimed") -> bool:
-        """Retire this in favour of a copy with all its rows; no anchor is informed, as the history
-        continues there.
+    def retire(self, newer: "_ClaimedLedger") -> bool:
+        """Retire this in favour of a copy with all its rows; tell whether it is the original.
+
+        No anchor is informed, as the history continues there.
         """
-        row = {"kind": "retired", "by": str(newer.path)}
+        retirement = {"kind": "retired", "by": str(newer.path)}
         with self._lock() as file:
             self._catch_up(file)
-            # a crash came before the other was adopted
-            is_retired = row.items() <= self.rows[-1].items()
+            # A crash may have come before the other was adopted.
+            is_retired = retirement.items() <= self.rows[-1].items()
             rows = self.rows[:-1] if is_retired else self.rows
+            # It may be other people's by now.
             if self.id != newer.id:
-                # other people's by now
                 return False
             if rows != newer.rows[: len(rows)]:
-                forgotten = "so spending would be forgotten. Use that one, or copy it here first."
-                raise LedgerError(f"{self.path} has rows that {newer.path} lacks, {forgotten}")
-            self.decided = True
+                raise LedgerError(
+                    f"{self.path} has rows that {newer.path} lacks, so spending would be forgotten."
+                    " Use that one, or copy it here first."
+                )
+            self.is_decided = True
             if not is_retired:
-                self._write(file, row)
+                self._write(file, retirement)
             return True

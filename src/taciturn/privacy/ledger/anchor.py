@@ -18,7 +18,7 @@ from pathlib import Path
 from taciturn.files import write_atomically
 from taciturn.privacy.ledger.hash_chain import LedgerError, Row
 
-# that a command may take
+# The seconds that a command may take.
 SECONDS = 60
 
 
@@ -32,20 +32,23 @@ class AnchorUnreachable(AnchorError):
 
 @dataclass(frozen=True, kw_only=True)
 class Anchor:
-    """A file or a command. A command gets PREVIOUS and NEW as its last arguments: if it remembers
-    one of them (or nothing yet) it must remember NEW from then on and exit with 0, else with
-    another status.
+    """A file or a command.
+
+    A command gets PREVIOUS and NEW as its last arguments: if it remembers one of them (or nothing
+    yet) it must remember NEW from then on and exit with 0, else with another status.
     """
 
     file: Path | None = None
     command: str | None = None
 
     @classmethod
-    def of(cls, row: Row) -> "Anchor":
+    def from_row(cls, row: Row) -> "Anchor":
+        """Return the anchor that a row of the ledger names."""
         return cls(file=Path(row["file"]) if "file" in row else None, command=row.get("command"))
 
     @property
     def row(self) -> Row:
+        """Return what a row of the ledger says of it."""
         return {"file": str(self.file)} if self.file else {"command": self.command}
 
     def __str__(self) -> str:
@@ -63,33 +66,34 @@ class Anchor:
         self._write(self.file, heads[-1])
 
     def agree(self, previous: str, new: str) -> None:
-        """Pass if the anchor remembers one of the two heads, and make it remember `new`."""
+        """Pass if the anchor remembers one of the two heads, and make it remember `new`.
+
+        Raises:
+            AnchorError: if it remembers another.
+            AnchorUnreachable: if it cannot be asked.
+        """
         if self.file is None:
             self._ask(previous, new)
             return
-        try:
-            remembered = self.file.read_text().strip()
-        except OSError as error:
-            to_do = (
-                "Bring it back; if it is lost for good, name another: taciturn ledger anchor FOLDER"
-                " --file PATH"
-            )
-            raise AnchorUnreachable(
-                f"the anchor {self} cannot be read ({error.strerror}), so nothing is released."
-                f" {to_do}"
-            ) from None
+        remembered = self._read(self.file)
         if remembered not in (previous, new):
-            why = (
-                "rows were cut off, an older copy was put back, or a copy of these people's folder"
-                " went on"
-            )
-            other = (
+            raise AnchorError(
                 f"the anchor {self} remembers the head {remembered[:16]}…, which is not the"
-                " ledger's last"
+                " ledger's last: rows were cut off, an older copy was put back, or a copy of these"
+                " people's folder went on. Nothing was released. Go on with the newest copy."
             )
-            raise AnchorError(f"{other}: {why}. Nothing was released. Go on with the newest copy.")
         if remembered != new:
             self._write(self.file, new)
+
+    def _read(self, file: Path) -> str:
+        try:
+            return file.read_text().strip()
+        except OSError as error:
+            raise AnchorUnreachable(
+                f"the anchor {self} cannot be read ({error.strerror}), so nothing is released."
+                " Bring it back; if it is lost for good, name another: taciturn ledger anchor"
+                " FOLDER --file PATH"
+            ) from None
 
     def _write(self, file: Path, head: str) -> None:
         try:
@@ -103,23 +107,32 @@ class Anchor:
     def _ask(self, previous: str, new: str) -> None:
         command = [*shlex.split(self.command or ""), previous, new]
         try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS
+            answer = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            why = (
-                (error.strerror or str(error)).lower()
-                if isinstance(error, OSError)
-                else f"no answer within {SECONDS} seconds"
-            )
             raise AnchorUnreachable(
-                f"the anchor {self} cannot be asked ({why}), so nothing is released: mend the"
-                " command"
+                f"the anchor {self} cannot be asked ({_describe_failure(error)}), so nothing is"
+                " released: mend the command"
             ) from None
-        if done.returncode:
-            said = f": {done.stderr.strip().splitlines()[-1]}" if done.stderr.strip() else ""
-            to_do = "Use the newest copy of this ledger, or mend the command"
+        if answer.returncode:
             raise AnchorError(
-                f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing"
-                f" was released. {to_do}"
+                f"the anchor {self} did not agree (exit status {answer.returncode})"
+                f"{_quote_last_line(answer.stderr)}. Nothing was released. Use the newest copy of"
+                " this ledger, or mend the command"
             )
+
+
+def _describe_failure(error: OSError | subprocess.TimeoutExpired) -> str:
+    if isinstance(error, OSError):
+        return (error.strerror or str(error)).lower()
+    return f"no answer within {SECONDS} seconds"
+
+
+def _quote_last_line(errors: str) -> str:
+    lines = errors.strip().splitlines()
+    return f": {lines[-1]}" if lines else ""

@@ -1,5 +1,6 @@
-"""Write a ledger's costs as events of dp-accounting, so that others can recompute ε without any of
-our code.
+"""Write a ledger's costs as events of dp-accounting.
+
+Others can then recompute ε without any of our code.
 
 Each run's cost is one event of that library: a class by its name and its fields, events inside
 events. Under correlated noise it is the one Gaussian mechanism (or the sampled ones, one for each
@@ -15,45 +16,51 @@ import dp_accounting
 from dp_accounting import DpEvent
 
 from taciturn.privacy.accounting.events import compose
-from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.ledger.ledger import Guarantee, Ledger
 
 REPLACE_ONE = "replace one user by another"
 
 
 def events_for_others(ledger: Ledger) -> list[dict[str, Any]]:
-    """List every run that released something: its cost, with that of its start, and what is needed
-    to recompute its ε.
+    """List every run that released something, with what is needed to recompute its ε.
+
+    Its event is its own cost and that of its start.
     """
     rows = []
     for run in ledger.runs():
-        costs, guarantee = ledger.cost(run), ledger.guarantee(run)
+        costs = ledger.cost(run)
         if costs:
-            relation = "REPLACE_ONE" if guarantee.adjacency == REPLACE_ONE else "ADD_OR_REMOVE_ONE"
-            event = {
-                "run": run,
-                "event": _in_words(compose(costs[:-1], costs[-1])),
-                "neighboring_relation": relation,
-            }
-            rows.append(
-                event
-                | {
-                    name: getattr(guarantee, name)
-                    for name in ("adjacency", "delta", "distance", "epsilon")
-                }
-            )
+            rows.append(_row_for_others(ledger.guarantee(run), costs))
     return rows
 
 
-def _in_words(event: DpEvent) -> dict[str, Any]:
-    if getattr(dp_accounting, type(event).__name__, None) is not type(event):
-        raise TypeError(f"dp-accounting has no event like {event}")
-    fields = attr.asdict(event, recurse=False)
-    return {"class_name": type(event).__name__} | {
-        name: _value(value) for name, value in fields.items()
+def _row_for_others(guarantee: Guarantee, costs: list[DpEvent]) -> dict[str, Any]:
+    is_replacing = guarantee.adjacency == REPLACE_ONE
+    return {
+        "run": guarantee.run,
+        "event": _in_words(compose(costs[:-1], costs[-1])),
+        "neighboring_relation": "REPLACE_ONE" if is_replacing else "ADD_OR_REMOVE_ONE",
+        "adjacency": guarantee.adjacency,
+        "delta": guarantee.delta,
+        "distance": guarantee.distance,
+        "epsilon": guarantee.epsilon,
     }
 
 
-def _value(value: Any) -> Any:
+def _in_words(event: DpEvent) -> dict[str, Any]:
+    """Return an event of dp-accounting as JSON: its class by name, and its fields."""
+    name = type(event).__name__
+    if getattr(dp_accounting, name, None) is not type(event):
+        raise TypeError(f"dp-accounting has no event like {event}")
+    words: dict[str, Any] = {"class_name": name}
+    for field, value in attr.asdict(event, recurse=False).items():
+        words[field] = _value_in_words(value)
+    return words
+
+
+def _value_in_words(value: Any) -> Any:
     if isinstance(value, DpEvent):
         return _in_words(value)
-    return [_value(one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_value_in_words(item) for item in value]
+    return value
