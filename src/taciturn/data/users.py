@@ -38,7 +38,9 @@ def user_id(spelling: str) -> str:
     """Return the one id that all spellings of a user share; empty where there is no user."""
     if len(spelling) > LONGEST_ID:
         return ""
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", spelling).casefold())
+    folded = unicodedata.normalize("NFKC", spelling).casefold()
+    # Folding may take letters apart again.
+    folded = unicodedata.normalize("NFKC", folded)
     visible = _INVISIBLE.sub(lambda match: " " if match[0].isspace() else "", folded)
     id = " ".join(visible.split())
     number = _NUMBER.fullmatch(id)

@@ -294,7 +294,10 @@ def _vocabulary(
         )
     others = (word for word in words if word not in fixed)
     return Vocabulary(
-        words=(*fixed, *islice(others, room)), source=source, language=language, unit=unit
+        words=(*fixed, *islice(others, room)),
+        source=source,
+        language=language,
+        unit=unit,
     )
 
 
