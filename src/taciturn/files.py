@@ -46,8 +46,7 @@ def write_atomically(
     # Another process may write the same file.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
     unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
+    with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())

@@ -84,14 +84,7 @@ def arpa_words(words: Sequence[str]) -> list[str]:
 def _write_parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> Iterator[str]:
     """Yield a file's header, its n-grams, a block at a time, and its end."""
     levels = [level for level in model.levels if len(level.keys)]
-    for comment in comments:
-        for line in comment.splitlines():
-            yield f"# {line}\n"
-    yield "\n\\data\\\n"
-    for n, level in enumerate(levels, 1):
-        # PADDING is not in the file.
-        size = len(level.keys) - 1 if n == 1 else len(level.keys)
-        yield f"ngram {n}={size}\n"
+    yield from _write_header(levels, comments)
     for n, level in enumerate(levels, 1):
         yield f"\n\\{n}-grams:\n"
         first = PADDING + 1 if n == 1 else 0
@@ -100,6 +93,17 @@ def _write_parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> It
             spelled = _spell_block(levels[:n], start, names, model.vocabulary)
             yield _format_block(level, start, spelled, with_backoff=not is_last)
     yield "\n\\end\\\n"
+
+
+def _write_header(levels: Sequence[Level], comments: Sequence[str]) -> Iterator[str]:
+    for comment in comments:
+        for line in comment.splitlines():
+            yield f"# {line}\n"
+    yield "\n\\data\\\n"
+    for n, level in enumerate(levels, 1):
+        # PADDING is not in the file.
+        size = len(level.keys) - 1 if n == 1 else len(level.keys)
+        yield f"ngram {n}={size}\n"
 
 
 def _spell_block(
@@ -118,16 +122,17 @@ def _spell_block(
 def _format_block(level: Level, start: int, spelled: np.ndarray, with_backoff: bool) -> str:
     """Format some n-grams of a level as lines."""
     block = slice(start, start + BLOCK)
-    logarithms = level.probability[block] / LN10
+    probabilities = level.probability[block] / LN10
     # A sum that was rounded up must not make a probability exceed 1, which KenLM refuses.
-    probabilities = np.clip(logarithms, IMPOSSIBLE, 0).tolist()
+    probabilities = np.clip(probabilities, IMPOSSIBLE, 0)
     lines = []
     if with_backoff:
-        backoffs = (level.backoff[block] / LN10).tolist()
-        for probability, words, backoff in zip(probabilities, spelled, backoffs, strict=True):
+        backoffs = level.backoff[block] / LN10
+        columns = (probabilities.tolist(), spelled, backoffs.tolist())
+        for probability, words, backoff in zip(*columns, strict=True):
             lines.append(f"{probability:.7g}\t{words}\t{backoff:.7g}\n")
     else:
-        for probability, words in zip(probabilities, spelled, strict=True):
+        for probability, words in zip(probabilities.tolist(), spelled, strict=True):
             lines.append(f"{probability:.7g}\t{words}\n")
     return "".join(lines)
 
@@ -148,7 +153,14 @@ def read_arpa(path: Path) -> tuple[NGram, list[str]]:
         levels = [level]
         for n, size in enumerate(sizes[1:], 2):
             lines.expect(f"\\{n}-grams:")
-            levels.append(_read_longer(lines, n=n, size=size, ids=ids, levels=levels))
+            level = _read_longer(
+                lines,
+                n=n,
+                size=size,
+                ids=ids,
+                levels=levels,
+            )
+            levels.append(level)
         lines.expect("\\end\\")
     levels[-1] = levels[-1]._replace(backoff=NONE)
     return NGram(tuple(levels), len(words)), words
@@ -241,11 +253,15 @@ def _read_unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
     for name, row in likeliest_first:
         names.append(str(name))
         rows.append(row)
-    values = np.array(rows) * LN10
+    return _make_unigrams(np.array(rows) * LN10), names
+
+
+def _make_unigrams(values: np.ndarray) -> Level:
+    """Return the first level, of logarithms [words, 2]."""
     values[NEVER, 0] = -math.inf
     probability, backoff = values.T.astype(np.float32)
     keys = np.arange(len(values), dtype=np.uint64)
-    return Level(keys, probability, backoff), names
+    return Level(keys, probability, backoff)
 
 
 def _read_names(lines: _Lines, size: int) -> dict[int | str, tuple[float, float]]:
@@ -302,10 +318,10 @@ def _read_longer(
 ) -> Level:
     """Return the n-grams of one length above the first, sorted."""
     table = _read_table(lines, n, size, ids)
-    table = table.select(np.flatnonzero(_is_within_message(table.words)))
-    vocabulary = len(levels[0].keys)
+    table = table.select(_is_within_message(table.words))
     contexts = _find_contexts(table.words, levels)
     _check_none(contexts < 0, table, lines, MISSING)
+    vocabulary = len(levels[0].keys)
     keys = join_keys(contexts, table.words[:, -1], vocabulary)
     by_key = np.argsort(keys, kind="stable")
     keys = keys[by_key]

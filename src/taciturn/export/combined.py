@@ -69,7 +69,12 @@ def write_combined(
             f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong"
             " together"
         )
-    header = _format_header(language=language, description=description, version=version, date=date)
+    header = _format_header(
+        language=language,
+        description=description,
+        version=version,
+        date=date,
+    )
     is_listed = _find_listed(words)
     frequency = _to_f(_word_frequencies(model))
     followers = _find_followers(model, is_listed, bigrams_per_word)
@@ -77,7 +82,8 @@ def write_combined(
     for place in _order(np.flatnonzero(is_listed).tolist(), frequency):
         lines.append(f" word={words[place]},f={frequency[place]}")
         for follower in followers.get(place, ()):
-            lines.append(f"  bigram={words[follower.word]},f={follower.f}")
+            word = words[follower.word]
+            lines.append(f"  bigram={word},f={follower.f}")
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
 
 
@@ -138,9 +144,9 @@ def _word_frequencies(model: NGram) -> np.ndarray:
     if model.order == 1:
         return unigrams
     pairs = model.levels[1]
-    weights = np.exp(words.backoff)
     firsts, seconds = split_keys(pairs.keys, model.vocabulary)
     bigrams = np.exp(pairs.probability, dtype=np.float64)
+    weights = np.exp(words.backoff)
     # What a stored bigram has beyond the unigram that would stand in for it.
     more = bigrams - weights[firsts] * unigrams[seconds]
     frequencies = unigrams
@@ -163,9 +169,10 @@ def _find_followers(model: NGram, is_listed: np.ndarray, most: int) -> dict[int,
     pairs = model.levels[1]
     firsts, seconds = split_keys(pairs.keys, model.vocabulary)
     rows = np.flatnonzero(is_listed[firsts] & is_listed[seconds])
-    likeliest_first = np.lexsort((-pairs.probability[rows], firsts[rows]))
+    probability = pairs.probability[rows]
+    likeliest_first = np.lexsort((-probability, firsts[rows]))
     rows = rows[likeliest_first]
-    frequency = _to_f(np.exp(pairs.probability[rows]))
+    frequency = _to_f(np.exp(probability[likeliest_first]))
     for first, second, f in zip(firsts[rows], seconds[rows], frequency, strict=True):
         after_first = followers.setdefault(int(first), [])
         if len(after_first) < most:

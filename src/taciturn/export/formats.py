@@ -181,7 +181,12 @@ class Export:
 
     def _write_arpa(self, path: Path) -> Check:
         distilled = self._distill(DISTILLED_ORDER)
-        write_arpa(path, distilled.ngram, distilled.words, [self.statement, distilled.how])
+        write_arpa(
+            path,
+            model=distilled.ngram,
+            words=distilled.words,
+            comments=[self.statement, distilled.how],
+        )
         spelled = "".join(f"{word}\n" for word in arpa_words(distilled.words))
         path.with_name("vocabulary.txt").write_text(spelled, encoding="utf-8")
         ngram, words = read_arpa(path)
@@ -270,19 +275,26 @@ class Export:
             how = f"{self.model.order}-grams as counted"
             return Distilled(ngram=self.model, words=self.card.vocabulary, how=how)
         assert isinstance(self.model, Neural)
-        progress = functools.partial(self.progress, "sampling")
-        texts = samples(self.model, self.words, jax.random.key(1), progress)
         # Blocked words are not in the list, so no reader can produce them.
         everything = np.arange(self.model.vocabulary)
         kept = np.setdiff1d(everything, self._ids_of(self.blocked))
-        words = tuple(self.card.vocabulary[place] for place in kept)
+        texts = samples(
+            self.model,
+            self.words,
+            jax.random.key(1),
+            functools.partial(self.progress, "sampling"),
+        )
         numbers = self._renumber(kept)
         # Katz: pruned Kneser–Ney is worse (Chelba et al. 2010).
         counts = katz((numbers[text] for text in texts), len(kept), order)
         how = f"{order}-grams of {self.words:,} words sampled from the model"
         if self.guarantee.is_private:
             how = f"{how}, which costs no privacy"
-        return Distilled(ngram=prune(counts, self.entries), words=words, how=how)
+        return Distilled(
+            ngram=prune(counts, self.entries),
+            words=tuple(self.card.vocabulary[place] for place in kept),
+            how=how,
+        )
 
     def _renumber(self, kept: np.ndarray) -> np.ndarray:
         """Return the ids of the model's words in a list that keeps some of them."""
@@ -316,12 +328,17 @@ class Export:
             written = np.array(scores(text))
             expected[:, silent] = -np.inf
             written[:, silent] = -np.inf
-            is_same_best = np.argmax(expected, axis=1) == np.argmax(written, axis=1)
-            positions += len(is_same_best)
-            agreeing += int(np.count_nonzero(is_same_best))
+            best = np.argmax(expected, axis=1)
+            agrees = best == np.argmax(written, axis=1)
+            positions += len(agrees)
+            agreeing += int(np.count_nonzero(agrees))
             differences = np.abs(np.exp(expected) - np.exp(written))
             difference = max(difference, float(differences.max()))
-        return Check(positions=positions, agreement=agreeing / positions, difference=difference)
+        return Check(
+            positions=positions,
+            agreement=agreeing / positions,
+            difference=difference,
+        )
 
     def _never_suggested(self, listed: set[str] | None) -> list[int]:
         """Return the ids that a comparison leaves out: special tokens, and words not in a file."""
@@ -369,7 +386,8 @@ def _compare_followers(distilled: Distilled, followers: dict[str, dict[str, floa
         scores = distilled.ngram.scores((ids[word],))
         for follower, probability in probabilities.items():
             expected = scores[ids[follower]]
-            differences.append(abs(math.log(probability) - expected))
+            difference = math.log(probability) - expected
+            differences.append(abs(difference))
     if not differences:
         return Check(positions=0, agreement=1.0, difference=0.0)
     within_a_step = sum(difference <= STEP for difference in differences)

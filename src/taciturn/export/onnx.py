@@ -122,8 +122,11 @@ def _add_model(graph: "_Graph", cell: Cell, weights: StepWeights) -> _Outputs:
     fed_back = graph.multiply(output, weights.projection)
     context = graph.multiply(fed_back, weights.to_context)
     scores = graph.add("MatMul", context, graph.widen(words))
-    logits = graph.add("Add", scores, graph.constant(weights.word_bias))
-    return _Outputs(logits=logits, fed_back=fed_back, carry=carry)
+    return _Outputs(
+        logits=graph.add("Add", scores, graph.constant(weights.word_bias)),
+        fed_back=fed_back,
+        carry=carry,
+    )
 
 
 def _add_cell(
@@ -133,12 +136,16 @@ def _add_cell(
     from_word = graph.multiply(graph.column(embedding, "word"), weights.input)
     gates = graph.add("Add", from_word, graph.constant(weights.gate_bias))
     recurrent = graph.multiply("fed_back", weights.recurrent)
-    (gate_units,) = weights.gate_bias.shape
-    gate_shape = jax.ShapeDtypeStruct((1, gate_units), np.float32)
-    carry_shape = jax.ShapeDtypeStruct((1, weights.units), np.float32)
-    program = jax.make_jaxpr(cell)(gate_shape, gate_shape, carry_shape).jaxpr
+    program = _trace_cell(cell, gates=len(weights.gate_bias), units=weights.units)
     output, carry = graph.trace(program, [gates, recurrent, "carry"])
     return output, carry
+
+
+def _trace_cell(cell: Cell, *, gates: int, units: int) -> Jaxpr:
+    """Return the operations of a step, for one row."""
+    gate_shape = jax.ShapeDtypeStruct((1, gates), np.float32)
+    carry_shape = jax.ShapeDtypeStruct((1, units), np.float32)
+    return jax.make_jaxpr(cell)(gate_shape, gate_shape, carry_shape).jaxpr
 
 
 def _add_best_words(graph: "_Graph", logits: str, vocabulary: int, never: list[int]) -> int:

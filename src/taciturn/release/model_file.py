@@ -165,14 +165,15 @@ def load_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, str]]:
     with safetensors.safe_open(path, "numpy") as file:
         arrays = [file.get_tensor(name) for name in sorted(file.keys())]
         about = file.metadata() or {}
-    shapes = [(array.shape, array.dtype) for array in arrays]
-    leaves = jax.tree.leaves(jax.device_get(like))
-    expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves]
-    if shapes != expected:
+    if _list_shapes(arrays) != _list_shapes(jax.tree.leaves(jax.device_get(like))):
         raise ModelFileError(
             f"{path} was saved by a run whose model has another shape than this recipe's"
         )
     return jax.tree.unflatten(jax.tree.structure(like), arrays), about
+
+
+def _list_shapes(leaves: list[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
+    return [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves]
 
 
 def _name_arrays(params: Params) -> dict[str, np.ndarray]:

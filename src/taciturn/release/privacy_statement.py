@@ -86,8 +86,10 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
         figures=f"{relation} {epsilon} and δ = {delta_text(guarantee.delta)}",
         unit=guarantee.unit.replace("one user", "each person"),
     )
-    sentences = [promise, words[_find_level(guarantee.epsilon)]]
-    return [words["simulation"], *sentences] if guarantee.is_simulated else sentences
+    worth = words[_find_level(guarantee.epsilon)]
+    if guarantee.is_simulated:
+        return [words["simulation"], promise, worth]
+    return [promise, worth]
 
 
 def _find_level(epsilon: float) -> str:
