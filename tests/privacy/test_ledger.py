@@ -161,7 +161,7 @@ def test_a_charge_that_only_lost_the_end_of_its_line_still_counts(opened, ledger
 def test_a_budget_becomes_a_number_of_releases_before_the_first_and_limits_them(ledger_path):
     limited = account(ledger_path, terms(budget=Budget(delta=1e-5, epsilon=3.0)))
     limited.open()
-    allowed = limited.allowed
+    allowed = limited.max_releases
     assert epsilon(SelfComposedDpEvent(ROUND_COST, allowed), 1e-5) <= 3.0
     assert epsilon(SelfComposedDpEvent(ROUND_COST, allowed + 1), 1e-5) > 3.0
     for round in range(allowed):
@@ -172,7 +172,7 @@ def test_a_budget_becomes_a_number_of_releases_before_the_first_and_limits_them(
 
 
 def test_a_budget_of_rho_counts_rho(ledger_path):
-    assert account(ledger_path, terms(budget=Budget(delta=1e-5, rho=5.0))).allowed == 10
+    assert account(ledger_path, terms(budget=Budget(delta=1e-5, rho=5.0))).max_releases == 10
 
 
 def test_runs_on_the_same_users_add_up(ledger_path):
@@ -225,7 +225,7 @@ def test_a_model_that_comes_from_an_earlier_run_carries_its_cost(ledger_path):
     later.charge(0, "record")
     assert later.guarantee().epsilon > epsilon(SelfComposedDpEvent(ROUND_COST, 50), 1e-5)
     spent = account(ledger_path, terms("spent", Budget(delta=1e-5, epsilon=3.0), lineage=earlier))
-    assert spent.allowed == 0
+    assert spent.max_releases == 0
     stained = account(ledger_path, terms("stained", lineage=(NonPrivateDpEvent(),)))
     stained.open()
     assert stained.guarantee().epsilon == math.inf

@@ -453,7 +453,7 @@ def test_two_processes_on_one_run_do_not_release_more_than_is_charged(people, tm
 
 def test_there_is_no_more_noise_than_was_declared(people, tmp_path):
     door = opened(people, tmp_path)
-    assert door.account.allowed == 17  # nine rounds, and a few to do again
+    assert door.account.max_releases == 17  # nine rounds, and a few to do again
 
 
 class Unreliable(SimulatedFleet):

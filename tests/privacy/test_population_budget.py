@@ -155,7 +155,7 @@ def test_correlated_noise_is_reserved_in_full_and_nothing_is_given_back(path):
 
 def test_a_runs_own_budget_lowers_what_it_reserves(path):
     run = opened(path, budget=Budget(delta=DELTA, epsilon=1.0))
-    assert run.rows[0]["reserved"] == run.allowed < MOST
+    assert run.rows[0]["reserved"] == run.max_releases < MOST
 
 
 def test_a_budget_is_only_ever_lowered_and_never_below_what_is_reserved(path):
@@ -285,7 +285,7 @@ def test_a_distance_too_large_for_delta_means_no_privacy(path):
     assert opened(path, releases=10, distance=DELTA).guarantee().epsilon == math.inf
     assert with_distance(lambda delta: 800.0, DELTA, 1e-300) == math.inf
     assert (
-        account(path, "limited", budget=Budget(delta=DELTA, epsilon=1.0), distance=DELTA).allowed
+        account(path, "limited", budget=Budget(delta=DELTA, epsilon=1.0), distance=DELTA).max_releases
         == 0
     )
 

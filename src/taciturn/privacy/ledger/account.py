@@ -1,10 +1,11 @@
-"""One run's account in its population's ledger: what it declared, what it may spend, what it has
-charged.
+"""One run's account in its population's ledger.
+
+It is what the run declared, what it may spend, and what it has charged.
 
 **Guarantee:** a run is declared before its first charge, continues only on the terms it declared,
 and never charges past its budget, nor past what it reserved of its population's. Every opening and
-every resumption puts fresh random bytes on record, by which the curator keys
-what follows: nothing is drawn twice by a root and a ledger that were copied.
+every resumption puts fresh random bytes on record, by which the curator keys what follows: nothing
+is drawn twice by a root and a ledger that were copied.
 """
 
 import secrets
@@ -31,32 +32,25 @@ class RunTerms:
     """What a run declares before its first round; later rows of the run must agree with it."""
 
     name: str
-    # fingerprint
+    # Its fingerprint.
     recipe: str
-    # identity of the users' text
+    # The identity of the users' text.
     population: str
     adjacency: str
     randomness: str
     accountant: AccountantName
     budget: Budget
     rounds: int
-    # digest of the parameters it starts from
+    # The digest of the parameters it starts from.
     start: str = ""
-    lineage: tuple[
-        DpEvent,
-        ...,
-        # what those parameters have cost already; public text costs nothing
-    ] = ()
-    # whom the guarantee protects
+    # What those parameters have cost already; public text costs nothing.
+    lineage: tuple[DpEvent, ...] = ()
+    # Whom the guarantee protects.
     unit: str = "one user"
-    distance: float = (
-        # of the noise from its ideal, in total variation, in all releases, spare ones included
-        0.0
-    )
-    lineage_distance: float = (
-        # the same, of the runs that the parameters it starts from went through
-        0.0
-    )
+    # Of the noise from its ideal, in total variation, in all releases, spare ones included.
+    distance: float = 0.0
+    # The same, of the runs that the parameters it starts from went through.
+    lineage_distance: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -65,156 +59,191 @@ class Account:
 
     ledger: Ledger
     terms: RunTerms
-    # what one costs
+    # What one release costs.
     release: DpEvent
-    # of this run, in the ledger
+    # Those of this run, in the ledger.
     rows: list[Row] = field(default_factory=list)
-    _allowed: int | None = None
+    _max_releases: int | None = None
 
     def open(self) -> None:
-        """Declare the run; raise if the ledger already has one of that name."""
-        terms, budget, reserved = self.terms, self.terms.budget, self.allowed
+        """Declare the run.
 
-        def check(rows: list[Row]) -> None:
-            if any(row.get("run") == terms.name for row in rows):
-                raise LedgerError(
-                    f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or"
-                    " --resume it"
-                )
-            self.ledger.check_room(
-                [repeat(self.release, reserved)] if reserved else [], terms.distance
+        Raises:
+            LedgerError: if the ledger already has one of that name, or there is no room for it in
+                the population's budget.
+        """
+        self.rows = [self.ledger.append(self._opening(), self._check_new)]
+
+    def _check_new(self, rows: list[Row]) -> None:
+        """Raise if the ledger has the run already, or no room for it."""
+        if any(row.get("run") == self.terms.name for row in rows):
+            raise LedgerError(
+                f"{self.ledger.path} already has a run {self.terms.name!r}: choose another --run,"
+                " or --resume it"
             )
+        reserved = self.max_releases
+        most_cost = [repeat(self.release, reserved)] if reserved else []
+        self.ledger.check_room(most_cost, self.terms.distance)
 
-        declared = {
-            "adjacency": terms.adjacency,
-            "randomness": terms.randomness,
-            "accountant": terms.accountant,
-            "noise": INTEGERS,
-        }
-        limits = {
-            "delta": budget.delta,
-            "epsilon": budget.epsilon,
-            "rho": budget.rho,
-            "rounds": terms.rounds,
-            "reserved": reserved,
-        }
-        identity = {
+    def _opening(self) -> Row:
+        """Return the row that declares the run."""
+        terms = self.terms
+        reserved = self.max_releases
+        return {
             "kind": "open",
             "run": terms.name,
             "recipe": terms.recipe,
             "population": terms.population,
+            "unit": terms.unit,
+            "fresh": self._draw_fresh(),
+            "adjacency": terms.adjacency,
+            "randomness": terms.randomness,
+            "accountant": terms.accountant,
+            "noise": INTEGERS,
+            "delta": terms.budget.delta,
+            "epsilon": terms.budget.epsilon,
+            "rho": terms.budget.rho,
+            "rounds": terms.rounds,
+            "reserved": reserved,
+            **self._costs(),
+            "start": terms.start,
         }
-        identity |= {"unit": terms.unit, "fresh": self._fresh()}
-        costs = {**self._costs(), "start": terms.start}
-        self.rows = [self.ledger.append({**identity, **declared, **limits, **costs}, check)]
 
-    def _fresh(self) -> str:
+    def _draw_fresh(self) -> str:
         """Draw bytes for this opening; none in a simulation, which repeats bit for bit."""
         return secrets.token_hex(32) if self.terms.randomness == "operating system" else ""
 
     @property
     def nonce(self) -> bytes:
         """Return the bytes drawn at the last opening or resumption; none in a seeded simulation."""
-        return bytes.fromhex(
-            next(row["fresh"] for row in reversed(self._opened_rows) if "fresh" in row)
-        )
+        fresh = [row["fresh"] for row in self._declared_rows if "fresh" in row]
+        return bytes.fromhex(fresh[-1])
 
     def reopen(self, head: str | None) -> None:
-        """Resume a run that was interrupted. `head` is the row its state was saved at."""
-        rows, terms = self.ledger.run_rows(self.terms.name), self.terms
+        """Resume a run that was interrupted.
+
+        Args:
+            head: the row its state was saved at; None if none was.
+
+        Raises:
+            LedgerError: if the ledger has no such run, or the run was opened on other terms.
+        """
+        rows = self.ledger.run_rows(self.terms.name)
         if not rows:
             raise LedgerError(
-                f"{self.ledger.path} has no run {terms.name!r}: this run folder belongs to another"
-                " population"
+                f"{self.ledger.path} has no run {self.terms.name!r}: this run folder belongs to"
+                " another population"
             )
-        opened = rows[0]
-        for named, was, now in (
-            ("kind of noise", opened.get("noise"), INTEGERS),
-            ("recipe", opened["recipe"], terms.recipe),
-            (
-                "cost of a release",
-                {name: opened.get(name) for name in self._costs()},
-                self._costs(),
-            ),
-            ("text", opened["population"], terms.population),
-            ("starting model", opened["start"], terms.start),
-            ("source of randomness", opened["randomness"], terms.randomness),
-        ):
-            if was != now:
-                raise LedgerError(
-                    f"the {named} of run {terms.name!r} is not the one it was opened with; start a"
-                    " new run instead"
-                )
+        self._check_terms(rows[0])
         if head is not None and all(row["hash"] != head for row in rows):
             raise LedgerError(
                 f"{self.ledger.path} lacks the row at which this run was saved: restore its newest"
                 " copy"
             )
         self.rows = rows
-        self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
+        self._append({"kind": "resume", "run": self.terms.name, "fresh": self._draw_fresh()})
+
+    def _check_terms(self, opening: Row) -> None:
+        """Raise if the run was opened on other terms than those it has now."""
+        terms = self.terms
+        costs = self._costs()
+        opened_costs = {name: opening.get(name) for name in costs}
+        for name, was, now in (
+            ("kind of noise", opening.get("noise"), INTEGERS),
+            ("recipe", opening["recipe"], terms.recipe),
+            ("cost of a release", opened_costs, costs),
+            ("text", opening["population"], terms.population),
+            ("starting model", opening["start"], terms.start),
+            ("source of randomness", opening["randomness"], terms.randomness),
+        ):
+            if was != now:
+                raise LedgerError(
+                    f"the {name} of run {terms.name!r} is not the one it was opened with; start a"
+                    " new run instead"
+                )
 
     def _costs(self) -> Row:
-        costs = {
+        return {
             "lineage": [event_to_json(event) for event in self.terms.lineage],
             "release": event_to_json(self.release),
-        }
-        return {
-            **costs,
             "distance": self.terms.distance,
             "lineage_distance": self.terms.lineage_distance,
         }
 
     @property
     def head(self) -> str:
+        """Return the hash of the run's newest row."""
         return self.rows[-1]["hash"]
 
     @property
     def charges(self) -> list[Row]:
+        """Return the rows that charge a release, in order."""
         return [row for row in self.rows if row["kind"] == "charge"]
 
     @property
-    def allowed(self) -> int:
-        """Return how many releases the budget allows, fixed before the first: at most the rounds
-        and some spare ones. All are reserved.
+    def max_releases(self) -> int:
+        """Return how many releases the budget allows, fixed before the first.
+
+        They are at most the rounds and some spare ones. All are reserved.
         """
-        if self._allowed is None:
-            most = most_releases(self.release, self.terms.rounds + spare_rounds(self.terms.rounds))
-            limits = (
-                self.terms.budget,
-                self.terms.accountant,
-                most,
-                self.terms.distance + self.terms.lineage_distance,
-            )
-            self._allowed = allowed_releases(
-                lambda releases: compose(self.terms.lineage, repeat(self.release, releases)),
-                *limits,
-            )
-        return self._allowed
+        if self._max_releases is None:
+            self._max_releases = self._find_max_releases()
+        return self._max_releases
+
+    def _find_max_releases(self) -> int:
+        terms = self.terms
+
+        def cost(releases: int) -> DpEvent:
+            return compose(terms.lineage, repeat(self.release, releases))
+
+        return allowed_releases(
+            cost,
+            terms.budget,
+            terms.accountant,
+            most=most_releases(self.release, terms.rounds + spare_rounds(terms.rounds)),
+            distance=terms.distance + terms.lineage_distance,
+        )
 
     def check_budget(self) -> None:
         """Raise if the next release would pass the budget."""
-        reserved = self.rows[0]["reserved"] if self.rows else self.allowed
-        if len(self.charges) >= min(self.allowed, reserved):
-            limits, made = self.terms.budget, len(self.charges)
-            pairs = (("ε", limits.epsilon), ("ρ", limits.rho))
-            wanted = " and ".join(f"{name} = {value:g}" for name, value in pairs if value)
-            if not wanted:
-                raise BudgetExhausted(
-                    f"the run has made the {made} releases that it reserved for its"
-                    f" {self.terms.rounds} rounds"
-                )
-            budget = f"the budget of {wanted} at δ = {delta_text(limits.delta)}"
-            if self.allowed == 0:
-                raise BudgetExhausted(
-                    f"{budget} does not allow a single release at this noise level; increase the"
-                    " noise or the budget"
-                )
-            raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
+        reserved = self.rows[0]["reserved"] if self.rows else self.max_releases
+        if len(self.charges) >= min(self.max_releases, reserved):
+            raise BudgetExhausted(self._explain_exhaustion())
+
+    def _explain_exhaustion(self) -> str:
+        budget = self.terms.budget
+        limits = []
+        if budget.epsilon:
+            limits.append(f"ε = {budget.epsilon:g}")
+        if budget.rho:
+            limits.append(f"ρ = {budget.rho:g}")
+        if not limits:
+            return (
+                f"the run has made the {len(self.charges)} releases that it reserved for its"
+                f" {self.terms.rounds} rounds"
+            )
+        promised = f"the budget of {' and '.join(limits)} at δ = {delta_text(budget.delta)}"
+        if self.max_releases == 0:
+            return (
+                f"{promised} does not allow a single release at this noise level; increase the"
+                " noise or the budget"
+            )
+        return f"{promised} allows {self.max_releases} releases; all are spent"
 
     def charge(self, round: int, record: str, log: str = "") -> None:
-        """Record one release. The row is on disk when this returns; only then may anything be
-        released. `record` is the keyed checksum of the release, `log` the participation log's mark
-        of who took part: both tell others nothing.
+        """Record one release.
+
+        The row is on disk when this returns; only then may anything be released. What it holds
+        tells others nothing.
+
+        Args:
+            round: its number, which is the next.
+            record: the keyed checksum of the release.
+            log: the participation log's mark of who took part.
+
+        Raises:
+            BudgetExhausted: if it would pass the budget.
+            LedgerError: if it is not the next, or the row cannot be written.
         """
         self.check_budget()
         if round != len(self.charges):
@@ -222,15 +251,23 @@ class Account:
                 f"round {round} of run {self.terms.name!r} is not the next to be charged"
             )
         row = {"kind": "charge", "run": self.terms.name, "round": round, "record": record}
-        self._append(row | ({"log": log} if log else {}))
+        if log:
+            row["log"] = log
+        self._append(row)
 
     def record_model(self, round: int, digest: str, card: str = "") -> str:
-        """Record the parameters that a run publishes and the digest of their card; return the row
-        that names their history.
+        """Record the parameters that a run publishes; return the row that names their history.
+
+        Args:
+            round: after which they are as they are.
+            digest: of the parameters.
+            card: the digest of their card.
         """
         model = {"kind": "model", "run": self.terms.name, "round": round, "params": digest}
-        model |= {"card": card} if card else {}
-        if any(self.rows[-1].get(name) != value for name, value in model.items()):
+        if card:
+            model["card"] = card
+        is_recorded = model.items() <= self.rows[-1].items()
+        if not is_recorded:
             self._append(model)
         return self.head
 
@@ -239,7 +276,7 @@ class Account:
         self.ledger.close(self.terms.name)
 
     @property
-    def _opened_rows(self) -> list[Row]:
+    def _declared_rows(self) -> list[Row]:
         if not self.rows:
             raise LedgerError(
                 f"run {self.terms.name!r} was not declared in {self.ledger.path}: open it first"
@@ -252,10 +289,10 @@ class Account:
         self._check_rows(self.ledger.rows)
 
     def _append(self, row: Row) -> None:
-        self._opened_rows.append(self.ledger.append(row, self._check_rows))
+        self._declared_rows.append(self.ledger.append(row, self._check_rows))
 
     def _check_rows(self, rows: list[Row]) -> None:
-        if len(self.ledger.run_rows(self.terms.name)) != len(self._opened_rows):
+        if len(self.ledger.run_rows(self.terms.name)) != len(self._declared_rows):
             raise LedgerError(
                 f"another process is at work on run {self.terms.name!r}: stop one of the two"
             )
@@ -266,4 +303,5 @@ class Account:
             )
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
+        """Return what holds for everything the run released so far, at its own δ or another."""
         return self.ledger.guarantee(self.terms.name, self.head, delta)

@@ -1,5 +1,6 @@
-"""The releases of a run, on disk before they are charged and published: a charged row is given out
-from here, and never computed again.
+"""The releases of a run, on disk before they are charged and published.
+
+A charged row is given out from here, and never computed again.
 
 A sum may differ the second time (another machine, other devices), and the same noise must not be
 added to two sums. So a noised release is written first; whatever happens then, there is one release
@@ -25,7 +26,7 @@ import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,142 +38,172 @@ from taciturn.errors import TaciturnError
 from taciturn.files import sync_folder, write_atomically
 from taciturn.privacy.noise import sampler
 
-# bytes that one core hashes: a GPU waits for all of them
+# The bytes that one core hashes at a time: a GPU waits for all of them.
 PIECE = 2**18
 RESTORE = "Restore the run's private folder from a copy, or start a new run with model.warm_start"
-# what it is, in a line, and its numbers
-Content = tuple[bytes, memoryview]
 
 
 class ReleaseError(TaciturnError):
     """A release that was charged cannot be given out."""
 
 
+class _Record(NamedTuple):
+    """What a file holds."""
+
+    # What the release is, as a line of JSON.
+    header: bytes
+    # Its numbers.
+    numbers: memoryview
+
+
 class Releases:
+    """The records of a run's releases, row by row."""
+
     def __init__(self, folder: Path | None, key: bytes) -> None:
-        """Open records; `key` is the run's own secret. Without a folder only the last one is kept,
-        in memory, and no run can be resumed.
+        """Open the records.
+
+        Args:
+            folder: where they are. Without one only the last is kept, in memory, and no run can be
+                resumed.
+            key: the run's own secret.
         """
-        self._folder, self._key = folder, key
-        self._in_memory: dict[int, Content] = {}
+        self._folder = folder
+        self._key = key
+        self._in_memory: dict[int, _Record] = {}
         self._beside = ThreadPoolExecutor()
 
-    def write(self, row: int, release: Release, drawn: str) -> str:
-        """Keep a release and the name under which its noise was drawn; return the checksum for its
-        charge.
+    def write(self, row: int, release: Release, noise_name: str) -> str:
+        """Keep a release; return the checksum for its charge.
+
+        Args:
+            row: of the noise.
+            release: what is kept.
+            noise_name: the name under which its noise was drawn.
         """
         leaves = jax.tree.leaves(release)
-        about = (
-            json.dumps(
-                {"row": row, "drawn": drawn, "shapes": [np.shape(leaf) for leaf in leaves]}
-            ).encode()
-            + b"\n"
-        )
-        numbers = _on_host(leaves)
-        # starts now; hashing releases Python's lock
-        hashes = self._beside.map(_hash, _pieces(numbers))
+        about = {"row": row, "drawn": noise_name, "shapes": [np.shape(leaf) for leaf in leaves]}
+        header = json.dumps(about).encode() + b"\n"
+        numbers = _copy_to_host(leaves)
+        # It starts now, beside the writing: hashing releases Python's lock.
+        hashes = self._beside.map(_hash, _cut_into_pieces(numbers))
+        self._keep(row, _Record(header, numbers))
+        return self._checksum(header, hashes)
+
+    def _keep(self, row: int, record: _Record) -> None:
         if self._folder is None:
-            self._in_memory = {row: (about, numbers)}
-        else:
-            if not self._folder.exists():
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                sync_folder(self._folder.parent)
-            write_atomically(self._folder / f"release-{row}", [about, numbers], 0o600)
-        return self._checksum(about, hashes)
+            self._in_memory = {row: record}
+            return
+        if not self._folder.exists():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            sync_folder(self._folder.parent)
+        write_atomically(self._folder / f"release-{row}", [record.header, record.numbers], 0o600)
 
     def read(self, row: int, checksum: str, like: Params) -> tuple[Release, str]:
-        """Return the release of a charge and the name under which its noise was drawn; `like` has
-        the parameters' structure.
+        """Return the release of a charge, and the name under which its noise was drawn.
+
+        Args:
+            row: of the noise.
+            checksum: which the charge has.
+            like: anything with the parameters' structure.
+
+        Raises:
+            ReleaseError: if the record is gone, or is not the one that was charged.
         """
-        content = self._content(row)
-        if content is None and self._folder is None:
-            anew = (
-                "begin anew with a new curator, whose releases are charged beside those of this one"
-            )
+        record = self._find(row)
+        hashes = map(_hash, _cut_into_pieces(record.numbers))
+        if not hmac.compare_digest(self._checksum(record.header, hashes), checksum):
             raise ReleaseError(
-                f"the release of round {row} is charged, and without a folder only the last one is"
-                f" kept: {anew}"
+                f"the record of round {row} is not the one that was charged: it was damaged,"
+                " belongs to another run, or was written by another version of Taciturn (resume"
+                f" the run with that one). {RESTORE}"
             )
-        if content is None:
-            again = (
-                "to make it again would give away more than was charged, so this run cannot go on"
-            )
-            raise ReleaseError(
-                f"the release of round {row} is charged, and its record is gone: {again}. {RESTORE}"
-            )
-        about, numbers = content
-        if not hmac.compare_digest(self._checksum(about, map(_hash, _pieces(numbers))), checksum):
-            other = (
-                "it was damaged, belongs to another run, or was written by another version of"
-                " Taciturn (resume the run with that one)"
-            )
-            raise ReleaseError(
-                f"the record of round {row} is not the one that was charged: {other}. {RESTORE}"
-            )
-        said, values, leaves = json.loads(about), np.frombuffer(numbers, "<f4"), []
-        for shape in said["shapes"]:
-            leaves.append(jnp.asarray(values[: math.prod(shape)].reshape(shape)))
-            values = values[math.prod(shape) :]
-        size, structure = len(jax.tree.leaves(like)), jax.tree.structure(like)
-        share = leaves[size] if len(leaves) > size else None
-        return Release(jax.tree.unflatten(structure, leaves[:size]), share), said["drawn"]
+        about = json.loads(record.header)
+        leaves = _cut_into_leaves(record.numbers, about["shapes"])
+        return _nest(leaves, like), about["drawn"]
 
     def forget(self, before: int) -> None:
         """Delete the records of rows before this one, whose effect is saved in the run's state."""
-        self._in_memory = {
-            row: content for row, content in self._in_memory.items() if row >= before
-        }
-        for path in [] if self._folder is None else self._folder.glob("release-*"):
+        self._in_memory = {row: record for row, record in self._in_memory.items() if row >= before}
+        if self._folder is None:
+            return
+        for path in self._folder.glob("release-*"):
             if int(path.name.removeprefix("release-")) < before:
                 path.unlink()
 
-    def _content(self, row: int) -> Content | None:
+    def _find(self, row: int) -> _Record:
         if self._folder is None:
-            return self._in_memory.get(row)
+            if row not in self._in_memory:
+                raise ReleaseError(
+                    f"the release of round {row} is charged, and without a folder only the last one"
+                    " is kept: begin anew with a new curator, whose releases are charged beside"
+                    " those of this one"
+                )
+            return self._in_memory[row]
         path = self._folder / f"release-{row}"
         if not path.exists():
-            return None
-        about, end, numbers = path.read_bytes().partition(b"\n")
-        return about + end, memoryview(numbers)
+            raise ReleaseError(
+                f"the release of round {row} is charged, and its record is gone: to make it again"
+                f" would give away more than was charged, so this run cannot go on. {RESTORE}"
+            )
+        header, end, numbers = path.read_bytes().partition(b"\n")
+        return _Record(header + end, memoryview(numbers))
 
-    def _checksum(self, about: bytes, hashes: Iterable[bytes]) -> str:
-        return hmac.new(
-            self._key, sampler.KNOWN.encode() + about + b"".join(hashes), "sha256"
-        ).hexdigest()
+    def _checksum(self, header: bytes, hashes: Iterable[bytes]) -> str:
+        content = sampler.KNOWN.encode() + header + b"".join(hashes)
+        return hmac.new(self._key, content, "sha256").hexdigest()
 
 
-def _on_host(leaves: list[jax.Array]) -> memoryview:
+def _nest(leaves: list[jax.Array], like: Params) -> Release:
+    structure = jax.tree.structure(like)
+    size = structure.num_leaves
+    share = leaves[size] if len(leaves) > size else None
+    return Release(jax.tree.unflatten(structure, leaves[:size]), share)
+
+
+def _cut_into_leaves(numbers: memoryview, shapes: list[list[int]]) -> list[jax.Array]:
+    values = np.frombuffer(numbers, "<f4")
+    leaves = []
+    for shape in shapes:
+        size = math.prod(shape)
+        leaves.append(jnp.asarray(values[:size].reshape(shape)))
+        values = values[size:]
+    return leaves
+
+
+def _copy_to_host(leaves: list[jax.Array]) -> memoryview:
     """Return all numbers, one leaf after another."""
-    devices = {
-        device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()
-    }
-    # of several, or of none
+    devices = set()
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array):
+            devices |= leaf.devices()
+    # They may be on several, or on none.
     if len(devices) != 1:
-        leaves, devices = jax.device_get(leaves), {jax.local_devices()[0]}
-    return np.asarray(_words(*devices)(leaves)).view(np.uint8).data
+        leaves = jax.device_get(leaves)
+        devices = {jax.local_devices()[0]}
+    (device,) = devices
+    copy = _copier_from(device)
+    return np.asarray(copy(leaves)).view(np.uint8).data
 
 
 @functools.cache
-def _words(device: Any) -> Callable[[list[jax.Array]], jax.Array]:
-    """Copy leaves as words, so that nothing is rounded, into memory that a GPU writes to directly:
+def _copier_from(device: Any) -> Callable[[list[jax.Array]], jax.Array]:
+    """Return what copies leaves into one row of words.
+
+    They are words, so that nothing is rounded. The row is in memory that a GPU writes to directly:
     touching new pages takes longer.
     """
     kinds = {memory.kind for memory in device.addressable_memories()}
-    place = SingleDeviceSharding(
-        device, memory_kind="pinned_host" if "pinned_host" in kinds else None
-    )
-    return jax.jit(
-        lambda leaves: jnp.concatenate(
-            [
-                jax.lax.bitcast_convert_type(jnp.ravel(leaf).astype(jnp.float32), jnp.uint32)
-                for leaf in leaves
-            ]
-        ),
-        out_shardings=place,
-    )
+    kind = "pinned_host" if "pinned_host" in kinds else None
+    place = SingleDeviceSharding(device, memory_kind=kind)
+    return jax.jit(_concatenate_words, out_shardings=place)
 
 
-def _pieces(numbers: memoryview) -> list[memoryview]:
+def _concatenate_words(leaves: list[jax.Array]) -> jax.Array:
+    rows = [jnp.ravel(leaf).astype(jnp.float32) for leaf in leaves]
+    return jnp.concatenate([jax.lax.bitcast_convert_type(row, jnp.uint32) for row in rows])
+
+
+def _cut_into_pieces(numbers: memoryview) -> list[memoryview]:
     return [numbers[start : start + PIECE] for start in range(0, len(numbers), PIECE)]
 
 
