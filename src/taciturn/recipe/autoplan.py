@@ -120,11 +120,7 @@ def choose_plan(task: Task) -> Plan:
             f"{task.users} people are too few: there is no cohort of {LEAST_COHORT} to hide in;"
             " build a larger population"
         )
-    mu = _gaussian_mu(task)
-    plans = []
-    for rounds, cohort in _sizes_that_fit(task):
-        noise_multiplier = _approximate_noise(mu, share=cohort / task.users, rounds=rounds)
-        plans.append(_plan_with_noise(task, rounds, cohort, noise_multiplier))
+    plans = _list_plans(task)
     if not plans:
         minutes = task.duration(ROUNDS[0], LEAST_COHORT) / 60
         raise RecipeError(
@@ -136,6 +132,18 @@ def choose_plan(task: Task) -> Plan:
     return min(good_plans, key=lambda plan: task.duration(plan.rounds, plan.cohort))
 
 
+def _list_plans(task: Task) -> list[Plan]:
+    """List plans that fit the time, with an estimate of their noise."""
+    mu = _gaussian_mu(task)
+    plans = []
+    for rounds, cohort in _sizes_that_fit(task):
+        share = cohort / task.users
+        noise_multiplier = _approximate_noise(mu, share, rounds)
+        plan = _plan_with_noise(task, rounds, cohort, noise_multiplier)
+        plans.append(plan)
+    return plans
+
+
 def with_exact_noise(task: Task, plan: Plan) -> Plan:
     """Return the plan with the noise that its rounds need, and the matching server rate."""
 
@@ -144,20 +152,25 @@ def with_exact_noise(task: Task, plan: Plan) -> Plan:
         sampled = PoissonSampledDpEvent(plan.cohort / task.users, gaussian)
         return repeat(sampled, plan.rounds)
 
-    noise_multiplier = noise_for_budget(cost, Budget(delta=task.delta, epsilon=task.epsilon), "pld")
+    budget = Budget(delta=task.delta, epsilon=task.epsilon)
+    noise_multiplier = noise_for_budget(cost, budget, "pld")
     return _plan_with_noise(task, plan.rounds, plan.cohort, noise_multiplier)
 
 
 def _sizes_that_fit(task: Task) -> Iterator[tuple[int, int]]:
     """Yield rounds and cohorts that fit the time, the largest possible cohorts among them."""
+    sizes = {int(share * task.users) for share in SHARES}
     for rounds in ROUNDS:
-        in_time = (task.seconds / rounds - task.round_seconds) * task.users_per_second
-        largest = int(min(in_time, LARGEST_SHARE * task.users, MOST_A_ROUND))
-        cohorts = {int(share * task.users) for share in SHARES}
-        cohorts.add(largest)
-        for cohort in sorted(cohorts):
+        largest = _largest_cohort(task, rounds)
+        for cohort in sorted(sizes | {largest}):
             if LEAST_COHORT <= cohort <= largest:
                 yield rounds, cohort
+
+
+def _largest_cohort(task: Task, rounds: int) -> int:
+    training_s = task.seconds / rounds - task.round_seconds
+    in_time = training_s * task.users_per_second
+    return int(min(in_time, LARGEST_SHARE * task.users, MOST_A_ROUND))
 
 
 def _gaussian_mu(task: Task) -> float:
@@ -185,7 +198,7 @@ def _plan_with_noise(task: Task, rounds: int, cohort: int, noise_multiplier: flo
     """Complete a plan by the server rate that gains most, within `FASTEST` and `LOUDEST`."""
     # How far a round goes at rate 1, when momentum has built up.
     reach = CLIP_NORM / (1 - MOMENTUM)
-    # Both at rate 1.
+    # At rate 1: how far noise carries the model, and how far it could go.
     noise = reach * noise_multiplier / cohort * math.sqrt(rounds * task.parameters)
     way = reach * (rounds - 1 / (1 - MOMENTUM) + 1)
 
@@ -353,10 +366,9 @@ def _clip_settings(architecture: dict[str, Any]) -> list[PlannedSetting]:
     by_layer = f"{reason}. Divided over layers it gains 0.05 points"
     settings = [PlannedSetting("privacy.clipping", "per-layer", by_layer)]
     for layer, share in LAYER_SHARES.items():
+        path = f"privacy.layer_clip_norms.{layer}"
         norm = float(f"{CLIP_NORM * math.sqrt(share):.4f}")
-        settings.append(
-            PlannedSetting(f"privacy.layer_clip_norms.{layer}", norm, f"√{share} of it")
-        )
+        settings.append(PlannedSetting(path, norm, f"√{share} of it"))
     return settings
 
 

@@ -12,7 +12,12 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_ftrl, fedavg
-from taciturn.algorithms.fine_tuning import Text, rehearsing, transfer_learning, unforgetting_update
+from taciturn.algorithms.fine_tuning import (
+    Text,
+    transfer_learning,
+    unforgetting_update,
+    with_rehearsal,
+)
 from taciturn.algorithms.local_training import (
     LocalTraining,
     Project,
@@ -22,7 +27,7 @@ from taciturn.algorithms.local_training import (
 )
 from taciturn.algorithms.server_optimizers import server_optimizer
 from taciturn.algorithms.uploads import compress_updates, upload_bytes
-from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
+from taciturn.core import PADDING, Algorithm, Key, LanguageModel, Params, Participation
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
 from taciturn.data.population import Population
 from taciturn.data.public import PublicCorpus
@@ -42,7 +47,7 @@ from taciturn.privacy.noise.sensitivity import segments
 from taciturn.privacy.noise.white import Noise, no_noise
 from taciturn.privacy.schemes import SCHEMES, SchemeSettings
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.sections import DEFAULT_CLIP_NORM, ModelSection
+from taciturn.recipe.sections import DEFAULT_CLIP_NORM, ModelSection, TransferSection
 from taciturn.trees import size
 
 # The model.
@@ -99,7 +104,9 @@ def _shared_algorithm(kind: ModelKind, recipe: str, vocabulary: int) -> Algorith
 def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     model = language_model(recipe.model, vocabulary, _product_type(recipe))
     server = server_optimizer(
-        recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum
+        recipe.server.optimizer,
+        recipe.server.learning_rate,
+        recipe.server.momentum,
     )
     clip = bound(recipe)
     scheme = participation(recipe)
@@ -225,24 +232,28 @@ def budget(recipe: Recipe) -> Budget:
 
 def _user_update(recipe: Recipe, model: LanguageModel, project: Project | None) -> UserUpdate:
     """Build what a device computes; `model` has the recipe's type of products."""
-    local = _local_training(recipe)
-    step = sgd_step(model, _product_type(recipe), recipe.local.loss_power)
-    match recipe.local.forgetting:
+    training = _local_training(recipe)
+    local = recipe.local
+    step = sgd_step(model, _product_type(recipe), local.loss_power)
+    match local.forgetting:
         case "none" if recipe.algorithm == "dp-fedsgd":
-            loss = partial(cross_entropy, model, power=recipe.local.loss_power)
-            update = fedsgd_update(loss, local)
+            loss = partial(cross_entropy, model, power=local.loss_power)
+            update = fedsgd_update(loss, training)
         case "none":
-            update = fedavg_update(step, local, project)
+            update = fedavg_update(step, training, project)
         case "rehearsal":
-            corpus = general_text(recipe)
-            # A recipe that rehearses without a text is refused.
-            assert corpus is not None
-            rows = general_rows(corpus, layout(recipe, corpus.vocabulary).cut)
-            rehearsed = rehearsing(step, rows, recipe.local.user_share)
-            update = fedavg_update(rehearsed, local, project)
+            rehearsed = with_rehearsal(step, _rehearsed_rows(recipe), local.user_share)
+            update = fedavg_update(rehearsed, training, project)
         case "distillation":
-            update = unforgetting_update(model, local, recipe.local.user_share, project)
+            update = unforgetting_update(model, training, local.user_share, project)
     return compress_updates(update, recipe.upload.share, recipe.upload.bits)
+
+
+def _rehearsed_rows(recipe: Recipe) -> jax.Array:
+    corpus = general_text(recipe)
+    # A recipe that rehearses without a text is refused.
+    assert corpus is not None
+    return general_rows(corpus, layout(recipe, corpus.vocabulary).cut)
 
 
 def _local_training(recipe: Recipe) -> LocalTraining:
@@ -313,17 +324,22 @@ def _predicted_text(recipe: Recipe, model: LanguageModel) -> Text:
     # What predictions are about is not secret.
     key = jax.random.key(0)
     corpus = general_text(recipe) if settings.text == "general" else None
-    if corpus is None:
+    if corpus is not None:
+        rows = _draw_rows(corpus, settings, key)
+        return lambda params: rows
 
-        def generate(params: Params) -> jax.Array:
-            return beginnings(model, params, settings.rows, settings.length, key)
+    def generate(params: Params) -> jax.Array:
+        return beginnings(model, params, settings.rows, settings.length, key)
 
-        return generate
+    return generate
+
+
+def _draw_rows(corpus: PublicCorpus, settings: TransferSection, key: Key) -> jax.Array:
     rows = general_rows(corpus, Unrolls(settings.length))
     if len(rows) < settings.rows:
         raise ValueError(
             f"[transfer] rows = {settings.rows}: the general text has only {len(rows)} of that"
             " length"
         )
-    drawn = rows[jax.random.choice(key, len(rows), (settings.rows,), replace=False)]
-    return lambda params: drawn
+    places = jax.random.choice(key, len(rows), (settings.rows,), replace=False)
+    return rows[places]

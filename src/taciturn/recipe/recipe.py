@@ -179,20 +179,24 @@ class Recipe(Section):
         Raises:
             ValueError: a total cannot hold them.
         """
-        cohort = self.participation.cohort
-        # The size of a drawn cohort varies; this many are never reached by chance.
-        most_drawn = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)
-        scheme = SCHEMES[self.participation.kind]
-        asked = 0 if scheme.claims_sampling else math.ceil(self.devices_asked)
         beside = self.users_beside_cohort
-        n_max = min(MOST_REPORTS, max(most_drawn, asked)) + beside
+        n_max = min(MOST_REPORTS, self._largest_cohort) + beside
         if n_max > MOST_REPORTS:
             raise ValueError(
-                f"{beside} synthetic users beside a cohort of {cohort:g} are more than the"
-                f" {MOST_REPORTS} reports that a total holds: lower canaries.users or"
+                f"{beside} synthetic users beside a cohort of {self.participation.cohort:g} are"
+                f" more than the {MOST_REPORTS} reports that a total holds: lower canaries.users or"
                 " canaries.per_cell, or audit with fewer"
             )
         return n_max
+
+    @property
+    def _largest_cohort(self) -> int:
+        cohort = self.participation.cohort
+        # The size of a drawn cohort varies; it is never larger than this by accident.
+        most_drawn = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)
+        if SCHEMES[self.participation.kind].claims_sampling:
+            return most_drawn
+        return max(most_drawn, math.ceil(self.devices_asked))
 
     def with_settings(self, section: str, **values: Any) -> "Recipe":
         """Return the recipe with other values in one section; it is validated anew."""

@@ -1,7 +1,7 @@
-"""What goes with what in a recipe, in two tables: COMPATIBLE, of choices that exclude each other,
-and RULES, of everything else.
+"""What goes with what in a recipe, in two tables.
 
-The first row that a recipe breaks is reported to its author. docs/recipe.md prints both tables
+COMPATIBLE has choices that exclude each other, and RULES everything else. The first row that a
+recipe breaks is reported to its author. docs/recipe.md prints both tables
 (tests/recipe/reference.py); therefore a rule has its settings in braces, to be filled in for the
 recipe that breaks it.
 """
@@ -189,8 +189,8 @@ COMPATIBLE = (
         setting="fleet.kind",
         other="privacy.clipping",
         goes_with={"queue": CONSTANT},
-        why="a queue sums reports that were made in earlier rounds, so there is one clip norm for the"
-        " whole run",
+        why="a queue sums reports that were made in earlier rounds, so there is one clip norm for"
+        " the whole run",
     ),
     Pairing(
         setting="noise",
@@ -366,9 +366,9 @@ RULES = (
             _devices_drop_out(r)
             and r.devices_asked * (1 - r.fleet.dropout_rate) < r.participation.cohort
         ),
-        "{recipe.devices_asked:.0f} devices are asked, a share of {fleet.dropout_rate:g} drops out, and"
-        " {participation.cohort:g} reports are needed: most rounds would fail; raise [fleet]"
-        " over_selection",
+        "{recipe.devices_asked:.0f} devices are asked, a share of {fleet.dropout_rate:g} drops"
+        " out, and {participation.cohort:g} reports are needed: most rounds would fail; raise"
+        " [fleet] over_selection",
     ),
     Rule(
         lambda r: _devices_drop_out(r) and math.ceil(r.devices_asked) > MOST_REPORTS,

@@ -47,17 +47,23 @@ def with_noise(
         event = _mechanism(recipe, noise_multiplier).event(build.participation(recipe))
         return compose(lineage, repeat(event, recipe.run.rounds))
 
-    narrow = _mechanism(recipe, NARROW, most_reports=recipe.largest_total)
-    model = build.language_model(recipe.model, vocabulary)
-    params = jax.eval_shape(model.init, jax.random.key(0))
+    distance = lineage_distance + _distance_of_noise(recipe, vocabulary)
     noise_multiplier = noise_for_budget(
         cost,
         build.budget(recipe),
         recipe.privacy.accountant,
-        distance=lineage_distance + narrow.distance(size(params), recipe.most_releases),
+        distance=distance,
     )
     rounded_up = round(noise_multiplier + 5e-7, 6)
     return recipe.with_settings("privacy", noise_multiplier=rounded_up)
+
+
+def _distance_of_noise(recipe: Recipe, vocabulary: int) -> float:
+    """Return a bound on how far the noise of the run is from the ideal, whatever it will be."""
+    narrow = _mechanism(recipe, NARROW, most_reports=recipe.largest_total)
+    model = build.language_model(recipe.model, vocabulary)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    return narrow.distance(size(params), recipe.most_releases)
 
 
 def _mechanism(
@@ -77,18 +83,25 @@ def with_strategy(recipe: Recipe) -> Recipe:
     optimize = NOISES[recipe.noise].optimize
     if optimize is None or recipe.privacy.strategy is not None:
         return recipe
+    lengths = segments(recipe.run.rounds, recipe.restart_rounds)
     strategy: dict[str, list[float]] = {}
-    for length in segments(recipe.run.rounds, recipe.restart_rounds):
-        search = Search(
-            rows=length,
-            min_separation=recipe.participation.min_separation or 0,
-            max_participations=recipe.max_participations,
-            bands=recipe.privacy.bands,
-            buffers=recipe.privacy.buffers,
-        )
-        for name, values in optimize(search).items():
+    for length in lengths:
+        search = _search(recipe, length)
+        coefficients = optimize(search)
+        for name, values in coefficients.items():
             strategy.setdefault(name, []).extend(values)
     return recipe.with_settings("privacy", strategy=strategy)
+
+
+def _search(recipe: Recipe, rows: int) -> Search:
+    """Build the search for the coefficients of a segment."""
+    return Search(
+        rows=rows,
+        min_separation=recipe.participation.min_separation or 0,
+        max_participations=recipe.max_participations,
+        bands=recipe.privacy.bands,
+        buffers=recipe.privacy.buffers,
+    )
 
 
 def with_general_text(recipe: Recipe) -> Recipe:

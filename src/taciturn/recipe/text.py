@@ -143,17 +143,31 @@ def _sentence(error: ErrorDetails, recipe: type[BaseModel]) -> str:
         case "extra_forbidden":
             return f"{name} is not a setting; {_suggestion(place[-1], section)}"
         case "missing":
-            meaning = section.model_fields[place[-1]].description
-            return f"{name} is missing; add it" + (f" ({meaning})" if meaning else "")
+            return f"{name} is missing; add it{_meaning(place[-1], section)}"
         case "value_error":
             return f"{name}: {message}" if name else message
         case "model_type":
-            inside: Any = section.model_fields[name].annotation
-            settings = ", ".join(inside.model_fields)
+            settings = _list_settings(name, section)
             return f"{name} is a section, not a value: set one of {settings} in it"
         case _:
-            value = "a section" if isinstance(error["input"], dict) else error["input"]
-            return f"{name} must be {_what_it_must_be(place[-1], error)}, not {value!r}"
+            expected = _what_it_must_be(place[-1], error)
+            return f"{name} must be {expected}, not {_describe_input(error)}"
+
+
+def _meaning(key: str, section: type[BaseModel]) -> str:
+    meaning = section.model_fields[key].description
+    return f" ({meaning})" if meaning else ""
+
+
+def _list_settings(key: str, section: type[BaseModel]) -> str:
+    """List the settings of a section inside this one."""
+    inside: Any = section.model_fields[key].annotation
+    return ", ".join(inside.model_fields)
+
+
+def _describe_input(error: ErrorDetails) -> str:
+    value = error["input"]
+    return repr("a section") if isinstance(value, dict) else repr(value)
 
 
 def _section_of(place: list[str], section: type[BaseModel]) -> type[BaseModel]:
@@ -200,17 +214,19 @@ def to_toml(
         comments: by section and key.
         section: the name of the section that `content` is of; "" above all sections.
     """
-    text = ""
-    for key, value in content.items():
-        if not isinstance(value, dict):
-            text += _toml_line(key, value, comments.get((section, key)))
-    if section and text:
-        text = f"[{section}]\n{text}"
+    lines = []
+    sections = []
     for key, value in content.items():
         if isinstance(value, dict):
             name = f"{section}.{_toml_key(key)}" if section else _toml_key(key)
-            inside = to_toml(value, comments, section=name)
-            text += f"\n{inside}" if text else inside
+            sections.append(to_toml(value, comments, section=name))
+        else:
+            lines.append(_toml_line(key, value, comments.get((section, key))))
+    text = "".join(lines)
+    if section and text:
+        text = f"[{section}]\n{text}"
+    for inside in sections:
+        text += f"\n{inside}" if text else inside
     return text
 
 
