@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from harness import Cut, lettered_words, made_up_users
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
-from taciturn.cli.train import _started
+from taciturn.cli.train import pretrain_for
 from taciturn.core import END
 from taciturn.data.population import LEAST_HELD_OUT, Population, write_population
 from taciturn.data.public import PublicCorpus
@@ -320,24 +320,28 @@ def test_learning_public_text_first_goes_on_where_it_was_interrupted(
 ):
     """With the same command; a start of other text in its place is refused."""
     begun = []
-    monkeypatch.setattr("taciturn.cli.pretrain.watched", lambda *given: begun.append(given[4:6]))
+
+    def watch(*_, resume, start, again):
+        begun.append((resume, start))
+
+    monkeypatch.setattr("taciturn.cli.pretrain.watch_pretraining", watch)
     out = tmp_path / "out"
-    _started(people, public, out)
+    pretrain_for(people, public, out)
     out.mkdir()
     (out / CHECKPOINT).touch()
-    _started(people, public, out)
+    pretrain_for(people, public, out)
     assert begun == [(False, None), (True, None)]
     (out / CHECKPOINT).unlink()
     params, card = load_model(Path(SHIPPED))
     save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, card)
     with pytest.raises(TaciturnError, match="was pretrained on other text than"):
-        _started(people, public, out)
+        pretrain_for(people, public, out)
     save_model(
         out / "model.safetensors",
         {"word_bias": params["word_bias"]},
         replace(card, public_sources=("made-up text",)),
     )
-    assert _started(people, public, out) == out
+    assert pretrain_for(people, public, out) == out
     assert len(begun) == 2
 
 

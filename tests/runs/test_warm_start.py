@@ -74,7 +74,7 @@ def test_a_model_can_still_be_measured_and_exported_after_another_run_started_fr
         FinishedRun(made / "seeded").export(tmp_path / "out", non_private=False).guarantee.epsilon
         == before.epsilon
     )
-    assert finished.FinishedRun(made / "seeded").evaluate()[1].releases == before.releases
+    assert finished.FinishedRun(made / "seeded").evaluate().guarantee.releases == before.releases
 
 
 def test_a_warm_start_is_not_believed_from_a_ledger_that_was_replaced(made, tmp_path):

@@ -19,6 +19,7 @@ from taciturn import trees
 from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.token_shards import Texts
+from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models.registry import KINDS
@@ -46,6 +47,8 @@ ACCELERATOR_SAMPLE = 1000
 MORE_MEASUREMENTS = 4
 # Share of the time kept in reserve.
 UNFORESEEN = 0.1
+# For the settings that a machine is timed with, which do not depend on the plan.
+PLACEHOLDER = Plan(rounds=25, cohort=10, server_rate=1.0, noise_multiplier=1.0, gain=0.0)
 # Called with each step that begins.
 Announce = Callable[[str], None]
 
@@ -69,7 +72,7 @@ class Timing:
     users_per_s: float
     # Of a round, besides training: noise, record, charge.
     overhead_s: float
-    # To measure a model on the sample that was timed.
+    # To measure a model: on the sample that was timed, or on all held-out users.
     evaluate_s: float
 
 
@@ -137,22 +140,18 @@ def plan_recipe(
         # Until it is measured.
         users_per_second=1.0,
     )
-    on_cpu = jax.default_backend() == "cpu"
     plan_settings = partial(
         planned_settings,
         population=str(folder),
         start=start,
         architecture=card.architecture,
-        on_cpu=on_cpu,
+        on_cpu=_is_on_cpu(),
     )
-    placeholder = Plan(rounds=25, cohort=10, server_rate=1.0, noise_multiplier=1.0, gain=0.0)
-    draft = plan_settings(task, placeholder, measurements=0)
-    least_tokens = population.manifest["about"].get("least_tokens", 0)
-    sample = draw_sample(held_out, least_tokens, CPU_SAMPLE if on_cpu else ACCELERATOR_SAMPLE)
-    timing = measure_speed(parse_recipe(recipe_content(draft)), sample, params, announce)
-    evaluate_s = timing.evaluate_s * (held_out.texts.tokens / sample.texts.tokens)
-    measurements = int(min(MORE_MEASUREMENTS, 6 * minutes / evaluate_s))
-    aside = time.perf_counter() - began + timing.compile_s + (2 + measurements) * evaluate_s
+    draft = parse_recipe(recipe_content(plan_settings(task, PLACEHOLDER, measurements=0)))
+    timing = _time_machine(draft, population, held_out, params, announce)
+    measurements = int(min(MORE_MEASUREMENTS, 6 * minutes / timing.evaluate_s))
+    measuring_s = (2 + measurements) * timing.evaluate_s
+    aside = time.perf_counter() - began + timing.compile_s + measuring_s
     task = replace(
         task,
         seconds=_seconds_left(minutes, aside),
@@ -164,6 +163,26 @@ def plan_recipe(
     settings = plan_settings(task, plan, measurements=measurements)
     recipe = parse_recipe(recipe_content(settings))
     return AutoPlan(task=task, plan=plan, settings=settings, recipe=recipe)
+
+
+def _is_on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+def _time_machine(
+    draft: Recipe,
+    population: Population,
+    held_out: HeldOutUsers,
+    params: Params,
+    announce: Announce,
+) -> Timing:
+    """Time rounds of held-out users, and estimate how long it takes to measure all of them."""
+    least_tokens = population.manifest["about"].get("least_tokens", 0)
+    most = CPU_SAMPLE if _is_on_cpu() else ACCELERATOR_SAMPLE
+    sample = draw_sample(held_out, least_tokens, most)
+    timing = measure_speed(draft, sample, params, announce)
+    evaluate_s = timing.evaluate_s * (held_out.texts.tokens / sample.texts.tokens)
+    return replace(timing, evaluate_s=evaluate_s)
 
 
 def _seconds_left(minutes: float, aside: float) -> float:
@@ -208,8 +227,9 @@ def draw_sample(held_out: HeldOutUsers, least_tokens: int, most: int) -> Sample:
     texts = held_out.texts
     writers = [user for user in range(len(texts)) if len(texts[user])]
     long_writers = [user for user in writers if len(texts[user]) >= least_tokens]
-    drawn = np.random.default_rng(0).permutation(long_writers or writers)[:most]
-    return Sample(Texts.of([texts[user] for user in drawn], 2**31))
+    shuffled = np.random.default_rng(0).permutation(long_writers or writers)
+    drawn = [texts[user] for user in shuffled[:most]]
+    return Sample(Texts.of(drawn, 2**31))
 
 
 def measure_speed(draft: Recipe, sample: Sample, params: Params, announce: Announce) -> Timing:
@@ -219,19 +239,14 @@ def measure_speed(draft: Recipe, sample: Sample, params: Params, announce: Annou
     params = jax.tree.map(jax.numpy.asarray, params)
     recipe = draft.with_settings("privacy", epsilon=None, noise_multiplier=1.0, delta=1e-9)
     recipe = recipe.with_settings("participation", users=users, cohort=users)
-    layout = build.layout(recipe, vocabulary)
-
-    def time_round(people: Sample) -> float:
-        fleet = SimulatedFleet(people, layout, cohort=users)
-        return round_seconds(recipe, fleet, params, words=len(vocabulary), times=2)
-
+    time_round = partial(_time_round, recipe, vocabulary, params)
     announce("compiling a round, to time it")
     began = time.perf_counter()
     round_s = time_round(sample)
     compile_s = max(time.perf_counter() - began - 3 * round_s, 0.0)
     announce("timing a smaller round")
     fewer = max(1, users // 4)
-    smaller_sample = Sample(Texts.of([sample.texts[user] for user in range(fewer)], 2**31))
+    smaller_sample = _take_first(sample, fewer)
     saved_s = max(round_s - time_round(smaller_sample), 0.1 * round_s)
     user_s = saved_s / (users - fewer)
     announce("compiling and timing a measurement")
@@ -242,3 +257,17 @@ def measure_speed(draft: Recipe, sample: Sample, params: Params, announce: Annou
         overhead_s=max(round_s - users * user_s, 0.0),
         evaluate_s=best_time(lambda: evaluate(model, params, sample.texts), 1),
     )
+
+
+def _take_first(sample: Sample, users: int) -> Sample:
+    first = [sample.texts[user] for user in range(users)]
+    return Sample(Texts.of(first, 2**31))
+
+
+def _time_round(recipe: Recipe, vocabulary: Vocabulary, params: Params, sample: Sample) -> float:
+    fleet = SimulatedFleet(
+        sample,
+        build.layout(recipe, vocabulary),
+        cohort=recipe.participation.users,
+    )
+    return round_seconds(recipe, fleet, params, words=len(vocabulary), times=2)

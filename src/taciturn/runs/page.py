@@ -487,7 +487,7 @@ def _show_audit(folder: Path) -> list[Html]:
 def _show_membership(membership: MembershipResults) -> list[Html]:
     words = "Nothing contradicts the claim. That proves nothing about what an audit cannot see."
     kind = ""
-    if membership.audit.refuted:
+    if membership.audit.is_refuted:
         words = "BROKEN: users are told apart better than is claimed. Trust no model of this run."
         kind = "broken"
     row = (

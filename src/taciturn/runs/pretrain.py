@@ -27,7 +27,7 @@ from taciturn.algorithms.pretraining import (
     pretraining,
     split,
 )
-from taciturn.core import Params
+from taciturn.core import LanguageModel, Params
 from taciturn.data.public import PublicCorpus
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.files import check_new_folder, sync_folder, to_json, write_atomically
@@ -109,33 +109,24 @@ def pretrain_model(
     """
     _check_out(out, resume)
     text, held_out = split(corpus, schedule.held_out, schedule.seed)
+    setup = _set_up(text, settings, schedule)
     words = corpus.vocabulary.words
-    try:
-        model = build.language_model(settings, len(words))
-        schedule = fit_schedule(schedule, text.documents.tokens, model.unit_norm)
-        product = jnp.bfloat16 if schedule.precision == "mixed" else jnp.float32
-        trained_model = build.language_model(settings, len(words), product)
-        trainer = pretraining(partial(cross_entropy, trained_model), text, schedule)
-        params = model.init(jax.random.key(schedule.seed))
-    # A width may not fit the heads, or a text may be too short.
-    except ValueError as error:
-        raise RecipeError(str(error)) from None
     architecture = settings.model_dump(mode="json", exclude={"warm_start"})
-    terms = {"text": corpus.digest, **architecture, **asdict(schedule)}
+    terms = {"text": corpus.digest, **architecture, **asdict(setup.schedule)}
+    params = setup.params
     sources = (corpus.source,)
     if start:
         params, start_card = _load_public_start(start, words, settings)
         sources = (*start_card.public_sources, *sources)
         terms["start"] = params_digest(params)
-    course = Course(trainer.init(params), params, ())
+    course = Course(setup.trainer.init(params), best=params, epochs=())
     if (out / CHECKPOINT).exists():
         course = _load_course(out / CHECKPOINT, course, terms)
     out.mkdir(parents=True, exist_ok=True)
-    measure = partial(evaluate, model, texts=held_out.documents)
-    while len(course.epochs) < schedule.epochs and not _reason_to_stop(course.epochs, schedule):
-        course = _train_epoch(course, trainer, schedule.epochs, measure, progress)
-        about = {"terms": json.dumps(terms), "epochs": json.dumps(course.epochs)}
-        save_state(out / CHECKPOINT, (course.training, course.best), about)
+    measure = partial(evaluate, setup.model, texts=held_out.documents)
+    while not _has_ended(course.epochs, setup.schedule):
+        course = _train_epoch(course, setup, measure, progress)
+        _save_course(out / CHECKPOINT, course, terms)
     card = ModelCard(
         architecture=architecture,
         vocabulary=words,
@@ -146,10 +137,38 @@ def pretrain_model(
         epochs=course.epochs,
         best=_best(course.epochs),
         held_out=_describe_held_out(corpus, held_out),
-        stopped=_reason_to_stop(course.epochs, schedule),
+        stopped=_reason_to_stop(course.epochs, setup.schedule),
     )
     _write_result(out, course.best, card, pretrained)
     return pretrained
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Setup:
+    """A training on public text that has not begun."""
+
+    # Fitted to the text.
+    schedule: Schedule
+    # What is measured.
+    model: LanguageModel
+    trainer: Pretraining
+    # To begin with, where no start is named.
+    params: Params
+
+
+def _set_up(text: PublicCorpus, settings: ModelSection, schedule: Schedule) -> _Setup:
+    words = len(text.vocabulary)
+    try:
+        model = build.language_model(settings, words)
+        schedule = fit_schedule(schedule, text.documents.tokens, model.unit_norm)
+        product = jnp.bfloat16 if schedule.precision == "mixed" else jnp.float32
+        trained_model = build.language_model(settings, words, product)
+        trainer = pretraining(partial(cross_entropy, trained_model), text, schedule)
+        params = model.init(jax.random.key(schedule.seed))
+    # A width may not fit the heads, or a text may be too short.
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+    return _Setup(schedule=schedule, model=model, trainer=trainer, params=params)
 
 
 def _check_out(out: Path, resume: bool) -> None:
@@ -175,11 +194,12 @@ def _write_result(out: Path, params: Params, card: ModelCard, pretrained: Pretra
 
     It goes last: interrupted before that, training resumes from it, with the same result.
     """
+    epochs = [epoch._asdict() for epoch in pretrained.epochs]
     content = {
         "held_out": pretrained.held_out,
         "best_epoch": pretrained.best.epoch,
         "stopped": pretrained.stopped,
-        "epochs": [epoch._asdict() for epoch in pretrained.epochs],
+        "epochs": epochs,
     }
     write_atomically(out / "pretraining.json", to_json(content, indent=2).encode())
     save_model(out / "model.safetensors", params, card)
@@ -206,13 +226,18 @@ def _load_public_start(
     return jax.tree.map(jnp.asarray, params), card
 
 
+def _save_course(path: Path, course: Course, terms: dict[str, Any]) -> None:
+    about = {"terms": json.dumps(terms), "epochs": json.dumps(course.epochs)}
+    save_state(path, (course.training, course.best), about)
+
+
 def _load_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
     """Load the course saved at `path`, if it is one of the same text, model and schedule."""
     _check_terms(path, terms)
     (training, best), about = load_state(path, (fresh.training, fresh.best))
     rows = json.loads(about["epochs"])
-    epochs = [Epoch._make(row) for row in rows]
-    return Course(training, best, tuple(epochs))
+    epochs = tuple(Epoch._make(row) for row in rows)
+    return Course(training, best, epochs)
 
 
 def _check_terms(path: Path, terms: dict[str, Any]) -> None:
@@ -222,13 +247,13 @@ def _check_terms(path: Path, terms: dict[str, Any]) -> None:
     except safetensors.SafetensorError as error:
         raise RecipeError(f"{path} cannot be read ({error}); delete it to start again") from None
     saved = json.loads(metadata.get("terms", "{}"))
+    differences = []
     # A start that was named before, and is not now, is noticed too.
-    names = dict.fromkeys([*terms, *saved])
-    differences = [
-        f"{name} is {saved.get(name)}, not {terms.get(name)}"
-        for name in names
-        if saved.get(name) != terms.get(name)
-    ]
+    for name in dict.fromkeys([*terms, *saved]):
+        before = saved.get(name)
+        now = terms.get(name)
+        if before != now:
+            differences.append(f"{name} is {before}, not {now}")
     if differences:
         raise RecipeError(
             f"{path} is of another training: its {'; its '.join(differences)}. Repeat the command"
@@ -248,6 +273,7 @@ class _EpochSoFar:
     loss: float = 0.0
 
     def add(self, block: Block, seconds: float) -> None:
+        """Add a block that took so long."""
         self.training = block.training
         self.seconds += seconds
         self.tokens += block.tokens
@@ -257,28 +283,16 @@ class _EpochSoFar:
 
 def _train_epoch(
     course: Course,
-    trainer: Pretraining,
-    epochs: int,
+    setup: _Setup,
     measure: Callable[[Params], Scores],
     progress: Progress,
 ) -> Course:
-    """Do one more epoch of `epochs`, and measure it."""
-    number = len(course.epochs)
-    last_perplexity = ""
-    if course.epochs:
-        last_perplexity = f"  held-out perplexity {course.epochs[-1].perplexity:.1f}"
-    so_far = _EpochSoFar(course.training)
-    began = time.perf_counter()
-    for block in trainer.epoch(course.training, number):
-        took = time.perf_counter() - began
-        so_far.add(block, took)
-        pace = f"{block.tokens / took:,.0f} tokens/s  loss {block.loss:.3f}{last_perplexity}"
-        progress(number * trainer.steps + so_far.steps, epochs * trainer.steps, pace)
-        began = time.perf_counter()
+    """Do one more epoch, and measure it."""
+    so_far = _train_blocks(course, setup, progress)
     params = so_far.training.params
     scores = measure(params)
     epoch = Epoch(
-        epoch=number + 1,
+        epoch=len(course.epochs) + 1,
         training_loss=so_far.loss / so_far.steps,
         loss=scores["loss"].value,
         perplexity=scores["perplexity"].value,
@@ -286,11 +300,12 @@ def _train_epoch(
         seconds=so_far.seconds,
         tokens_per_second=so_far.tokens / so_far.seconds,
     )
-    if not course.epochs and not math.isfinite(epoch.loss):
+    is_first = not course.epochs
+    if is_first and not math.isfinite(epoch.loss):
         raise RecipeError(
             "training diverges: after one epoch the loss is not a number. Lower the --learning-rate"
         )
-    is_best = not course.epochs or epoch.loss < _best(course.epochs).loss
+    is_best = is_first or epoch.loss < _best(course.epochs).loss
     return Course(
         training=so_far.training,
         best=params if is_best else course.best,
@@ -298,8 +313,31 @@ def _train_epoch(
     )
 
 
+def _train_blocks(course: Course, setup: _Setup, progress: Progress) -> _EpochSoFar:
+    """Train an epoch, block by block, and show how well it goes."""
+    number = len(course.epochs)
+    steps_before = number * setup.trainer.steps
+    all_steps = setup.schedule.epochs * setup.trainer.steps
+    last_perplexity = ""
+    if course.epochs:
+        last_perplexity = f"  held-out perplexity {course.epochs[-1].perplexity:.1f}"
+    so_far = _EpochSoFar(course.training)
+    began = time.perf_counter()
+    for block in setup.trainer.epoch(course.training, number):
+        took = time.perf_counter() - began
+        so_far.add(block, took)
+        pace = f"{block.tokens / took:,.0f} tokens/s  loss {block.loss:.3f}{last_perplexity}"
+        progress(steps_before + so_far.steps, all_steps, pace)
+        began = time.perf_counter()
+    return so_far
+
+
 def _best(epochs: tuple[Epoch, ...]) -> Epoch:
     return min(epochs, key=lambda epoch: epoch.loss)
+
+
+def _has_ended(epochs: tuple[Epoch, ...], schedule: Schedule) -> bool:
+    return len(epochs) >= schedule.epochs or _reason_to_stop(epochs, schedule) is not None
 
 
 def _reason_to_stop(epochs: tuple[Epoch, ...], schedule: Schedule) -> str | None:

@@ -47,6 +47,7 @@ class Run:
         folder: Path,
         recipe: Recipe,
         root: bytes,
+        *,
         seeded: bool = False,
         connected: ConnectedDevices | None = None,
     ) -> None:
@@ -70,16 +71,14 @@ class Run:
         self.lineage = self.warm_start.lineage if self.warm_start else ()
         self.lineage_distance = self.warm_start.distance if self.warm_start else 0.0
         try:
-            self.recipe = self._solve_noise(recipe)
-            self.cut = build.evaluation_cut(recipe, self.vocabulary)
-            self.model = build.language_model(recipe.model, len(self.vocabulary))
-            self.general = build.general_text(recipe)
-            self.general_test = build.general_text(recipe, to_test=True)
-            self._check_general_texts()
-            self.algorithm = build.algorithm(self.recipe, len(self.vocabulary))
+            self._build_training(recipe)
             first = self.initial_params()
             self.observers = run_observers(
-                self.recipe, self.vocabulary, self.algorithm, first, root
+                recipe=self.recipe,
+                vocabulary=self.vocabulary,
+                algorithm=self.algorithm,
+                params=first,
+                root=root,
             )
             release = self.algorithm.mechanism.event(self.algorithm.participation)
         # Values that are in range may still not go together.
@@ -88,12 +87,22 @@ class Run:
         self._check_enough_people(self._count_people(connected))
         self._check_warm_start_adjacency()
         self._check_clip_norms(first)
-        self.account = Account(
-            ledger=ledger, terms=self._declare_terms(first, seeded), release=release
-        )
+        terms = self._declare_terms(first, seeded)
+        self.account = Account(ledger=ledger, terms=terms, release=release)
         self.log = self._open_cohort_log()
         self.fleet = self._build_fleet(connected)
         self.curator = self._build_curator()
+
+    def _build_training(self, recipe: Recipe) -> None:
+        """Work out what the recipe leaves open, and build what trains and measures."""
+        words = len(self.vocabulary)
+        self.recipe = self._solve_noise(recipe)
+        self.cut = build.evaluation_cut(recipe, self.vocabulary)
+        self.model = build.language_model(recipe.model, words)
+        self.general = build.general_text(recipe)
+        self.general_test = build.general_text(recipe, to_test=True)
+        self._check_general_texts()
+        self.algorithm = build.algorithm(self.recipe, words)
 
     def _solve_noise(self, recipe: Recipe) -> Recipe:
         has_budget = recipe.privacy.epsilon is not None or recipe.privacy.rho is not None
@@ -103,7 +112,12 @@ class Run:
                 " a budget"
             )
         recipe = solve.with_general_text(recipe)
-        return solve.with_noise(recipe, len(self.vocabulary), self.lineage, self.lineage_distance)
+        return solve.with_noise(
+            recipe,
+            vocabulary=len(self.vocabulary),
+            lineage=self.lineage,
+            lineage_distance=self.lineage_distance,
+        )
 
     def _check_general_texts(self) -> None:
         if self.general:
@@ -196,7 +210,12 @@ class Run:
                 account=self.account,
             )
         coins = int.from_bytes(randomness.derive(self.root, "devices", 0), "big")
-        return assemble.fleet(self.recipe, self.population, self._private, coins)
+        return assemble.fleet(
+            recipe=self.recipe,
+            population=self.population,
+            devices=self._private,
+            coins=coins,
+        )
 
     def _build_curator(self) -> Curator:
         most_reports = self.algorithm.mechanism.most_reports
@@ -211,11 +230,14 @@ class Run:
         )
 
     def initial_params(self) -> Params:
+        """Return the parameters that the run starts from."""
         if self.warm_start:
             return jax.tree.map(jax.numpy.asarray, self.warm_start.params)
-        return self.model.init(randomness.jax_key(randomness.derive(self.root, "init", 0)))
+        secret = randomness.derive(self.root, "init", 0)
+        return self.model.init(randomness.jax_key(secret))
 
     def initial_state(self) -> TrainState:
+        """Return the state of a run before its first round."""
         return start(self.algorithm, self.initial_params(), self.account.head)
 
     def evaluate(self, params: Params) -> Scores:

@@ -5,7 +5,7 @@ needs every letter, so their text is read again from its files.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -75,17 +75,13 @@ def simulate_typing(
     else:
         people = read_people(source, is_trained_on, most_people, partial(progress, "reading"))
     typed = _limit_words(people.messages, vocabulary, most_words)
+    word_models = [loaded.model for loaded in models]
+    if history:
+        word_models[-1] = WithHistory(word_models[-1])
     typings = []
-    for number, loaded in enumerate(models):
-        is_last = number == len(models) - 1
-        stage = f"typing {'AB'[number]}" if len(models) > 1 else "typing"
-        typing = simulate(
-            WithHistory(loaded.model) if history and is_last else loaded.model,
-            loaded.vocabulary,
-            typed,
-            partial(progress, stage),
-        )
-        typings.append(typing)
+    for loaded, word_model, stage in zip(models, word_models, _name_stages(models), strict=True):
+        show = partial(progress, stage)
+        typings.append(simulate(word_model, loaded.vocabulary, typed, show))
     is_origin_known = all(loaded.card is not None and not loaded.is_personal for loaded in models)
     return TypingResults(
         typings=typings,
@@ -93,6 +89,12 @@ def simulate_typing(
         words=int(typings[0].tokens.sum()),
         trained_on=people.trained_on if is_origin_known else None,
     )
+
+
+def _name_stages(models: Sequence[LoadedModel]) -> list[str]:
+    if len(models) == 1:
+        return ["typing"]
+    return ["typing A", "typing B"]
 
 
 def _check_same_words(paths: Sequence[Path], models: Sequence[LoadedModel]) -> None:
@@ -133,23 +135,29 @@ def read_people(
     room: dict[str, int] = defaultdict(lambda: MOST_CHARACTERS)
     left_out: set[str] = set()
     is_left_out = cache(is_trained_on)
-    for batch in source.batches(progress):
-        spellings = batch.column("user").to_pylist()
-        texts = batch.column("text").to_pylist()
-        for spelling, text in zip(spellings, texts, strict=True):
-            id = user_id(spelling)
-            if not id:
-                continue
-            if is_left_out(id):
-                left_out.add(id)
-            elif room[id] > 0:
-                messages.setdefault(id, []).append(text[: room[id]])
-                room[id] -= len(text)
+    for id, text in _read_messages(source, progress):
+        if is_left_out(id):
+            left_out.add(id)
+        elif room[id] > 0:
+            messages.setdefault(id, []).append(text[: room[id]])
+            room[id] -= len(text)
     if not messages:
         why = "there is no text in it"
         if left_out:
             why = f"all {len(left_out):,} people in it were trained on"
         names = ", ".join(str(path) for path in source.paths)
         raise DataError(f"{names}: nobody to try a keyboard on ({why})")
-    drawn = sorted(messages, key=lambda id: (position(id), id))[:most]
-    return People([messages[id] for id in drawn], trained_on=len(left_out))
+    by_hash = sorted(messages, key=lambda id: (position(id), id))
+    chosen = [messages[id] for id in by_hash[:most]]
+    return People(chosen, trained_on=len(left_out))
+
+
+def _read_messages(source: Source, progress: Progress) -> Iterator[tuple[str, str]]:
+    """Yield the id of each message's user, and the message; skip those without an id."""
+    for batch in source.batches(progress):
+        spellings = batch.column("user").to_pylist()
+        texts = batch.column("text").to_pylist()
+        for spelling, text in zip(spellings, texts, strict=True):
+            id = user_id(spelling)
+            if id:
+                yield id, text

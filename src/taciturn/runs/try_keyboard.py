@@ -29,13 +29,14 @@ def make_keyboard_server(
         port: to listen at.
         progress: called with models read, and of how many.
     """
+    models = []
     scripts = []
-    has_personal = False
     for path, name in zip(paths, _name_models(paths), strict=True):
         progress(len(scripts), len(paths))
         loaded = load_word_model(path)
-        has_personal |= loaded.is_personal
+        models.append(loaded)
         scripts.append(_write_script(loaded, name, blocked))
+    has_personal = any(loaded.is_personal for loaded in models)
     return KeyboardServer(page_files(scripts), port, secret=has_personal)
 
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from taciturn.data.population import LEAST_HELD_OUT, Population, write_population
 from taciturn.data.public import PublicCorpus
-from taciturn.files import from_json
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError, load_recipe
 from taciturn.release.model_file import load_model, params_digest
 from taciturn.runs.loop import Progress, resume_run, train_run
+from taciturn.runs.metrics import read_rows
 
 # Held-out users as a share of the others, as in populations of people.
 HELD_OUT = 1 / 16
@@ -33,6 +33,8 @@ SweepProgress = Callable[[int, int, int, int], None]
 
 
 class Trial(NamedTuple):
+    """What a model is worth that was trained with some settings."""
+
     settings: tuple[str, ...]
     top1: float
     top3: float
@@ -53,19 +55,21 @@ def combine_settings(tries: list[str]) -> list[tuple[str, ...]]:
     >>> combine_settings(["server.learning_rate=0.5,1", "run.rounds=50"])
     [('server.learning_rate=0.5', 'run.rounds=50'), ('server.learning_rate=1', 'run.rounds=50')]
     """
-    alternatives = []
-    for words in tries:
-        name, equals, listed = words.partition("=")
-        name = name.strip()
-        values = listed.split(",")
-        if not equals or not all(values):
-            raise RecipeError(f"--try takes section.key=value,value,…; {words!r} is not that")
-        if name == "data.population":
-            raise RecipeError(
-                "--try data.population: public text takes the population's place here; leave it out"
-            )
-        alternatives.append([f"{name}={value.strip()}" for value in values])
+    alternatives = [_list_alternatives(words) for words in tries]
     return list(itertools.product(*alternatives))
+
+
+def _list_alternatives(words: str) -> list[str]:
+    name, equals, listed = words.partition("=")
+    name = name.strip()
+    values = listed.split(",")
+    if not equals or not all(values):
+        raise RecipeError(f"--try takes section.key=value,value,…; {words!r} is not that")
+    if name == "data.population":
+        raise RecipeError(
+            "--try data.population: public text takes the population's place here; leave it out"
+        )
+    return [f"{name}={value.strip()}" for value in values]
 
 
 def tune_recipe(
@@ -79,12 +83,17 @@ def tune_recipe(
     combinations = combine_settings(tries)
     # All are checked before the first is trained.
     recipes = [load_recipe(recipe, list(settings)) for settings in combinations]
-    sweep = _Sweep(corpus=corpus, text=corpus.digest, out=out)
+    sweep = _Sweep(
+        corpus=corpus,
+        text=corpus.digest,
+        out=out,
+    )
     trials = []
-    for number, settings in enumerate(combinations):
-        show = partial(_show_trial, progress, number, len(combinations))
-        trials.append(sweep.try_settings(settings, recipes[number], show))
-    return sorted(trials, key=lambda trial: -trial.top1)
+    for settings, public_recipe in zip(combinations, recipes, strict=True):
+        show = partial(_show_trial, progress, len(trials), len(combinations))
+        trials.append(sweep.try_settings(settings, public_recipe, show))
+    trials.sort(key=lambda trial: -trial.top1)
+    return trials
 
 
 def _show_trial(
@@ -105,9 +114,7 @@ class _Sweep:
     def try_settings(self, settings: tuple[str, ...], recipe: Recipe, show: Progress) -> Trial:
         """Train the recipe with these settings, unless that was done before."""
         size = _size_for(self.corpus, recipe)
-        people = self.out / f"made-up-users-{_short_digest(self.text, *size)}"
-        if not (people / "manifest.json").exists():
-            deal_text(self.corpus, people, size)
+        people = self._deal_text(size)
         public = recipe.with_settings("data", population=str(people))
         public = public.with_settings("run", evaluate_every=recipe.run.rounds)
         name = _short_digest(self.text, *size, public.fingerprint, _start_digest(recipe))
@@ -116,14 +123,20 @@ class _Sweep:
             train_run(public, folder, show)
         elif not (folder / "guarantee.json").exists():
             resume_run(folder, show)
-        rows = (folder / "metrics.jsonl").read_text().splitlines()
-        last = from_json(rows[-1])
+        last = read_rows(folder)[-1]
         return Trial(
             settings=settings,
             top1=last["accuracy_top1"],
             top3=last["accuracy_top3"],
             epsilon=last["epsilon"],
         )
+
+    def _deal_text(self, size: Size) -> Path:
+        """Make the population of simulated users, unless that was done before."""
+        people = self.out / f"made-up-users-{_short_digest(self.text, *size)}"
+        if not (people / "manifest.json").exists():
+            deal_text(self.corpus, people, size)
+        return people
 
 
 def _start_digest(recipe: Recipe) -> str | None:
@@ -145,7 +158,8 @@ def _size_for(corpus: PublicCorpus, recipe: Recipe) -> Size:
     """
     users = recipe.participation.users
     tokens = corpus.documents.tokens
-    equal_share = int(tokens / (users + _count_held_out(users)))
+    people = users + _count_held_out(users)
+    equal_share = int(tokens / people)
     share = min(recipe.data.tokens_per_user, equal_share)
     if share < LEAST_TOKENS:
         raise RecipeError(
@@ -162,16 +176,16 @@ def _count_held_out(users: int) -> int:
 
 def deal_text(corpus: PublicCorpus, folder: Path, size: Size) -> Population:
     """Give each user the next tokens, as many as their share; those after them are held out."""
-    users, share = size
-    words = np.concatenate(list(corpus.documents))
-    words = words[: (users + _count_held_out(users)) * share]
+    share = size.share
+    people = size.users + _count_held_out(size.users)
+    words = np.concatenate(list(corpus.documents))[: people * share]
     pieces = [words[start : start + share].tolist() for start in range(0, len(words), share)]
     about = {
         "source": corpus.source,
         "simulated": f"pieces of public text of {share} tokens play the users",
     }
-    train = {f"user {number}": piece for number, piece in enumerate(pieces[:users])}
-    held_out = {f"held out {number}": piece for number, piece in enumerate(pieces[users:])}
+    train = _number_pieces("user", pieces[: size.users])
+    held_out = _number_pieces("held out", pieces[size.users :])
     return write_population(
         folder=folder,
         train=train,
@@ -179,3 +193,7 @@ def deal_text(corpus: PublicCorpus, folder: Path, size: Size) -> Population:
         vocabulary=corpus.vocabulary,
         about=about,
     )
+
+
+def _number_pieces(name: str, pieces: list[list[int]]) -> dict[str, list[int]]:
+    return {f"{name} {number}": piece for number, piece in enumerate(pieces)}
