@@ -1,9 +1,8 @@
-"""`taciturn audit`: what a run reveals, seen from outside, and whether that is more than it
-claims.
-"""
+"""`taciturn audit`: what a run reveals, seen from outside, and whether it claims to reveal less."""
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,8 @@ from taciturn.files import to_json
 from taciturn.privacy.accounting.rounding_up import delta_text, pair_text
 
 if TYPE_CHECKING:
-    from taciturn.audit.results import CanaryResults, MembershipResults
+    from taciturn.audit.one_run import Audit
+    from taciturn.audit.results import CanaryKind, CanaryResults, MembershipResults
 
 audit_app = group(
     "audit",
@@ -54,24 +54,20 @@ def audit(
     from taciturn.files import write_atomically
 
     with stages() as show:
-        found = tt.FinishedRun(run).audit(
-            references, lambda done, all: show("looking for canaries", done, all)
-        )
-    content = found.to_json()
+        results = tt.FinishedRun(run).audit(references, partial(show, "looking for canaries"))
+    content = results.to_json()
     write_atomically(run / "audit.json", to_json(content, indent=1).encode())
-    claimed, top1 = (
-        pair_text(found.epsilon, found.delta),
-        found.accuracy_top1,
-    )
+    claimed = pair_text(results.epsilon, results.delta)
     console.print(
-        f"{run}: claimed for every person {claimed}. AccuracyTop1 {top1:.2%}: a model that learned"
-        " nothing reveals nothing.\n"
+        f"{run}: claimed for every person {claimed}. AccuracyTop1 {results.accuracy_top1:.2%}: a"
+        " model that learned nothing reveals nothing.\n"
     )
-    if found.membership:
-        _print_membership(found.membership)
-    if found.canaries:
-        _print_canaries(found.canaries)
-    return content, int(bool(found.membership and found.membership.audit.refuted))
+    if results.membership:
+        _print_membership(results.membership)
+    if results.canaries:
+        _print_canaries(results.canaries)
+    is_refuted = results.membership is not None and results.membership.audit.is_refuted
+    return content, int(is_refuted)
 
 
 def _print_membership(membership: "MembershipResults") -> None:
@@ -81,50 +77,56 @@ def _print_membership(membership: "MembershipResults") -> None:
         f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ ="
         f" {delta_text(membership.delta)}"
     )
-    least = "found, at least (99.9 % confidence)"
-    figures = (
-        ("claimed", 1.0, membership.claimed_epsilon, math.ceil),
-        ("found", audit.times, membership.epsilon, round),
-        (least, audit.times_at_least, membership.epsilon_at_least, math.floor),
-    )
-    rows = (
-        (name, _two_digits(times * audit.mu, rounded), _two_digits(epsilon, rounded))
-        for name, times, epsilon, rounded in figures
-    )
+    # What is claimed is rounded up, and what is certain is rounded down.
+    rows = [
+        (
+            "claimed",
+            _two_digits(audit.mu, math.ceil),
+            _two_digits(membership.claimed_epsilon, math.ceil),
+        ),
+        (
+            "found",
+            _two_digits(audit.times * audit.mu, round),
+            _two_digits(membership.epsilon, round),
+        ),
+        (
+            "found, at least (99.9 % confidence)",
+            _two_digits(audit.times_at_least * audit.mu, math.floor),
+            _two_digits(membership.epsilon_at_least, math.floor),
+        ),
+    ]
     print_table(("of these turns", "μ", "ε"), rows, title, left=("of these turns",))
-    if audit.refuted:
-        less = (
-            f"{_two_digits(audit.times_at_least, math.floor)} times less noise than is claimed, or"
-            " reports are as much longer"
-        )
-        found = f"noise {audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed"
-        console.print(
-            f"BROKEN: there is at least {less}. Found: {found}. Trust no model of this run.",
-            style="bold red",
-        )
+    if audit.is_refuted:
+        console.print(_describe_refutation(audit), style="bold red")
     else:
         console.print(
             "Nothing contradicts the claim. That proves nothing about what an audit cannot see.",
             style="green",
         )
-    console.print(f"{_power(membership)}\n")
+    console.print(f"{_describe_power(membership)}\n")
 
 
-def _power(membership: "MembershipResults") -> str:
+def _describe_refutation(audit: "Audit") -> str:
+    times_less = _two_digits(audit.times_at_least, math.floor)
+    return (
+        f"BROKEN: there is at least {times_less} times less noise than is claimed, or reports are"
+        f" as much longer. Found: noise {audit.spread:.2f} and reports {audit.signal:.2f} times"
+        " what is claimed. Trust no model of this run."
+    )
+
+
+def _describe_power(membership: "MembershipResults") -> str:
     """Say what this audit could have noticed."""
     from taciturn.audit.one_run import LIKELY
 
-    pairs = [
-        (likely, factor)
-        for likely, factor in zip(LIKELY, membership.audit.caught, strict=True)
-        if math.isfinite(factor)
-    ]
-    caught = [
-        f"{_two_digits(factor, math.ceil)} times too small with a probability of {likely:.0%}"
-        for likely, factor in pairs
-    ]
+    caught = []
+    for likely, factor in zip(LIKELY, membership.audit.caught, strict=True):
+        if math.isfinite(factor):
+            times = _two_digits(factor, math.ceil)
+            caught.append(f"{times} times too small with a probability of {likely:.0%}")
     words = "It would not have caught noise that is missing altogether: take more audit users."
-    words = f"It would have caught noise that is {', '.join(caught)}." if caught else words
+    if caught:
+        words = f"It would have caught noise that is {', '.join(caught)}."
     if membership.whole is None:
         return words
     share = math.floor(100 * min(1.0, membership.audit.mu / membership.whole))
@@ -142,21 +144,34 @@ def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
 def _print_canaries(canaries: "CanaryResults") -> None:
     from taciturn.audit.results import rank_text
 
-    rows = []
-    for users, copies, findings in canaries.kinds():
-        ranks = ", ".join(rank_text(one.rank) for one in findings)
-        by_beam = f"{sum(one.place is not None for one in findings)} / {len(findings)}"
-        seen = sum(one.seen for one in findings) / len(findings)
-        rows.append((str(users), str(copies), f"{seen:,.0f}", ranks, by_beam))
+    rows = [_describe_canaries(kind) for kind in canaries.kinds()]
+    references = canaries.findings[0].references
     columns = (
         "users",
         "copies",
         "times seen",
-        f"rank among {rank_text(canaries.findings[0].references)}",
+        f"rank among {rank_text(references)}",
         "by beam search",
     )
     print_table(columns, rows, "Canaries: what the model knows of shared secrets")
     console.print(
         "Synthetic users come more often than people do, and are not covered by the claim. Times"
         " seen is an expected value."
+    )
+
+
+def _describe_canaries(kind: "CanaryKind") -> tuple[str, ...]:
+    """Return the row of canaries with the same numbers of users and of copies."""
+    from taciturn.audit.results import rank_text
+
+    findings = kind.findings
+    ranks = ", ".join(rank_text(finding.rank) for finding in findings)
+    found_by_beam = sum(finding.place is not None for finding in findings)
+    seen = sum(finding.seen for finding in findings) / len(findings)
+    return (
+        str(kind.users),
+        str(kind.copies),
+        f"{seen:,.0f}",
+        ranks,
+        f"{found_by_beam} / {len(findings)}",
     )

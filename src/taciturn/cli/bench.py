@@ -5,13 +5,16 @@ What is missing, and for which command, `doctor` says.
 
 from functools import partial
 from itertools import count
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from taciturn.cli.output import begin, console, print_table, say
 from taciturn.cli.progress_display import bar, stages
 from taciturn.names import Precision
+
+if TYPE_CHECKING:
+    from taciturn.bench.health import Finding
 
 # What is measured, one after another: users are made, and two rounds run.
 PARTS = 3
@@ -71,8 +74,9 @@ def bench(
     return speeds
 
 
-def _format_row(name: str, speed: dict[str, float]) -> tuple[str, ...]:
-    return (name, *(form.format(speed[column]) for column, form in SHOWN.items()))
+def _format_row(name: str, speed: dict[str, float]) -> list[str]:
+    figures = [form.format(speed[column]) for column, form in SHOWN.items()]
+    return [name, *figures]
 
 
 def doctor() -> tuple[list[dict[str, Any]], int]:
@@ -91,13 +95,17 @@ def doctor() -> tuple[list[dict[str, Any]], int]:
     with stages() as show:
         findings = examine(partial(show, "examining"))
     for finding in findings:
-        mark, style = MARKS[finding.state]
-        say(f"{mark} {finding.name:<12} {finding.said}", style=style, markup=False)
-        if finding.to_do:
-            say(f"  {'':<12} {finding.to_do}", markup=False)
+        _print_finding(finding)
     broken = [finding.name for finding in findings if finding.state == "broken"]
     verdict = "This machine can train."
     if broken:
         verdict = f"Broken: {', '.join(broken)}. Training needs it."
     say(f"\n{verdict}", style="bold")
     return [finding._asdict() for finding in findings], int(bool(broken))
+
+
+def _print_finding(finding: "Finding") -> None:
+    mark, style = MARKS[finding.state]
+    say(f"{mark} {finding.name:<12} {finding.said}", style=style, markup=False)
+    if finding.to_do:
+        say(f"  {'':<12} {finding.to_do}", markup=False)

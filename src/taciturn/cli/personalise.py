@@ -1,7 +1,7 @@
 """`taciturn personalise`: a personal model, which stays on this device."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -9,7 +9,13 @@ from taciturn.cli.commands import finite
 from taciturn.cli.output import change_text, console, print_table, say
 from taciturn.cli.progress_display import bar
 
-# of all words: then it may be another language
+if TYPE_CHECKING:
+    from taciturn.keyboard.personal_model import Personal
+
+# What is measured before and after, as it is printed.
+NAMES = {"perplexity": "perplexity", "accuracy_top1": "AccuracyTop1"}
+SPECS = {"perplexity": ".1f", "accuracy_top1": ".2%"}
+# Of all words; with more the text may be in another language.
 MANY_UNKNOWN = 0.3
 
 
@@ -60,39 +66,59 @@ def personalise(
         user_share=user_share,
     )
     with bar("personalising", "epochs") as show:
-        done = personalise(
-            model, text, out, learning, delete_text, lambda epochs, all: show(epochs, all, "")
+        personalised = personalise(
+            model=model,
+            text=text,
+            out=out,
+            learning=learning,
+            delete_text=delete_text,
+            progress=lambda epochs, all: show(epochs, all, ""),
         )
-    console.print(f"{done.messages:,} messages, {done.words:,} words and punctuation marks")
-    for reason, count in done.left_out.items():
-        console.print(f"Left out: {reason}: {count:,}")
-    if done.unknown > MANY_UNKNOWN * done.words:
-        console.print(
-            f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it for this"
-            " language?",
-            style="yellow",
-        )
-    rows = []
-    for metric, name, spec in (
-        ("perplexity", "perplexity", ".1f"),
-        ("accuracy_top1", "AccuracyTop1", ".2%"),
-    ):
-        figures = (f"{scores[metric].value:{spec}}" for scores in (done.before, done.after))
-        rows.append((name, *figures, change_text(done.after.change_from(done.before, metric))))
-    title = f"On the last {done.held_out:,} messages, which were not trained on"
-    print_table(("", "before", "after", "change ± 95 %"), rows, title)
-    stays = (
-        "it may repeat them, so it stays on this device. Type with it: taciturn keyboard open"
-        f" {out}"
-    )
+    _print_text(personalised)
+    _print_worth(personalised)
+    learned_from = personalised.messages - personalised.held_out
     say(
-        f"{out / 'model.safetensors'}: personal, learned from {done.messages - done.held_out:,}"
-        f" messages; {stays}"
+        f"{out / 'model.safetensors'}: personal, learned from {learned_from:,} messages; it may"
+        " repeat them, so it stays on this device. Type with it: taciturn keyboard open"
+        f" {out}"
     )
     if delete_text:
         say(f"{text} is deleted.")
-    found = {
-        metric: {"before": done.before[metric].value, "after": done.after[metric].value}
-        for metric in ("perplexity", "accuracy_top1")
-    }
-    return {"model": str(out), "messages": done.messages, **found}
+    figures = {}
+    for metric in NAMES:
+        before = personalised.before[metric].value
+        figures[metric] = {"before": before, "after": personalised.after[metric].value}
+    return {"model": str(out), "messages": personalised.messages, **figures}
+
+
+def _print_text(personalised: "Personal") -> None:
+    """Print how much text there was, and what was left out."""
+    words = personalised.words
+    unknown = personalised.unknown
+    console.print(f"{personalised.messages:,} messages, {words:,} words and punctuation marks")
+    for reason, count in personalised.left_out.items():
+        console.print(f"Left out: {reason}: {count:,}")
+    if unknown > MANY_UNKNOWN * words:
+        console.print(
+            f"{unknown / words:.0%} of the words are unknown to the model: is it for"
+            " this language?",
+            style="yellow",
+        )
+
+
+def _print_worth(personalised: "Personal") -> None:
+    """Print what the model predicts before and after, on messages that were held out."""
+    before = personalised.before
+    after = personalised.after
+    rows = []
+    for metric, name in NAMES.items():
+        spec = SPECS[metric]
+        row = (
+            name,
+            format(before[metric].value, spec),
+            format(after[metric].value, spec),
+            change_text(after.change_from(before, metric)),
+        )
+        rows.append(row)
+    title = f"On the last {personalised.held_out:,} messages, which were not trained on"
+    print_table(("", "before", "after", "change ± 95 %"), rows, title)

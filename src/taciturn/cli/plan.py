@@ -1,5 +1,6 @@
 """`taciturn plan`: what a guarantee would take."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +13,7 @@ from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
-    from taciturn.planning import Question
+    from taciturn.planning import Answer, Question
 
 
 def plan(
@@ -70,25 +71,7 @@ def plan(
     if timer_hours is not None:
         if min_separation is not None:
             raise planning.PlanError("give --min-separation or --timer-hours, not both")
-        with stages() as show:
-            came = planning.simulate_timer(
-                population=population,
-                rounds=rounds,
-                report_goal=report_goal,
-                timer_hours=timer_hours,
-                progress=partial(show, "simulating"),
-            )
-        turns = (
-            f"at least {came.min_separation} rounds between two turns of a device, at most"
-            f" {came.max_participations} turns"
-        )
-        took = f"{rounds:,} rounds in {came.hours / 24:.1f} days"
-        console.print(
-            f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {took},"
-            f" {turns}."
-        )
-        min_separation = came.min_separation
-    chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
+        min_separation = _try_timer(population, rounds, report_goal, timer_hours)
     question = planning.Question(
         population=population,
         rounds=rounds,
@@ -102,16 +85,10 @@ def plan(
         accountant=accountant,
     )
     if grow_to_rho is not None:
-        return _grown(
-            question, grow_to_rho, largest_goal, "blt" if mechanism == "all" else mechanism
-        )
-    with bar("planning", "kinds of noise") as show:
-        wait = "(finding the best correlated noise takes a minute the first time)"
-        answers = []
-        for number, name in enumerate(chosen):
-            show(number, len(chosen), f"{name} {wait}")
-            answers.append(planning.plan(question, name))
-        show(len(chosen), len(chosen), "")
+        grown = "blt" if mechanism == "all" else mechanism
+        return _grow(question, grow_to_rho, largest_goal, grown)
+    names = planning.MECHANISMS if mechanism == "all" else (mechanism,)
+    answers = _answer(question, names)
     updates = (
         f"{population:,} users, {report_goal:,} a round, {rounds:,} rounds:"
         f" {rounds * report_goal:,} user updates"
@@ -123,17 +100,67 @@ def plan(
         f"{updates}. {question.possible_separation} rounds of rest are possible; {claim}. δ ="
         f" {delta_text(question.at_delta)}"
     )
-    base = next((one.error for one in answers if one.mechanism == "independent"), None)
+    _print_answers(answers)
+    return {**_claim(question), "answers": [asdict(answer) for answer in answers]}
+
+
+def _try_timer(population: int, rounds: int, report_goal: int, timer_hours: float) -> int | None:
+    """Simulate devices with a timer; print and return how long they rest at least."""
+    from taciturn import planning
+
+    with stages() as show:
+        simulated = planning.simulate_timer(
+            population=population,
+            rounds=rounds,
+            report_goal=report_goal,
+            timer_hours=timer_hours,
+            progress=partial(show, "simulating"),
+        )
+    console.print(
+        f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {rounds:,}"
+        f" rounds in {simulated.hours / 24:.1f} days, at least {simulated.min_separation} rounds"
+        f" between two turns of a device, at most {simulated.max_participations} turns."
+    )
+    return simulated.min_separation
+
+
+def _answer(question: "Question", names: Sequence[MechanismName]) -> "list[Answer]":
+    """Work out the question for each mechanism."""
+    from taciturn import planning
+
+    wait = "(finding the best correlated noise takes a minute the first time)"
+    answers = []
+    with bar("planning", "kinds of noise") as show:
+        for name in names:
+            show(len(answers), len(names), f"{name} {wait}")
+            answers.append(planning.plan(question, name))
+        show(len(names), len(names), "")
+    return answers
+
+
+def _print_answers(answers: "Sequence[Answer]") -> None:
+    """Print what each mechanism takes, and its error beside that of independent noise."""
+    independent = None
+    for answer in answers:
+        if answer.mechanism == "independent":
+            independent = answer.error
     rows = []
-    for one in answers:
-        name = "poisson (dp-fedavg)" if one.mechanism == "poisson" else one.mechanism
-        cost = f"{one.noise_multiplier:.3g}", rho_text(one.rho), epsilon_text(one.epsilon)
-        rows.append((name, *cost, f"{one.error:.3g}", f"{one.error / base:.2f}" if base else ""))
+    for answer in answers:
+        is_poisson = answer.mechanism == "poisson"
+        row = (
+            "poisson (dp-fedavg)" if is_poisson else answer.mechanism,
+            f"{answer.noise_multiplier:.3g}",
+            rho_text(answer.rho),
+            epsilon_text(answer.epsilon),
+            f"{answer.error:.3g}",
+            f"{answer.error / independent:.2f}" if independent else "",
+        )
+        rows.append(row)
     print_table(("", "noise multiplier", "ρ", "ε", "error", "÷ independent"), rows)
-    return {**_claim(question), "answers": [asdict(one) for one in answers]}
 
 
 def _claim(question: "Question") -> dict[str, float]:
+    """Return what is claimed, for JSON."""
     return {
         "min_separation": question.separation,
         "max_participations": question.participations,
@@ -141,9 +168,10 @@ def _claim(question: "Question") -> dict[str, float]:
     }
 
 
-def _grown(
+def _grow(
     trial: "Question", target: float, largest_goal: int, mechanism: MechanismName
 ) -> dict[str, Any]:
+    """Print and return what a fleet takes that reaches a ρ, out of a trial."""
     from taciturn.planning import PlanError, grow_to_rho
 
     if mechanism in ("poisson", "cyclic-poisson"):
@@ -152,27 +180,31 @@ def _grown(
             " their own: choose another"
         )
     with stages() as show:
-        found = grow_to_rho(trial, target, largest_goal, mechanism, show)
-    question, answer, came = found.question, found.answer, found.simulated
+        growth = grow_to_rho(trial, target, largest_goal, mechanism, show)
+    question = growth.question
+    answer = growth.answer
+    days = growth.simulated.hours / 24
     say(
         f"{question.report_goal:,} reports a round with a noise multiplier of"
-        f" {answer.noise_multiplier:.3g} ({mechanism}), and a timer of {found.timer_hours} hours on"
-        " every device.\nIn a simulated fleet, whose devices train while they charge at night:"
-        f" {question.rounds:,} rounds in {came.hours / 24:.0f} days, at least {question.separation}"
+        f" {answer.noise_multiplier:.3g} ({mechanism}), and a timer of {growth.timer_hours} hours"
+        " on every device.\nIn a simulated fleet, whose devices train while they charge at night:"
+        f" {question.rounds:,} rounds in {days:.0f} days, at least {question.separation}"
         f" rounds between two turns of a device, at most {question.participations} turns. ρ ="
         f" {rho_text(answer.rho)}, ε = {epsilon_text(answer.epsilon)} at δ ="
         f" {delta_text(question.at_delta)}."
     )
-    if found.more_noise > 1.001:
+    if growth.more_noise > 1.001:
         say(
-            f"The noise on the average is {found.more_noise:.2f} times what was tried, since"
+            f"The noise on the average is {growth.more_noise:.2f} times what was tried, since"
             f" {question.report_goal:,} reports and this rest do not come to that ρ: expect a worse"
             " model, or allow more reports (--largest-goal), fewer rounds or a larger ρ.",
             style="yellow",
         )
-    goal = {
+    return {
+        **_claim(question),
         "report_goal": question.report_goal,
-        "timer_hours": found.timer_hours,
-        "days": came.hours / 24,
+        "timer_hours": growth.timer_hours,
+        "days": days,
+        "more_noise": growth.more_noise,
+        "answer": asdict(answer),
     }
-    return {**_claim(question), **goal, "more_noise": found.more_noise, "answer": asdict(answer)}

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from taciturn.recipe.sections import ModelSection
     from taciturn.runs.pretrain import Pretrained
 
+# What is printed of each epoch.
+SPECS = {
+    "epoch": "d",
+    "training_loss": ".3f",
+    "loss": ".3f",
+    "perplexity": ".1f",
+    "accuracy_top1": ".2%",
+    "tokens_per_second": ",.0f",
+}
+
 
 def pretrain(
     corpus: Annotated[Path, Argument(help="folder made by `taciturn data public`")],
@@ -97,28 +107,15 @@ def pretrain(
         patience=patience,
         seed=seed,
     )
-    finished = watched(corpus, settings, schedule, out, resume, start)
-    # All epochs; the one whose model was written is in bold.
-    title = f"Measured on {finished.held_out}"
-    specs = {
-        "epoch": "d",
-        "training_loss": ".3f",
-        "loss": ".3f",
-        "perplexity": ".1f",
-        "accuracy_top1": ".2%",
-        "tokens_per_second": ",.0f",
-    }
-    rows = [
-        [format(getattr(one, name), spec) for name, spec in specs.items()]
-        for one in finished.epochs
-    ]
-    styles = ["bold" if one == finished.best else "" for one in finished.epochs]
-    print_table(
-        ("epoch", "training loss", "held-out loss", "perplexity", "Top1", "tokens/s"),
-        rows,
-        title,
-        styles=styles,
+    finished = watch_pretraining(
+        corpus,
+        settings,
+        schedule,
+        out,
+        resume=resume,
+        start=start,
     )
+    _print_epochs(finished)
     if finished.stopped:
         say(f"Stopped early, {finished.stopped}.", style="yellow")
     if finished.best != finished.epochs[-1]:
@@ -130,20 +127,46 @@ def pretrain(
     return {
         "model": str(out),
         "best": finished.best._asdict(),
-        "epochs": [one._asdict() for one in finished.epochs],
+        "epochs": [epoch._asdict() for epoch in finished.epochs],
     }
 
 
-def watched(
+def _print_epochs(finished: "Pretrained") -> None:
+    """Print all epochs; the one whose model was written is in bold."""
+    rows = []
+    styles = []
+    for epoch in finished.epochs:
+        rows.append([format(getattr(epoch, name), spec) for name, spec in SPECS.items()])
+        styles.append("bold" if epoch == finished.best else "")
+    print_table(
+        ("epoch", "training loss", "held-out loss", "perplexity", "Top1", "tokens/s"),
+        rows,
+        f"Measured on {finished.held_out}",
+        styles=styles,
+    )
+
+
+def watch_pretraining(
     corpus: Path,
     settings: "ModelSection",
     schedule: "Schedule",
     out: Path,
+    *,
     resume: bool,
     start: Path | None,
     again: str = " and --resume",
 ) -> "Pretrained":
-    """Pretrain under a progress bar; after Ctrl-C, say how to resume."""
+    """Pretrain under a progress bar; after Ctrl-C, say how to resume.
+
+    Args:
+        corpus: the folder of the public text.
+        settings: of the model.
+        schedule: of the training.
+        out: the folder for the model.
+        resume: whether an interrupted training is continued.
+        start: a model of public text to start from.
+        again: what resumes it, besides the same command.
+    """
     from taciturn.data.public import PublicCorpus
     from taciturn.runs.pretrain import CHECKPOINT, pretrain_model
 
@@ -153,10 +176,17 @@ def watched(
     try:
         with bar("pretraining", "steps") as show:
             show(0, None, "compiling")
-            return pretrain_model(public, settings, schedule, out, show, resume, start)
+            return pretrain_model(
+                corpus=public,
+                settings=settings,
+                schedule=schedule,
+                out=out,
+                progress=show,
+                resume=resume,
+                start=start,
+            )
     except KeyboardInterrupt:
-        saved = (out / CHECKPOINT).exists()
-        kept = (
-            "All finished epochs are kept" if saved else "No epoch was finished, so nothing is kept"
-        )
+        kept = "No epoch was finished, so nothing is kept"
+        if (out / CHECKPOINT).exists():
+            kept = "All finished epochs are kept"
         leave_interrupted(f"{kept}; continue with the same command{again}")

@@ -130,14 +130,19 @@ class LineProgress:
         """Take note of how far a stage is, and print it if a line is due."""
         now = time.monotonic()
         self._updated = now
+        self._line = f"{stage}: {self._describe(done, all, note)}"
+        # Also where no line is due: it takes note of a stage's first calls.
         left = self._time_left(stage, done, all, now)
-        count = f"{done:,} of {all:,} {self._unit}".strip() if all else ""
-        parts = [part for part in (count, note) if part]
-        self._line = f"{stage}: {'  '.join(parts)}"
         begins = all is None
         ends = done == all and self._unit != ""
-        if now >= self._due or begins or ends:
+        is_due = now >= self._due
+        if is_due or begins or ends:
             self._print(now, f"  {left} left" if left else "")
+
+    def _describe(self, done: int, all: int | None, note: str) -> str:
+        count = f"{done:,} of {all:,} {self._unit}".strip() if all else ""
+        parts = [part for part in (count, note) if part]
+        return "  ".join(parts)
 
     def _time_left(self, stage: str, done: int, all: int | None, now: float) -> timedelta | None:
         beginnings = self._beginnings.setdefault(stage, [])
@@ -148,7 +153,8 @@ class LineProgress:
         since = beginnings[-1]
         if not all > done > since.done:
             return None
-        seconds = (now - since.at) * (all - done) / (done - since.done)
+        took = now - since.at
+        seconds = took * (all - done) / (done - since.done)
         return timedelta(seconds=round(seconds))
 
     def _keep_beating(self) -> None:

@@ -1,7 +1,7 @@
 """`taciturn train`: a model trained as a recipe says."""
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ from taciturn.files import next_folder, not_a, write_atomically
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
 
 if TYPE_CHECKING:
+    from taciturn.runs.for_people import AutoPlan
     from taciturn.runs.loop import TrainedRun
 
 Settings = Annotated[
@@ -94,24 +95,16 @@ def train(
     """
     begin(f"reading {what or run or 'the recipe'}")
     if engine is not None:
-        from taciturn.fleets.simulation.ray_engine import LOG, RayError, join
-
-        name, _, address = engine.partition(":")
-        if name != "ray":
-            raise RayError(
-                f"--engine must be ray, or ray:ADDRESS of a cluster, not {engine}; leave it out to"
-                " train in this process"
-            )
-        join(address or None)
-        print_warnings(LOG)
-    given = {
-        "--epsilon": epsilon,
-        "--users": users,
-        "--public": public,
-        "--minutes": minutes,
-        "--dry-run": dry_run,
-    }
-    for_people = [name for name, value in given.items() if value]
+        _join_engine(engine)
+    for_people = _name_given(
+        {
+            "--epsilon": epsilon,
+            "--users": users,
+            "--public": public,
+            "--minutes": minutes,
+            "--dry-run": dry_run,
+        }
+    )
     if resume:
         if run is None:
             raise TaciturnError("name the run to resume: taciturn train --resume --run FOLDER")
@@ -120,12 +113,7 @@ def train(
                 "--resume uses the run's own recipe: leave out the recipe, --set, --audit and every"
                 " option for PEOPLE"
             )
-        work = partial(tt.resume, run)
-        interrupted = (
-            run / "private" / "root"
-            # any other is refused, and nothing is compiled for it
-        ).exists()
-        return print_finished(_watched(run, work) if interrupted else work())
+        return print_finished(_resume(run))
     if what is None:
         raise TaciturnError(
             "name a recipe, or people and an ε: taciturn train RECIPE.toml, or taciturn train"
@@ -148,123 +136,183 @@ def train(
             "--dry-run writes a recipe to read and change: leave out --set and --audit until you"
             " train with it"
         )
-    recipe = (
-        what if epsilon is None else _chosen(what, epsilon, users, public, minutes or 30.0, folder)
-    )
+    recipe = what
+    if epsilon is not None:
+        wish = _Wish(
+            people=what,
+            epsilon=epsilon,
+            users=users,
+            public=public,
+            minutes=minutes or 30.0,
+        )
+        recipe = _plan(wish, folder)
     if dry_run:
         return {"recipe": str(recipe)}
-    loaded = tt.load_recipe(
-        recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])]
-    )
+    settings = list(set or ())
+    if audit is not None:
+        settings.append(f"audit.users={audit}")
+    loaded = tt.load_recipe(recipe, settings)
     _check_privacy(loaded, non_private)
-    finished = _watched(folder, partial(tt.train, loaded, folder))
+    _check_stated_users(loaded)
+    finished = _watch(folder, partial(tt.train, loaded, folder))
     gain = finished.scores.gain_over(finished.before)
-    return print_finished(finished, gain) | {"gain": asdict(gain)}
+    content = print_finished(finished, gain)
+    return {**content, "gain": asdict(gain)}
+
+
+def _name_given(options: Mapping[str, object]) -> list[str]:
+    return [name for name, value in options.items() if value]
+
+
+def _join_engine(engine: str) -> None:
+    """Train on a Ray cluster from now on."""
+    from taciturn.fleets.simulation.ray_engine import LOG, RayError, join
+
+    name, _, address = engine.partition(":")
+    if name != "ray":
+        raise RayError(
+            f"--engine must be ray, or ray:ADDRESS of a cluster, not {engine}; leave it out to"
+            " train in this process"
+        )
+    join(address or None)
+    print_warnings(LOG)
+
+
+def _resume(run: Path) -> "TrainedRun":
+    was_interrupted = (run / "private" / "root").exists()
+    # Any other is refused, and nothing is compiled for it.
+    if not was_interrupted:
+        return tt.resume(run)
+    return _watch(run, partial(tt.resume, run))
 
 
 def _check_people(folder: Path) -> None:
     """Refuse a folder that is not a population; a run is the one most often named by mistake."""
     from taciturn.data.population import Population
 
-    if (folder / "recipe.toml").exists() and (folder / "vocabulary.txt").exists():
-        hint = (
-            f"resume it with: taciturn train --resume --run {folder}, or train as it was: taciturn"
-            f" train {folder / 'recipe.toml'}"
+    recipe = folder / "recipe.toml"
+    if recipe.exists() and (folder / "vocabulary.txt").exists():
+        raise TaciturnError(
+            f"{folder} is a run, not a population or a recipe; resume it with: taciturn train"
+            f" --resume --run {folder}, or train as it was: taciturn train {recipe}"
         )
-        raise TaciturnError(f"{folder} is a run, not a population or a recipe; {hint}")
     Population(folder)
 
 
 def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
-    """Ask before people's total becomes ε = ∞, and point out a number of users that the population
-    does not have.
-    """
+    """Refuse to set people's total to ε = ∞, unless the user says so."""
+    from taciturn.recipe.build import population
+
+    people = population(recipe)
+    is_simulated = people.manifest["about"].get("simulated")
+    if recipe.is_private or non_private or is_simulated:
+        return
+    setting = f'algorithm = "{recipe.algorithm}"'
+    if recipe.privacy.noise_multiplier == 0:
+        setting = "[privacy] noise_multiplier = 0"
+    raise TaciturnError(
+        f"{setting} has no privacy, and would set the total of {people.folder} to ε = ∞ for"
+        ' good. If you mean that, add --non-private; if not, choose algorithm = "dp-fedavg" and an'
+        " epsilon"
+    )
+
+
+def _check_stated_users(recipe: "tt.Recipe") -> None:
+    """Point out a number of users that the population does not have."""
     from taciturn.recipe.build import population
     from taciturn.runs.for_people import round_for_publication
 
     people = population(recipe)
-    if not recipe.is_private and not non_private and not people.manifest["about"].get("simulated"):
-        setting = (
-            "[privacy] noise_multiplier = 0"
-            if recipe.privacy.noise_multiplier == 0
-            else f'algorithm = "{recipe.algorithm}"'
-        )
-        meant = (
-            'If you mean that, add --non-private; if not, choose algorithm = "dp-fedavg" and an'
-            " epsilon"
-        )
-        raise TaciturnError(
-            f"{setting} has no privacy, and would set the total of {people.folder} to ε = ∞ for"
-            f" good. {meant}"
-        )
-    stated, cohort = recipe.participation.users, recipe.participation.cohort
+    stated = recipe.participation.users
+    cohort = recipe.participation.cohort
     if recipe.participation.kind == "poisson" and len(people) < stated / 2:
         there = round_for_publication(len(people))
-        expected = (
-            f"a round will have about {cohort * there / stated:,.0f} of them, not {cohort:,.0f}"
-        )
+        expected = cohort * there / stated
         say(
             f"The recipe states {stated:,} users, and {people.folder} has about {there:,}:"
-            f" {expected}.",
+            f" a round will have about {expected:,.0f} of them, not {cohort:,.0f}.",
             style="yellow",
         )
 
 
-def _chosen(
-    people: Path,
-    epsilon: float,
-    users: int | None,
-    public: Path | None,
-    minutes: float,
-    folder: Path,
-) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class _Wish:
+    """What someone asks for who has no recipe."""
+
+    people: Path
+    epsilon: float
+    # How many they are, as publicly stated.
+    users: int | None
+    # Public text, or a model of it, to start from.
+    public: Path | None
+    minutes: float
+
+
+def _plan(wish: _Wish, folder: Path) -> Path:
     """Work out a recipe for these people, and write it beside the folder of the run."""
     from taciturn.recipe.autoplan import commented_toml
-    from taciturn.release.model_file import SHIPPED
     from taciturn.runs.folder import check_new_run
     from taciturn.runs.for_people import plan_recipe
 
     check_new_run(folder)
-    _check_people(people)
+    _check_people(wish.people)
     path = folder.with_name(f"{folder.name}.toml")
     if path.exists():
         raise TaciturnError(
             f"{path} exists already: train with it (taciturn train {path}), or choose another --run"
         )
-    start = (
-        SHIPPED
-        if public is None
-        else str(_started(people, public, folder.with_name(f"{folder.name}-start")))
-    )
+    start = _choose_start(wish, folder)
     with stages() as show:
-        chosen = plan_recipe(
-            people, epsilon, start, minutes, users, partial(show, "choosing a recipe", 0, None)
+        auto_plan = plan_recipe(
+            folder=wish.people,
+            epsilon=wish.epsilon,
+            start=start,
+            minutes=wish.minutes,
+            users=wish.users,
+            announce=partial(show, "choosing a recipe", 0, None),
         )
-    task, plan = chosen.task, chosen.plan
     title = (
-        f"Worked out for {people} at ε = {epsilon_text(epsilon)}, in {minutes:g} minutes;"
-        " docs/choosing.md says what its rules rest on"
+        f"Worked out for {wish.people} at ε = {epsilon_text(wish.epsilon)}, in {wish.minutes:g}"
+        " minutes; docs/choosing.md says what its rules rest on"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, commented_toml(chosen.settings, title).encode())
-    say(
-        f"{task.users:,}"
-        f" people{'' if users else ' (rounded down; say another number with --users)'}, ε ="
-        f" {epsilon_text(epsilon)} at δ = {delta_text(task.delta)}. This machine trains"
-        f" {task.users_per_second:,.0f} of them a second.\n{plan.rounds} rounds of {plan.cohort:,},"
-        f" noise multiplier {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about"
-        f" {task.duration(plan.rounds, plan.cohort) / 60:.1f} minutes of training.\n{path}: the"
-        " recipe, with the reason for each choice"
-    )
+    write_atomically(path, commented_toml(auto_plan.settings, title).encode())
+    _print_plan(wish, auto_plan, path)
     return path
 
 
-def _started(people: Path, public: Path, out: Path) -> Path:
-    """Pretrain on this public text, from the shipped start where the words are the same; resume or
-    reuse a model that is there.
+def _choose_start(wish: _Wish, folder: Path) -> str:
+    from taciturn.release.model_file import SHIPPED
+
+    if wish.public is None:
+        return SHIPPED
+    start = pretrain_for(wish.people, wish.public, folder.with_name(f"{folder.name}-start"))
+    return str(start)
+
+
+def _print_plan(wish: _Wish, auto_plan: "AutoPlan", path: Path) -> None:
+    task = auto_plan.task
+    plan = auto_plan.plan
+    how_counted = "" if wish.users else " (rounded down; say another number with --users)"
+    minutes = task.duration(plan.rounds, plan.cohort) / 60
+    say(
+        f"{task.users:,} people{how_counted}, ε = {epsilon_text(wish.epsilon)} at δ ="
+        f" {delta_text(task.delta)}. This machine trains {task.users_per_second:,.0f} of them a"
+        f" second.\n{plan.rounds} rounds of {plan.cohort:,}, noise multiplier"
+        f" {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about {minutes:.1f}"
+        f" minutes of training.\n{path}: the recipe, with the reason for each choice"
+    )
+
+
+def pretrain_for(people: Path, public: Path, out: Path) -> Path:
+    """Return a model of this public text, from which training on these people can start.
+
+    It is trained from the shipped start where the words are the same. A training that was
+    interrupted is resumed, and a model that is there is used again; where `public` is a model, it
+    is returned itself.
     """
     from taciturn.algorithms.pretraining import Schedule
-    from taciturn.cli.pretrain import watched
+    from taciturn.cli.pretrain import watch_pretraining
     from taciturn.data.population import Population
     from taciturn.data.public import PublicCorpus
     from taciturn.recipe.sections import ModelSection
@@ -273,32 +321,35 @@ def _started(people: Path, public: Path, out: Path) -> Path:
 
     if (public / "model.safetensors").exists():
         return public
-    corpus, (_, shipped) = PublicCorpus.load(public), load_model(Path(SHIPPED))
-    if corpus.vocabulary.words != Population(people).vocabulary.words:
+    corpus = PublicCorpus.load(public)
+    words = corpus.vocabulary.words
+    _, shipped = load_model(Path(SHIPPED))
+    if words != Population(people).vocabulary.words:
         raise TaciturnError(
             f"{public} and {people} have different vocabularies: make it with taciturn data public"
             f" … --vocabulary {people}"
         )
-    begun = (out / CHECKPOINT).exists()
-    if begun or not (out / "model.safetensors").exists():
-        same = corpus.vocabulary.words == shipped.vocabulary
-        watched(
+    was_interrupted = (out / CHECKPOINT).exists()
+    if was_interrupted or not (out / "model.safetensors").exists():
+        watch_pretraining(
             public,
             ModelSection(kind="cifg"),
             Schedule(),
             out,
-            begun,
-            Path(SHIPPED) if same else None,
-            "",
+            resume=was_interrupted,
+            start=Path(SHIPPED) if words == shipped.vocabulary else None,
+            again="",
         )
-    elif corpus.source not in load_model(out)[1].public_sources:
+        return out
+    _, card = load_model(out)
+    if corpus.source not in card.public_sources:
         raise TaciturnError(
             f"{out} was pretrained on other text than {public}: delete it, or choose another --run"
         )
     return out
 
 
-def _watched(folder: Path, work: "Callable[[Any], TrainedRun]") -> "TrainedRun":
+def _watch(folder: Path, work: "Callable[[Any], TrainedRun]") -> "TrainedRun":
     """Train under a progress bar; after Ctrl-C, say how to resume."""
     try:
         with training_bar(folder.name) as show:

@@ -1,13 +1,18 @@
 """`taciturn tune`: try settings on public text, at no cost in privacy."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from taciturn.cli.output import begin, leave_interrupted, print_table, say
 from taciturn.cli.progress_display import bar
 from taciturn.privacy.accounting.rounding_up import epsilon_text
+
+if TYPE_CHECKING:
+    from taciturn.runs.tuning import Trial
 
 
 def tune(
@@ -40,21 +45,30 @@ def tune(
     try:
         with bar("tuning", "runs") as show:
             trials = tune_recipe(
-                recipe,
-                corpus,
-                out,
-                try_,
-                lambda done, all, rounds, of: show(done, all, f"round {rounds} of {of}"),
+                recipe=recipe,
+                corpus=corpus,
+                out=out,
+                tries=try_,
+                progress=partial(_show_trial, show),
             )
             show(len(trials), len(trials), "")
     except KeyboardInterrupt:
         leave_interrupted("Nothing is lost; continue with the same command")
-    rows = [
-        ("\n".join(one.settings), f"{one.top1:.2%}", f"{one.top3:.2%}", epsilon_text(one.epsilon))
-        for one in trials
-    ]
-    title = f"On simulated users, pieces of {corpus.source}"
-    print_table(("", "AccuracyTop1", "AccuracyTop3", "ε"), rows, title, styles=["bold"])
+    print_table(
+        ("", "AccuracyTop1", "AccuracyTop3", "ε"),
+        [_describe_trial(trial) for trial in trials],
+        f"On simulated users, pieces of {corpus.source}",
+        styles=["bold"],
+    )
     settings = " ".join(f"--set {setting}" for setting in trials[0].settings)
     say(f"To train on people with the best of them: taciturn train {recipe} {settings}")
-    return [one._asdict() for one in trials]
+    return [trial._asdict() for trial in trials]
+
+
+def _show_trial(show: Callable[..., None], done: int, all: int, round: int, rounds: int) -> None:
+    show(done, all, f"round {round} of {rounds}")
+
+
+def _describe_trial(trial: "Trial") -> tuple[str, ...]:
+    settings = "\n".join(trial.settings)
+    return (settings, f"{trial.top1:.2%}", f"{trial.top3:.2%}", epsilon_text(trial.epsilon))
