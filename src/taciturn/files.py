@@ -42,16 +42,19 @@ def write_atomically(
         content: whole, or in parts.
         mode: of the file.
     """
-    parts = [content] if isinstance(content, bytes) else content
     # Another process may write the same file.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
     unfinished.unlink(missing_ok=True)
-    with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:
+    _write_new(unfinished, [content] if isinstance(content, bytes) else content, mode)
+    unfinished.replace(path)
+    sync_folder(path.parent)
+
+
+def _write_new(path: Path, parts: Iterable[bytes | memoryview], mode: int) -> None:
+    with open(path, "xb", opener=partial(os.open, mode=mode)) as file:
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
-    unfinished.replace(path)
-    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -121,14 +121,19 @@ def split_file(file: Path, tally: Tally, level: int = 0) -> Iterator[Path]:
         return
     giants = _find_giants(file)
     tally.left_out[describe_giants()] += len(giants)
+    for part in _deal_again(file, level, giants):
+        yield from split_file(part, tally, level + 1)
+
+
+def _deal_again(file: Path, level: int, left_out: Container[str]) -> list[Path]:
+    """Distribute the rows of a file to others, less those of some users, and remove it."""
     folder = file.with_suffix("")
     folder.mkdir()
     deal = Deal(folder, level + 1)
     for batch in read_batches(file):
-        deal.add(_without_users(batch, giants) if giants else batch)
+        deal.add(_without_users(batch, left_out))
     file.unlink()
-    for part in deal.close():
-        yield from split_file(part, tally, level + 1)
+    return deal.close()
 
 
 def _find_giants(file: Path) -> set[str]:
@@ -143,8 +148,8 @@ def _find_giants(file: Path) -> set[str]:
 
 
 def _without_users(batch: pa.RecordBatch, users: Container[str]) -> pa.RecordBatch:
-    ids = batch.column("id").to_pylist()
-    return batch.filter(pa.array([id not in users for id in ids]))
+    is_kept = [id not in users for id in batch.column("id").to_pylist()]
+    return batch if all(is_kept) else batch.filter(pa.array(is_kept))
 
 
 def group_small_files(files: Iterable[Path]) -> Iterator[list[Path]]:

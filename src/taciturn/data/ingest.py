@@ -19,7 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from multiprocessing import get_context
 from operator import itemgetter
 from pathlib import Path
@@ -98,11 +98,12 @@ def ingest(
     same_people_as: Path | None = None,
 ) -> Population:
     """Build a population, as `people.build_population` describes."""
-    for path in source.paths:
-        if isinstance(path, Path) and path.resolve().is_relative_to(folder.resolve()):
-            raise DataError(f"{path} lies inside --out {folder}; name another --out")
+    _check_apart(source, folder)
     writing = writing_population(
-        folder, rules.vocabulary, shard_tokens=shard_tokens, same_people_as=same_people_as
+        folder,
+        rules.vocabulary,
+        shard_tokens=shard_tokens,
+        same_people_as=same_people_as,
     )
     with _explain_full_disk(folder), writing as writer:
         check_protections(
@@ -114,12 +115,19 @@ def ingest(
         )
         user_ids = filter(None, map(user_id, opt_outs))
         opted_out = remember_opt_outs(folder, writer.salt, user_ids)
-        tokenizer = _Tokenizer(rules, writer.salt, opted_out)
+        tokenizer = _Tokenizer(rules, salt=writer.salt, opted_out=opted_out)
         tally = _write_users(writer, source, tokenizer, progress)
         return writer.finish(
             about=_describe_build(source, rules, len(opted_out)),
             counts=_count_build(source, tally),
         )
+
+
+def _check_apart(source: Source, folder: Path) -> None:
+    """Refuse text that lies where the population is to be."""
+    for path in source.paths:
+        if isinstance(path, Path) and path.resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"{path} lies inside --out {folder}; name another --out")
 
 
 def _write_users(
@@ -130,8 +138,7 @@ def _write_users(
     rows = 0
     with tempfile.TemporaryDirectory(dir=writer.text) as scratch:
         files = _distribute_rows(source, Path(scratch), progress)
-        small_files = chain.from_iterable(split_file(file, tally) for file in files)
-        packs = group_small_files(small_files)
+        packs = group_small_files(_split_files(files, tally))
         for piece in _tokenize_files(tokenizer, packs, source.bytes):
             tally.add(piece.tally)
             for user in piece.users:
@@ -139,6 +146,11 @@ def _write_users(
             rows += piece.rows
             progress("tokenising", rows, max(source.rows, 1))
     return tally
+
+
+def _split_files(files: Iterable[Path], tally: Tally) -> Iterator[Path]:
+    for file in files:
+        yield from split_file(file, tally)
 
 
 def _distribute_rows(source: Source, scratch: Path, progress: StageProgress) -> list[Path]:
@@ -193,7 +205,11 @@ class _Tokenizer:
             tokenized = self._tokenize_user(user, tally)
             if tokenized is not None:
                 users.append(tokenized)
-        return _Tokenized(rows=len(rows), users=users, tally=tally)
+        return _Tokenized(
+            rows=len(rows),
+            users=users,
+            tally=tally,
+        )
 
     def _tokenize_user(self, user: _UserRows, tally: Tally) -> _TokenizedUser | None:
         """Return a user's tokens; count the reason and return None if the user is left out."""
@@ -212,10 +228,11 @@ class _Tokenizer:
             tally.changed["users spelled in several ways, taken as one"] += 1
         split = "held_out" if is_held_out else "train"
         tally.unknown[split] += tokens.count(UNKNOWN)
+        dtype = token_type(len(self.rules.vocabulary))
         return _TokenizedUser(
             split=split,
             hashed_id=hashed,
-            tokens=np.array(tokens, token_type(len(self.rules.vocabulary))),
+            tokens=np.array(tokens, dtype),
         )
 
     def _find_exclusion(self, user: _UserRows, hashed: str) -> str | None:

@@ -213,7 +213,11 @@ class PopulationWriter:
         self._splits: dict[str, _SplitWriter] = {}
         for split in NAMES:
             self._splits[split] = _SplitWriter(
-                text, split, words=len(vocabulary), shard_tokens=shard_tokens, salt=self.salt
+                text,
+                split,
+                words=len(vocabulary),
+                shard_tokens=shard_tokens,
+                salt=self.salt,
             )
 
     def add(self, split: str, hashed_id: str, tokens: list[int] | np.ndarray) -> None:
@@ -423,16 +427,23 @@ def remember_opt_outs(folder: Path, salt: bytes, users: Iterable[str] = ()) -> f
         users: ids of others who opt out now; they are recorded.
     """
     path = folder / "private" / OPTED_OUT
-    known = set(path.read_text().split()) if path.exists() else set[str]()
-    if len(known) < read_manifest(folder).get("about", {}).get("opt_outs", 0):
-        raise DataError(
-            f"{path} lacks some of those who opted out; restore it from a copy, or build a new"
-            " folder"
-        )
+    about = read_manifest(folder).get("about", {})
+    known = _read_opt_outs(path, least=about.get("opt_outs", 0))
     opted_out = known.union(hashed_id(salt, user) for user in users)
     if opted_out != known:
         _save_opt_outs(path, opted_out)
     return frozenset(opted_out)
+
+
+def _read_opt_outs(path: Path, least: int) -> set[str]:
+    """Return the hashed ids in a file; refuse one with fewer than a build has left out."""
+    ids = set(path.read_text().split()) if path.exists() else set[str]()
+    if len(ids) < least:
+        raise DataError(
+            f"{path} lacks some of those who opted out; restore it from a copy, or build a new"
+            " folder"
+        )
+    return ids
 
 
 def _save_opt_outs(path: Path, ids: Iterable[str]) -> None:
@@ -469,11 +480,11 @@ def read_named_ledger(folder: Path) -> NamedLedger | None:
     Either proves that there was one.
     """
     path = folder / "private" / LEDGER
-    names = [read_manifest(folder).get("ledger")]
+    named = [read_manifest(folder).get("ledger")]
     try:
         if path.exists():
-            names.append(json.loads(path.read_text()))
-        ledgers = {NamedLedger(**name) for name in names if name is not None}
+            named.append(json.loads(path.read_text()))
+        ledgers = {NamedLedger(**ledger) for ledger in named if ledger is not None}
     except (ValueError, TypeError):
         raise DataError(f"{path} is damaged; restore it from a copy") from None
     if len(ledgers) > 1:
@@ -489,22 +500,33 @@ def _share_ledger(folder: Path, other: Path) -> None:
     own = read_named_ledger(folder)
     if theirs is None:
         raise DataError(f"{other} has no ledger yet: open it first")
-    ledger_folder = (other / theirs.folder).resolve()
-    shared = NamedLedger(theirs.id, os.path.relpath(ledger_folder, folder.resolve()))
+    shared = NamedLedger(theirs.id, _find_way(folder, other / theirs.folder))
     if own not in (None, shared):
         raise DataError(
             f"{folder} already has a ledger, and two cannot be merged; build another folder"
         )
-    salt = _open_salt(other)
+    salt = _share_salt(folder, other)
+    opted_out = remember_opt_outs(other, salt) | remember_opt_outs(folder, salt)
     private = folder / "private"
-    if (private / "salt").exists() and _open_salt(folder) != salt:
+    _save_opt_outs(private / OPTED_OUT, opted_out)
+    write_atomically(private / LEDGER, json.dumps(shared._asdict()).encode(), 0o600)
+
+
+def _find_way(folder: Path, to: Path) -> str:
+    """Return a path as seen from a folder."""
+    return os.path.relpath(to.resolve(), folder.resolve())
+
+
+def _share_salt(folder: Path, other: Path) -> bytes:
+    """Give a folder the salt of another, and return it."""
+    salt = _open_salt(other)
+    own = folder / "private" / "salt"
+    if own.exists() and _open_salt(folder) != salt:
         raise DataError(
             f"{folder} knows its people by other hashes than {other}; build another folder"
         )
-    write_atomically(private / "salt", salt, 0o600)
-    opted_out = remember_opt_outs(other, salt) | remember_opt_outs(folder, salt)
-    _save_opt_outs(private / OPTED_OUT, opted_out)
-    write_atomically(private / LEDGER, json.dumps(shared._asdict()).encode(), 0o600)
+    write_atomically(own, salt, 0o600)
+    return salt
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -103,8 +103,14 @@ def ingest_public(
             language=language,
         )
     texts = _read_texts(source, partial(progress, "tokenising"))
-    documents = (words for words in map(vocabulary.encode, texts) if words)
-    _write_documents(folder, ([*words, END] for words in documents), vocabulary, name)
+    _write_documents(folder, _encode_documents(vocabulary, texts), vocabulary, name)
+
+
+def _encode_documents(vocabulary: Vocabulary, texts: Iterable[str]) -> Iterator[list[int]]:
+    for text in texts:
+        words = vocabulary.encode(text)
+        if words:
+            yield [*words, END]
 
 
 def _read_texts(source: Source, progress: Progress) -> Iterator[str]:

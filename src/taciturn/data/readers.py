@@ -37,18 +37,20 @@ Row = tuple[Sequence[str | None], str]
 
 
 def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Read:
-    try:
-        file = parquet.ParquetFile(
-            path if isinstance(path, Path) else path.random_access(), pre_buffer=False
-        )
-    except pa.ArrowInvalid:
-        raise DataError(f"{path} is not a Parquet file, or is incomplete; write it again") from None
+    file = _open_parquet(path)
     columns = choose(file.schema_arrow.names)
     rows = max(file.metadata.num_rows, 1)
-    tables = file.iter_batches(BATCH_ROWS, columns=columns.names)
     reader = _TableReader(path, columns, left_out)
-    for batch in reader.read(tables):
+    for batch in reader.read(file.iter_batches(BATCH_ROWS, columns=columns.names)):
         yield reader.rows / rows, batch
+
+
+def _open_parquet(path: Place) -> parquet.ParquetFile:
+    try:
+        where = path if isinstance(path, Path) else path.random_access()
+        return parquet.ParquetFile(where, pre_buffer=False)
+    except pa.ArrowInvalid:
+        raise DataError(f"{path} is not a Parquet file, or is incomplete; write it again") from None
 
 
 def read_arrow(path: Place, choose: Choose, left_out: LeftOut) -> Read:
@@ -57,7 +59,8 @@ def read_arrow(path: Place, choose: Choose, left_out: LeftOut) -> Read:
     A file is eight bytes, a stream, and a table of contents.
     """
     with _open_file(path) as (stream, position):
-        if stream.peek(6).startswith(b"ARROW1"):
+        is_file = stream.peek(6).startswith(b"ARROW1")
+        if is_file:
             stream.read(8)
         tables = pa.ipc.open_stream(stream)
         columns = choose(tables.schema.names)
@@ -106,7 +109,11 @@ class _TableReader:
             numbers = numbers[is_utf8]
             readable = table.filter(pa.array(is_utf8, pa.bool_()))
             strings = _to_strings(readable, text)
-        return Batch(self._columns, strings, partial(_name_row, numbers))
+        return Batch(
+            columns=self._columns,
+            strings=strings,
+            place=partial(_name_row, numbers),
+        )
 
 
 def _name_row(numbers: np.ndarray, index: int) -> str:

@@ -120,25 +120,29 @@ class Source:
         progress(total, total)
 
     def _read(self, file: _File) -> Read:
-        path = file.path
-        kind = _find_kind(path)
+        kind = _find_kind(file.path)
         if kind == ".txt":
-            return self._read_text(file) if self.with_user else read_paragraphs(path, self.left_out)
-        choose = partial(self._choose_columns, path)
+            return self._read_text(file)
+        choose = partial(self._choose_columns, file.path)
         if kind in (".csv", ".tsv"):
-            return read_csv(path, choose, left_out=self.left_out, noted=self.noted)
-        if kind == ".parquet":
-            return read_parquet(path, choose, self.left_out)
-        if kind == ".arrow":
-            return read_arrow(path, choose, self.left_out)
-        return read_json(path, choose, self.left_out)
+            return read_csv(
+                file.path,
+                choose,
+                left_out=self.left_out,
+                noted=self.noted,
+            )
+        readers = {".parquet": read_parquet, ".arrow": read_arrow}
+        read = readers.get(kind or "", read_json)
+        return read(file.path, choose, self.left_out)
 
     def _read_text(self, file: _File) -> Read:
-        """Read a text file of one user.
+        """Read a text file: of public text, or of one user.
 
         Users are the folders below the named one, or else its files: bob/1.txt and bob/2.txt are
         both Bob's.
         """
+        if not self.with_user:
+            return read_paragraphs(file.path, self.left_out)
         name = file.path.name
         inside = file.path.relative_to(file.folder) if file.folder else PurePath(name)
         if len(inside.parts) > 1:
@@ -147,7 +151,12 @@ class Source:
         else:
             user = sub(r"(?i)\.txt(\.\w+)?$", "", name)
             self.read_columns["the name of the file"] = None
-        return read_messages(file.path, user=user, name=str(inside), left_out=self.left_out)
+        return read_messages(
+            file.path,
+            user=user,
+            name=str(inside),
+            left_out=self.left_out,
+        )
 
     def _choose_columns(self, path: Place, names: list[str]) -> Columns:
         columns = self.columns.resolve(names, path, self.with_user)
@@ -229,32 +238,38 @@ def _explain_damage(path: Place) -> Iterator[None]:
 
 def _find_files(path: Any, noted: LeftOut) -> list[_File]:
     """Return the files to read at a path, sorted by name, so that the order of reading is fixed."""
-    if path.is_file():
-        if _find_kind(path) is None:
-            kinds = f"{' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet and Arrow)"
-            raise DataError(f"{path} is not of a kind that can be read; save it as one of {kinds}")
-        return [_File(path=path, folder=None, size=path.stat().st_size)]
-    if not path.is_dir():
+    if path.is_dir():
+        if isinstance(path, Path):
+            _check_not_ours(path)
+        inside = _choose_files(path, noted)
+        return [_File(path=file, folder=path, size=file.stat().st_size) for file in inside]
+    if not path.is_file():
         raise DataError(f"{path} does not exist: name a file or folder of text")
-    if isinstance(path, Path):
-        _check_not_ours(path)
-    inside = _list_files(path)
+    if _find_kind(path) is None:
+        kinds = f"{' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet and Arrow)"
+        raise DataError(f"{path} is not of a kind that can be read; save it as one of {kinds}")
+    return [_File(path=path, folder=None, size=path.stat().st_size)]
+
+
+def _choose_files(folder: Any, noted: LeftOut) -> list[Any]:
+    """Return the tables in a folder, or else its text files; note the others."""
+    inside = _list_files(folder)
     tables = [file for file in inside if _find_kind(file) in TABLES]
     texts = [file for file in inside if _find_kind(file) == ".txt"]
     if tables and texts:
         raise DataError(
-            f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name files"
+            f"{folder} holds tables ({tables[0].name}) and text files ({texts[0].name}); name files"
             " of one kind"
         )
     if not tables and not texts:
         raise DataError(
-            f"{path} is a folder without text; put files into it ({' '.join(TABLES)} or .txt), or"
+            f"{folder} is a folder without text; put files into it ({' '.join(TABLES)} or .txt), or"
             " name another"
         )
     others = [file for file in inside if _find_kind(file) is None]
     if others:
         noted.add("files of other kinds, not read", len(others), others[0].name)
-    return [_File(path=file, folder=path, size=file.stat().st_size) for file in tables or texts]
+    return tables or texts
 
 
 def _check_not_ours(folder: Path) -> None:
@@ -269,16 +284,15 @@ def _check_not_ours(folder: Path) -> None:
 
 def _list_files(folder: Any) -> list[Any]:
     """Return the files in a folder, sorted by name, less those that are hidden."""
-    files = []
-    for file in folder.rglob("*"):
-        parts = file.relative_to(folder).parts
-        is_hidden = any(part.startswith(HIDDEN) for part in parts)
-        if not is_hidden and file.is_file():
-            files.append(file)
+    files = [file for file in folder.rglob("*") if not _is_hidden(file, folder) and file.is_file()]
     files.sort()
     if any(_find_kind(file) == ".arrow" for file in files):
         return [file for file in files if file.name not in ABOUT]
     return files
+
+
+def _is_hidden(file: Any, folder: Any) -> bool:
+    return any(part.startswith(HIDDEN) for part in file.relative_to(folder).parts)
 
 
 def _find_kind(path: Place) -> str | None:

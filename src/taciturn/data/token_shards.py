@@ -165,9 +165,10 @@ class TextWriter:
 
     def _close_shard(self) -> None:
         assert self._file is not None
-        with self._file, self._path.with_suffix(".offsets").open("xb") as offsets:
-            offsets.write(np.array(self._ends, np.int64).tobytes())
+        with self._file:
             _sync(self._file)
+        with self._path.with_suffix(".offsets").open("xb") as offsets:
+            offsets.write(np.array(self._ends, np.int64).tobytes())
             _sync(offsets)
         self._file = None
         sequences = len(self._ends) - 1

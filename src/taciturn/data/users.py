@@ -38,14 +38,18 @@ def user_id(spelling: str) -> str:
     """Return the one id that all spellings of a user share; empty where there is no user."""
     if len(spelling) > LONGEST_ID:
         return ""
-    folded = unicodedata.normalize("NFKC", spelling).casefold()
-    # Folding may take letters apart again.
-    folded = unicodedata.normalize("NFKC", folded)
-    visible = _INVISIBLE.sub(lambda match: " " if match[0].isspace() else "", folded)
-    id = " ".join(visible.split())
+    id = " ".join(_fold(spelling).split())
     number = _NUMBER.fullmatch(id)
     id = number[1] if number else id
     return "" if id in NOBODY else id
+
+
+def _fold(spelling: str) -> str:
+    """Return a spelling without case, width and invisible characters."""
+    folded = unicodedata.normalize("NFKC", spelling).casefold()
+    # Folding may take letters apart again.
+    folded = unicodedata.normalize("NFKC", folded)
+    return _INVISIBLE.sub(lambda match: " " if match[0].isspace() else "", folded)
 
 
 @functools.lru_cache(maxsize=2**18)

@@ -85,14 +85,21 @@ def _write_parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> It
     """Yield a file's header, its n-grams, a block at a time, and its end."""
     levels = [level for level in model.levels if len(level.keys)]
     yield from _write_header(levels, comments)
-    for n, level in enumerate(levels, 1):
+    for n in range(1, len(levels) + 1):
         yield f"\n\\{n}-grams:\n"
-        first = PADDING + 1 if n == 1 else 0
         is_last = n == len(levels)
-        for start in range(first, len(level.keys), BLOCK):
-            spelled = _spell_block(levels[:n], start, names, model.vocabulary)
-            yield _format_block(level, start, spelled, with_backoff=not is_last)
+        yield from _write_level(levels[:n], names, model.vocabulary, with_backoff=not is_last)
     yield "\n\\end\\\n"
+
+
+def _write_level(
+    levels: Sequence[Level], names: np.ndarray, vocabulary: int, with_backoff: bool
+) -> Iterator[str]:
+    """Yield the lines of the last of the levels, a block at a time."""
+    first = PADDING + 1 if len(levels) == 1 else 0
+    for start in range(first, len(levels[-1].keys), BLOCK):
+        spelled = _spell_block(levels, start, names, vocabulary)
+        yield _format_block(levels[-1], start, spelled, with_backoff=with_backoff)
 
 
 def _write_header(levels: Sequence[Level], comments: Sequence[str]) -> Iterator[str]:
@@ -231,29 +238,33 @@ def _read_entries(lines: _Lines, n: int, size: int) -> Iterator[Entry]:
 def _parse_entry(line: bytes, n: int) -> Entry | None:
     """Return the n-gram of a line, or None where it is not one."""
     fields = line.split()
-    if not n + 1 <= len(fields) <= n + 2:
+    has_backoff = len(fields) == n + 2
+    if len(fields) != n + 1 and not has_backoff:
         return None
     try:
         probability = float(fields[0])
-        backoff = float(fields[n + 1]) if len(fields) > n + 1 else 0.0
+        backoff = float(fields[-1]) if has_backoff else 0.0
     except ValueError:
         return None
     # NaN is neither.
     if not probability <= 0 or not backoff < math.inf:
         return None
-    return Entry(words=fields[1 : n + 1], probability=probability, backoff=backoff)
+    return Entry(
+        words=fields[1 : n + 1],
+        probability=probability,
+        backoff=backoff,
+    )
 
 
 def _read_unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
     """Return all 1-grams, in our order, and their names."""
     logarithms = _read_names(lines, size)
-    rows = [logarithms.pop(place, ABSENT) for place in range(len(NAMES))]
-    names: list[str] = list(NAMES)
-    likeliest_first = sorted(logarithms.items(), key=lambda entry: -entry[1][0])
-    for name, row in likeliest_first:
-        names.append(str(name))
-        rows.append(row)
-    return _make_unigrams(np.array(rows) * LN10), names
+    special = [logarithms.pop(place, ABSENT) for place in range(len(NAMES))]
+    # The likeliest words come first.
+    words = sorted(map(str, logarithms), key=lambda name: -logarithms[name][0])
+    of_words = [logarithms[name] for name in words]
+    values = np.array([*special, *of_words]) * LN10
+    return _make_unigrams(values), [*NAMES, *words]
 
 
 def _make_unigrams(values: np.ndarray) -> Level:
@@ -321,11 +332,13 @@ def _read_longer(
     table = table.select(_is_within_message(table.words))
     contexts = _find_contexts(table.words, levels)
     _check_none(contexts < 0, table, lines, MISSING)
-    vocabulary = len(levels[0].keys)
-    keys = join_keys(contexts, table.words[:, -1], vocabulary)
+    keys = join_keys(contexts, table.words[:, -1], len(levels[0].keys))
     by_key = np.argsort(keys, kind="stable")
-    keys = keys[by_key]
-    table = table.select(by_key)
+    return _make_level(keys[by_key], table.select(by_key), lines)
+
+
+def _make_level(keys: np.ndarray, table: _Table, lines: _Lines) -> Level:
+    """Return the level of n-grams that are sorted by key."""
     is_repeated = keys[1:] == keys[:-1]
     _check_none(is_repeated, table.select(slice(1, None)), lines, REPEATED)
     probability, backoff = table.values.T.copy()

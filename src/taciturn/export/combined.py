@@ -168,15 +168,14 @@ def _find_followers(model: NGram, is_listed: np.ndarray, most: int) -> dict[int,
         return followers
     pairs = model.levels[1]
     firsts, seconds = split_keys(pairs.keys, model.vocabulary)
-    rows = np.flatnonzero(is_listed[firsts] & is_listed[seconds])
-    probability = pairs.probability[rows]
-    likeliest_first = np.lexsort((-probability, firsts[rows]))
-    rows = rows[likeliest_first]
-    frequency = _to_f(np.exp(probability[likeliest_first]))
-    for first, second, f in zip(firsts[rows], seconds[rows], frequency, strict=True):
-        after_first = followers.setdefault(int(first), [])
+    frequency = _to_f(np.exp(pairs.probability))
+    listed = np.flatnonzero(is_listed[firsts] & is_listed[seconds])
+    likeliest_first = np.lexsort((-pairs.probability[listed], firsts[listed]))
+    for pair in listed[likeliest_first]:
+        after_first = followers.setdefault(int(firsts[pair]), [])
         if len(after_first) < most:
-            after_first.append(Follower(word=int(second), f=int(f)))
+            follower = Follower(word=int(seconds[pair]), f=int(frequency[pair]))
+            after_first.append(follower)
     return followers
 
 

@@ -6,7 +6,7 @@ Each carries its guarantee, and is compared with the JAX model before it is writ
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -257,17 +257,21 @@ class Export:
         """
         ids = self.loaded.vocabulary.ids
         spelled = self.card.vocabulary
-        frequencies = np.zeros(len(spelled))
-        for word, frequency in words.items():
-            frequencies[ids[word]] = frequency
-        rows = np.tile(frequencies, (len(text) + 1, 1))
-        for row, word in zip(rows[1:], text.tolist(), strict=True):
-            after_word = followers.get(spelled[word], {})
-            for follower, probability in after_word.items():
+        rows = np.tile(self._list_frequencies(words), (len(text) + 1, 1))
+        words_before = [spelled[word] for word in text]
+        for row, word in zip(rows[1:], words_before, strict=True):
+            for follower, probability in followers.get(word, {}).items():
                 place = ids[follower]
                 row[place] = max(probability, row[place])
         with np.errstate(divide="ignore"):
             return np.log(rows)
+
+    def _list_frequencies(self, words: dict[str, float]) -> np.ndarray:
+        """Return the frequency of each of the model's words, 0 where a list does not have it."""
+        frequencies = np.zeros(len(self.card.vocabulary))
+        for word, frequency in words.items():
+            frequencies[self.loaded.vocabulary.ids[word]] = frequency
+        return frequencies
 
     def _distill(self, order: int) -> Distilled:
         """Return the model itself if it is n-grams, or else n-grams counted on its samples."""
@@ -379,15 +383,7 @@ def _describe_guarantee(guarantee: Guarantee) -> str:
 
 def _compare_followers(distilled: Distilled, followers: dict[str, dict[str, float]]) -> Check:
     """Compare the probabilities of words that follow others, in a word list and in the n-grams."""
-    ids = {word: place for place, word in enumerate(distilled.words)}
-    differences = []
-    for word, probabilities in followers.items():
-        # A list knows one word before, and no more.
-        scores = distilled.ngram.scores((ids[word],))
-        for follower, probability in probabilities.items():
-            expected = scores[ids[follower]]
-            difference = math.log(probability) - expected
-            differences.append(abs(difference))
+    differences = list(_find_differences(distilled, followers))
     if not differences:
         return Check(positions=0, agreement=1.0, difference=0.0)
     within_a_step = sum(difference <= STEP for difference in differences)
@@ -396,6 +392,18 @@ def _compare_followers(distilled: Distilled, followers: dict[str, dict[str, floa
         agreement=within_a_step / len(differences),
         difference=math.expm1(max(differences)),
     )
+
+
+def _find_differences(
+    distilled: Distilled, followers: dict[str, dict[str, float]]
+) -> Iterator[float]:
+    """Yield by how much the logarithm of each probability differs."""
+    ids = {word: place for place, word in enumerate(distilled.words)}
+    for word, probabilities in followers.items():
+        # A list knows one word before, and no more.
+        scores = distilled.ngram.scores((ids[word],))
+        for follower, probability in probabilities.items():
+            yield abs(math.log(probability) - scores[ids[follower]])
 
 
 def _scores_along(model: WordModel, text: np.ndarray) -> np.ndarray:

@@ -156,9 +156,28 @@ def _add_best_words(graph: "_Graph", logits: str, vocabulary: int, never: list[i
     best = min(BEST, int(allowed))
     log_probabilities = graph.add("LogSoftmax", logits, axis=-1)
     ranked = graph.add("Add", log_probabilities, graph.constant(penalties))
-    count = graph.constant(np.array([best], np.int64))
-    graph.add("TopK", ranked, count, out=("top_log_probabilities", "top_words"))
+    graph.add(
+        "TopK",
+        ranked,
+        graph.constant(np.array([best], np.int64)),
+        out=("top_log_probabilities", "top_words"),
+    )
     return best
+
+
+class _Names(NamedTuple):
+    """The names of a cell's variables in a graph; its literals become constants."""
+
+    graph: "_Graph"
+    of_variables: dict[Var, str]
+
+    def find(self, values: Sequence[Var | Literal]) -> list[str]:
+        return [self._find_one(value) for value in values]
+
+    def _find_one(self, value: Var | Literal) -> str:
+        if isinstance(value, Literal):
+            return self.graph.constant(np.full(1, value.val, np.float32))
+        return self.of_variables[value]
 
 
 class _Graph:
@@ -216,18 +235,11 @@ class _Graph:
 
     def trace(self, program: Jaxpr, inputs: list[str]) -> list[str]:
         """Add the nodes of a cell as JAX traces it, so that it is defined once."""
-        names: dict[Var, str] = dict(zip(program.invars, inputs, strict=True))
-
-        def name_of(value: Var | Literal) -> str:
-            if isinstance(value, Literal):
-                return self.constant(np.full(1, value.val, np.float32))
-            return names[value]
-
+        names = _Names(self, dict(zip(program.invars, inputs, strict=True)))
         for step in program.eqns:
-            arguments = [name_of(value) for value in step.invars]
-            outputs = self._trace_step(step, arguments)
-            names |= dict(zip(step.outvars, outputs, strict=True))
-        return [name_of(value) for value in program.outvars]
+            outputs = self._trace_step(step, names.find(step.invars))
+            names.of_variables.update(zip(step.outvars, outputs, strict=True))
+        return names.find(program.outvars)
 
     def _trace_step(self, step: JaxprEqn, inputs: list[str]) -> list[str]:
         """Add the nodes of one operation; return the names of what it gives."""
