@@ -1,6 +1,6 @@
 """What a guarantee would take before anything is trained.
 
-These are the questions of Xu et al. 2023, §2.5, answered from the accounting alone.
+These are the questions of Xu et al. 2023, §2.5, answered only from the accounting.
 
 Nothing here touches users: a plan is made of public constants. Its error is that of the noise in
 the model, the sum of the noise of all rounds so far, as a root mean square over rounds and in units
@@ -33,7 +33,7 @@ MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
 BANDS = 32
 # A fleet whose devices rest for more hours takes months.
 LONGEST_TIMER = 14 * 24
-# With fewer no δ makes sense: even 1/N² is a real chance of failure.
+# With fewer no δ makes sense: even 1/N² is a real probability of failure.
 LEAST_POPULATION = 10
 SIMULATED_DEVICES = 20_000
 LEAST_GOAL = 20
@@ -333,7 +333,7 @@ def grow_to_rho(
         target: The ρ to reach.
         largest_goal: The most reports a round.
         mechanism: What correlates the noise.
-        progress: Is told what is tried.
+        progress: Hears what is tried.
 
     Raises:
         PlanError: The trial has no noise, or a number makes no sense.

@@ -588,7 +588,7 @@ def test_whoever_is_not_needed_is_told_when_to_come_back(
     with caplog.at_level(logging.INFO, "taciturn.fleet"), pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert len(told) == sent_away
-    assert ("told to come back later" in caplog.text) == bool(sent_away)
+    assert ("they will come back later" in caplog.text) == bool(sent_away)
     assert "no answer to" not in caplog.text
     took_part = {
         number for number in range(count) if fleet.link._devices[number].handler._record.uploads

@@ -94,7 +94,7 @@ def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_awa
     run = tmp_path / "run"
     with caplog.at_level(level, "taciturn.fleet"):
         train_run(fleet.recipe, run, quietly, replace(fleet.connected, link=link))
-    assert "told to come back later" in caplog.text
+    assert "they will come back later" in caplog.text
     assert "no answer from 1 of 25 devices" in caplog.text
     assert ("device-765" in caplog.text) == (level == logging.DEBUG)
     public = [

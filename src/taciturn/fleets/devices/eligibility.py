@@ -88,7 +88,7 @@ def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str |
     arguments = shlex.split(command or "")
     # From an unset variable: this is not a wish to take part at all times.
     if command is not None and not arguments:
-        raise LinkError("--while-command is empty: give it a command, or leave it out")
+        raise LinkError("--while-command is empty: give it a command, or do without the option")
 
     def why_not() -> str | None:
         # All are asked, so that the first call finds out whether this machine can answer.

@@ -298,7 +298,7 @@ class DeviceFleet:
             sent_away[device] = fields.SECONDS.pack(seconds)
         if sent_away:
             LOG.info(
-                "%d more devices are here than can take part; they are told to come back later",
+                "%d more devices are here than can take part; they will come back later",
                 too_many,
             )
             link.ask(

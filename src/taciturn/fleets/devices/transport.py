@@ -33,7 +33,7 @@ LATE = "too late"
 GONE = "not connected"
 FAILED = "failed"
 LARGE = "too large"
-# Seconds for which a device stays away at most, whatever it is told.
+# Seconds for which a device stays away at most, whatever the server says.
 MOST_AWAY = 24 * 3600.0
 
 

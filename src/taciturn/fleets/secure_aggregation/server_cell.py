@@ -61,12 +61,12 @@ class Unfit(NamedTuple):
 def blame_for_shares(unfit: Collection[tuple[int, int]], enough: int) -> list[int]:
     """Return the devices whose shares do not fit with those of `enough` others, the worst first.
 
-    A device wrongly blamed loses its part in a run; one wrongly spared could cost everybody the
+    A device wrongly blamed loses its part in a run; one wrongly cleared could cost everybody the
     run.
 
     Args:
         unfit: holder and owner of each share that does not fit, of whom one is at fault.
-        enough: the number of others, so many that one of them is honest.
+        enough: the number of others, enough that one of them is honest.
     """
     left = set(unfit)
     blamed = []

@@ -72,7 +72,7 @@ class CheckInFleet:
         return self._fleet.sum_reports(program, message, summed, key)
 
     def _draw_reports(self, cohort: UserIds, key: Key) -> UserIds:
-        """Derive who reports from the key alone.
+        """Derive who reports from nothing but the key.
 
         A round that is summed again after a crash has the same total.
         """

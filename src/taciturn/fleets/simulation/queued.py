@@ -4,7 +4,7 @@ A device trains on the model that it last received, and reports when done; a rou
 different users have reported. So a report may be about a model that is some rounds old; how many is
 its *staleness*. It is charged in the round in which it is summed, and bounded like any other:
 models of older rounds are public. That holds with one clip norm for the whole run; nothing is
-claimed about how a cohort comes about. How long a device takes is drawn without looking at its
+claimed about how a cohort forms. How long a device takes is drawn without looking at its
 text: else who reports beside whom would reveal some of it.
 """
 

@@ -8,7 +8,7 @@ often a piece was begun: one lost with its worker is given to another. The curat
 the ledger and the noise, stays where the run was started.
 
 **Assumes:** the cluster belongs to the curator: anyone who sees both a total and the next model
-knows the noise between, and workers hold users' text. Ray encrypts nothing unless it is told to
+knows the noise between, and workers hold users' text. Ray encrypts nothing unless it is set to
 (RAY_USE_TLS). None of it is written to disk: only messages and sums are in Ray's memory, and what
 does not fit there fails instead of being spilled.
 """

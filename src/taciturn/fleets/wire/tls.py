@@ -1,6 +1,6 @@
 """Who is who on the wire: certificates for TLS, and a key on every device.
 
-The fleet's own certificate authority, which devices trust alone, signs a certificate for the
+The fleet's own certificate authority, the only one that devices trust, signs a certificate for the
 server. The server knows a device by its key (enrolment.py). Private keys never leave the folder
 they were made in, which is closed to others.
 """
