@@ -73,7 +73,8 @@ class AuditUsers:
         self._pattern_of_round = _number_patterns(self.patterns)
         self._most_of_a_pattern = math.ceil(self.count / len(self.patterns))
         self._rounds = recipe.run.rounds
-        self._columns = self.count + math.ceil(BYSTANDERS * self.count)
+        bystanders = math.ceil(BYSTANDERS * self.count)
+        self._columns = self.count + bystanders
         self._directions = Directions(
             params=params,
             lengths=_layer_lengths(recipe, params),
@@ -229,7 +230,8 @@ class Directions:
         Raises:
             ValueError: the model has too few parameters.
         """
-        sizes = [leaf.size for leaf in jax.tree.leaves(params)]
+        leaves = jax.tree.leaves(params)
+        sizes = [leaf.size for leaf in leaves]
         size = sum(sizes)
         self.block = 1 << (count - 1).bit_length()
         if self.block > size:
@@ -369,7 +371,11 @@ def choose_patterns(recipe: Recipe) -> list[list[int]]:
     at_once = _most_at_once(recipe)
     reached = -(-rounds // allowed.apart)
     for turns in range(min(allowed.most, reached), 0, -1):
-        patterns = _space_turns(rounds, allowed.apart, turns)
+        patterns = _space_turns(
+            rounds=rounds,
+            apart=allowed.apart,
+            turns=turns,
+        )
         if recipe.audit.users <= at_once * len(patterns):
             return patterns
     raise ValueError(_explain_too_many(recipe, most=at_once * rounds))
@@ -414,7 +420,7 @@ def _people_are_counted(recipe: Recipe) -> bool:
     return recipe.privacy.clipping == "adaptive" or recipe.privacy.least_weight is not None
 
 
-def _space_turns(rounds: int, apart: int, turns: int) -> list[list[int]]:
+def _space_turns(*, rounds: int, apart: int, turns: int) -> list[list[int]]:
     """Return patterns of this many turns; the last ones of a run may have fewer.
 
     Those with less than half of the turns are left out, because they would tell little.

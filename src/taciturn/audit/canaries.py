@@ -240,7 +240,12 @@ def save_canaries(path: Path, seen: Mapping[Canary, float], vocabulary: Vocabula
             "seen": times,
         }
         rows.append(row)
-    write_atomically(path, json.dumps(rows, ensure_ascii=False, indent=1).encode())
+    content = json.dumps(
+        rows,
+        ensure_ascii=False,
+        indent=1,
+    )
+    write_atomically(path, content.encode())
 
 
 class _SavedCanary(NamedTuple):
@@ -252,6 +257,13 @@ class _SavedCanary(NamedTuple):
     # How often it is seen in a round.
     seen: float
 
+    def to_canary(self, vocabulary: Vocabulary) -> Canary:
+        return Canary(
+            words=tuple(vocabulary.ids[word] for word in self.words),
+            users=self.users,
+            copies=self.copies,
+        )
+
 
 def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
     """Return each canary, and how often it is seen in a round; refuse those of other words."""
@@ -262,15 +274,7 @@ def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
         raise DataError(
             f"{path} has canaries of another vocabulary: {min(foreign)!r} is not in this one"
         )
-    seen = {}
-    for saved_canary in saved:
-        canary = Canary(
-            words=tuple(vocabulary.ids[word] for word in saved_canary.words),
-            users=saved_canary.users,
-            copies=saved_canary.copies,
-        )
-        seen[canary] = saved_canary.seen
-    return seen
+    return {saved_canary.to_canary(vocabulary): saved_canary.seen for saved_canary in saved}
 
 
 def _read_saved_canaries(path: Path) -> list[_SavedCanary]:
@@ -314,7 +318,12 @@ class PlantedCanaries:
         corpus.check_words(vocabulary, "[canaries] text")
         seed = _draw_seed(root)
         canaries = make_canaries(vocabulary, seed, section)
-        self._users = synthetic_users(canaries, corpus, seed, section.sentences)
+        self._users = synthetic_users(
+            canaries,
+            corpus,
+            seed=seed,
+            sentences=section.sentences,
+        )
         self._vocabulary = vocabulary
         self._rate = section.rate
         self._layout = build.layout(recipe, vocabulary)
@@ -329,7 +338,10 @@ class PlantedCanaries:
     def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
         expected = self._rate * len(self._users)
         synthetic = SimulatedFleet(
-            self, self._layout, weight_cap=self._weight_cap, cohort=with_room(expected)
+            self,
+            self._layout,
+            weight_cap=self._weight_cap,
+            cohort=with_room(expected),
         )
         return WithSyntheticUsers(
             fleet,

@@ -82,17 +82,26 @@ def audit_scores(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Au
         raise ValueError(
             "all scores are as they would be without noise or people: nothing was trained"
         )
-    by_means = _least_times(signal / spread * power, freedom, power)
-    by_curve = [_least_times_at(threshold, scores, mu, included) for threshold in THRESHOLDS]
+    by_means = _least_times(
+        statistic=signal / spread * power,
+        freedom=freedom,
+        power=power,
+    )
+    by_curve = _least_times_by_curve(scores=scores, mu=mu, included=included)
     return Audit(
         included=int(included.sum()),
         left_out=int((~included).sum()),
         mu=float(mu.max()),
         times=max(0.0, signal / spread),
-        times_at_least=max(by_means, *by_curve),
+        times_at_least=max(by_means, by_curve),
         signal=signal,
         spread=spread,
-        caught=_caught_by(power, freedom, signal, spread),
+        caught=_caught_by(
+            power=power,
+            freedom=freedom,
+            signal=signal,
+            spread=spread,
+        ),
     )
 
 
@@ -121,20 +130,28 @@ def _deviation(statistic: float, freedom: int) -> float:
     return math.sqrt(1 + statistic**2 / (2 * freedom))
 
 
-def _least_times_at(
-    threshold: float, scores: np.ndarray, mu: np.ndarray, included: np.ndarray
-) -> float:
+def _least_times_by_curve(*, scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> float:
+    times = []
+    for threshold in THRESHOLDS:
+        rates = _bound_rates(
+            scores > threshold + float(np.mean(mu)) / 2,
+            included,
+        )
+        times.append(_least_times_at(rates, mu[included]))
+    return max(times)
+
+
+def _least_times_at(rates: "_Rates", mu: np.ndarray) -> float:
     """Return the smallest r whose trade-off curve reaches the point at one threshold.
 
     It is so with confidence for this many users. Where their μ are unequal, the number found varies
     less than with equal ones of the same mean (Hoeffding 1956), whose bounds then hold.
     """
-    rates = _bound_rates(threshold, scores, mu, included)
     if rates.true <= rates.false:
         return 0.0
 
     def missing(times: float) -> float:
-        return float(np.mean(ndtr(ndtri(rates.false) + times * mu[included]))) - rates.true
+        return float(np.mean(ndtr(ndtri(rates.false) + times * mu))) - rates.true
 
     if missing(MOST_TIMES) < 0:
         return MOST_TIMES
@@ -150,10 +167,7 @@ class _Rates(NamedTuple):
     false: float
 
 
-def _bound_rates(
-    threshold: float, scores: np.ndarray, mu: np.ndarray, included: np.ndarray
-) -> _Rates:
-    is_guessed = scores > threshold + float(np.mean(mu)) / 2
+def _bound_rates(is_guessed: np.ndarray, included: np.ndarray) -> _Rates:
     # Of the surprise that is allowed: half is the curve's, for all thresholds and both rates.
     share = LEVEL / 2 / len(THRESHOLDS) / 2
     return _Rates(
@@ -171,7 +185,7 @@ def _probability_at_least(is_hit: np.ndarray, share: float) -> float:
     return float(beta.ppf(share, hits, misses + 1))
 
 
-def _caught_by(power: float, freedom: int, signal: float, spread: float) -> tuple[float, ...]:
+def _caught_by(*, power: float, freedom: int, signal: float, spread: float) -> tuple[float, ...]:
     """Return how many times too small noise must be to be caught, for each of LIKELY."""
     # People who happen to pull a user's way add to the spread of scores, and would still be there
     # without noise.

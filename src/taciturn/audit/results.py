@@ -85,6 +85,13 @@ class CanaryResults:
 
     findings: list[CanaryFinding]
 
+    def to_json(self) -> list[dict[str, Any]]:
+        return [finding.to_json() for finding in self.findings]
+
+    @classmethod
+    def from_json(cls, content: list[dict[str, Any]]) -> "CanaryResults":
+        return cls([CanaryFinding.from_json(finding) for finding in content])
+
     def kinds(self) -> list[CanaryKind]:
         """Group by (n_u, n_e), as in Ramaswamy et al. 2020, Table 4."""
         ranked = sorted(self.findings, key=lambda finding: (*_kind_of(finding), finding.rank))
@@ -183,7 +190,7 @@ class AuditResults:
         if self.membership:
             content["audit"] = self.membership.to_json()
         if self.canaries:
-            content["canaries"] = [finding.to_json() for finding in self.canaries.findings]
+            content["canaries"] = self.canaries.to_json()
         return content
 
     @classmethod
@@ -194,8 +201,7 @@ class AuditResults:
             membership = MembershipResults.from_json(content["audit"])
         canary_results = None
         if "canaries" in content:
-            findings = [CanaryFinding.from_json(finding) for finding in content["canaries"]]
-            canary_results = CanaryResults(findings)
+            canary_results = CanaryResults.from_json(content["canaries"])
         return cls(
             run=content["run"],
             epsilon=content["epsilon"],
@@ -219,7 +225,13 @@ def find_canaries(
     if not path.exists():
         return None
     seen_a_round = load_canaries(path, vocabulary)
-    measured = measure(model, vocabulary, list(seen_a_round), references, progress)
+    measured = measure(
+        model,
+        vocabulary,
+        canaries=list(seen_a_round),
+        references=references,
+        progress=progress,
+    )
     findings = []
     for finding in measured:
         canary = finding.canary
@@ -287,16 +299,23 @@ def audit_membership(folder: Path, recipe: Recipe) -> MembershipResults | None:
     recorded = AuditScores(folder)
     users = score_audit_users(recipe, recorded)
     try:
-        audit = audit_scores(users.scores, users.mu, users.included)
+        audit = audit_scores(
+            scores=users.scores,
+            mu=users.mu,
+            included=users.included,
+        )
     except ValueError as error:
         raise DataError(f"{folder} cannot be audited: {error}") from None
+    delta = recipe.delta
+    most_turns = max(len(pattern) for pattern in recorded.patterns)
+    mu_at_least = audit.times_at_least * audit.mu
     return MembershipResults(
         audit=audit,
-        delta=recipe.delta,
-        turns=max(len(pattern) for pattern in recorded.patterns),
-        claimed_epsilon=_epsilon(audit.mu, recipe.delta),
-        epsilon=_epsilon(audit.times * audit.mu, recipe.delta),
-        epsilon_at_least=_epsilon(audit.times_at_least * audit.mu, recipe.delta),
+        delta=delta,
+        turns=most_turns,
+        claimed_epsilon=_epsilon(audit.mu, delta),
+        epsilon=_epsilon(audit.times * audit.mu, delta),
+        epsilon_at_least=_epsilon(mu_at_least, delta),
         whole=_claimed_mu(recipe, len(recorded.rows)),
     )
 
@@ -306,14 +325,20 @@ def _epsilon(mu: float, delta: float) -> float:
 
 
 def _claimed_mu(recipe: Recipe, rows: int) -> float | None:
-    """Return the μ that is claimed for a person over so many rows, where the claim is of μ-GDP."""
+    """Return the μ claimed for a person over this number of rows, where the claim is of μ-GDP."""
     multiplier = recipe.privacy.noise_multiplier
     participation = build.participation(recipe)
-    if not multiplier or not participation.limits or participation.sampled_by_curator:
+    if not multiplier or not participation.limits:
+        return None
+    if participation.sampled_by_curator:
         return None
     min_separation, max_participations = participation.limits
     strategy = build.noise(recipe, multiplier).strategy
-    squared = strategy.sensitivity_squared(rows, min_separation, max_participations)
+    squared = strategy.sensitivity_squared(
+        rows,
+        min_separation,
+        max_participations,
+    )
     return math.sqrt(squared) / multiplier
 
 

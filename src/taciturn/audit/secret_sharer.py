@@ -90,7 +90,12 @@ def measure(
         )
     words = canary_words(vocabulary)
     drawn = draw_references(words, references, seed=0)
-    ranks = random_sampling(model, canaries, drawn, progress)
+    ranks = random_sampling(
+        model,
+        canaries=canaries,
+        references=drawn,
+        progress=progress,
+    )
     findings = []
     for canary, rank in zip(canaries, ranks, strict=True):
         generated = beam_search(model, canary.prefix, words)
@@ -186,7 +191,12 @@ def _extend_beams(
     """Return the best of all beams that are longer by a word."""
     longer: list[_Beam] = []
     for beam in beams:
-        longer += _extend_beam(model, beam, words, width)
+        longer += _extend_beam(
+            model,
+            beam,
+            words=words,
+            width=width,
+        )
     best = sorted(longer, key=_improbability)[:width]
     return [_read_last_word(model, beam) for beam in best]
 
@@ -195,7 +205,7 @@ def _improbability(beam: _Beam) -> float:
     return -beam.log_probability
 
 
-def _extend_beam(model: WordModel, beam: _Beam, words: np.ndarray, width: int) -> list[_Beam]:
+def _extend_beam(model: WordModel, beam: _Beam, *, words: np.ndarray, width: int) -> list[_Beam]:
     """Return the beam with each of the likeliest next words, which the model has not read yet."""
     scores = model.scores(beam.state)[words]
     likeliest = np.argsort(-scores, kind="stable")[:width]
@@ -259,7 +269,8 @@ def _recurrent_scorer(model: Recurrent, continuations: np.ndarray, memory: int) 
             beginning=beginning,
             blocks=blocks,
         )
-        return np.asarray(scores).reshape(-1)[: len(continuations)]
+        in_order = np.asarray(scores).reshape(-1)
+        return in_order[: len(continuations)]
 
     return score
 
@@ -294,12 +305,17 @@ def _score_blocks(
     """Return log P(w₁ w₂ w₃ | beginning) for every row of the blocks, [blocks, rows, 3]."""
     # A GPU would otherwise round the factors of products to ten bits, and close ranks would swap.
     with jax.default_matmul_precision("highest"):
-        after_first = _read_every_first_word(cell, states_at_once, weights, beginning)
+        after_first = _read_every_first_word(
+            cell=cell,
+            weights=weights,
+            beginning=beginning,
+            states_at_once=states_at_once,
+        )
         return jax.lax.map(partial(_score_rows, cell, weights, after_first), blocks)
 
 
 def _read_every_first_word(
-    cell: Cell, states_at_once: int, weights: StepWeights, beginning: jax.Array
+    *, cell: Cell, weights: StepWeights, beginning: jax.Array, states_at_once: int
 ) -> _AfterFirst:
     """Read each word of the list after the beginning, some of them at a time."""
     state, scores = _read_beginning(cell, weights, beginning)
@@ -339,12 +355,13 @@ def _join_blocks(leaf: jax.Array) -> jax.Array:
 def _score_rows(
     cell: Cell, weights: StepWeights, after_first: _AfterFirst, rows: jax.Array
 ) -> jax.Array:
-    one, two, three = rows.T
-    before = jax.tree.map(lambda leaf: leaf[one], after_first.states)
-    after, _ = step(cell, weights, before, two)
-    second = _score_word(weights, before, two) - after_first.normalisers[one]
-    first_and_second = after_first.scores[one] + second
-    return first_and_second + _score_word(weights, after, three) - _normaliser(weights, after)
+    first_words, second_words, third_words = rows.T
+    before = jax.tree.map(lambda leaf: leaf[first_words], after_first.states)
+    after, _ = step(cell, weights, before, second_words)
+    second = _score_word(weights, before, second_words) - after_first.normalisers[first_words]
+    first_and_second = after_first.scores[first_words] + second
+    third = _score_word(weights, after, third_words)
+    return first_and_second + third - _normaliser(weights, after)
 
 
 def _context(weights: StepWeights, state: State) -> jax.Array:
@@ -384,18 +401,18 @@ def _split_beginnings(continuations: np.ndarray, length: int) -> _Beginnings:
 
 def _general_scorer(model: WordModel, continuations: np.ndarray, memory: int) -> Scorer:
     """Score sorted continuations by the scores of all words after each distinct beginning."""
-    all_beginnings = [_split_beginnings(continuations, known) for known in range(CONTINUATION)]
+    all_beginnings = [_split_beginnings(continuations, length) for length in range(CONTINUATION)]
     most_at_once = max(1, memory // (12 * model.vocabulary))
     size = min(most_at_once, len(continuations))
 
     def score(prefix: Sequence[int]) -> np.ndarray:
         total = np.zeros(len(continuations), np.float32)
         scores_after = _scores_after(model, prefix, size)
-        for known, beginnings in enumerate(all_beginnings):
+        for length, beginnings in enumerate(all_beginnings):
             _add_next_words(
                 total,
                 beginnings=beginnings,
-                next_words=continuations[:, known],
+                next_words=continuations[:, length],
                 scores_after=scores_after,
                 size=size,
             )

@@ -142,22 +142,35 @@ def _describe_shortcoming(requirement: Requirement) -> str:
 
 
 def _examine_room() -> Iterator[Finding]:
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    memory = page_bytes * os.sysconf("SC_PHYS_PAGES") / 2**30
-    free_memory = page_bytes * os.sysconf("SC_AVPHYS_PAGES") / 2**30
-    yield _judge(
+    yield _examine_memory()
+    yield _examine_disk()
+
+
+def _examine_memory() -> Finding:
+    memory = _gib_of_pages("SC_PHYS_PAGES")
+    free_memory = _gib_of_pages("SC_AVPHYS_PAGES")
+    return _judge(
         name="memory",
         is_good=memory >= LEAST_GIB,
         said=f"{free_memory:.1f} of {memory:.1f} GiB free",
         to_do="take a smaller model, or another machine",
     )
-    free_space = shutil.disk_usage(".").free / 2**30
+
+
+def _gib_of_pages(name: str) -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf(name) / 2**30
+
+
+def _examine_disk() -> Finding:
+    space = shutil.disk_usage(".")
+    free_space = space.free / 2**30
+    is_enough = free_space >= LEAST_GIB
     is_writable = os.access(".", os.W_OK)
-    yield _judge(
+    place = "here" if is_writable else "here, where you may not write"
+    return _judge(
         name="disk",
-        is_good=free_space >= LEAST_GIB and is_writable,
-        said=f"{free_space:.1f} GiB free here"
-        + ("" if is_writable else ", where you may not write"),
+        is_good=is_enough and is_writable,
+        said=f"{free_space:.1f} GiB free {place}",
         to_do="free some space, or work in another folder",
     )
 
@@ -190,12 +203,12 @@ def _examine_devices() -> Iterator[Finding]:
     devices = jax.local_devices()
     first = devices[0]
     memory = (first.memory_stats() or {}).get("bytes_limit")
-    each = f", {memory / 2**30:.0f} GiB each" if memory else ""
+    memory_of_each = f", {memory / 2**30:.0f} GiB each" if memory else ""
     has_unused_gpu = first.platform == "cpu" and Path("/dev/nvidia0").exists()
     yield _judge(
         name="devices",
         is_good=not has_unused_gpu,
-        said=f"{len(devices)} × {first.device_kind}{each}; JAX {jax.__version__}",
+        said=f"{len(devices)} × {first.device_kind}{memory_of_each}; JAX {jax.__version__}",
         to_do="there is an NVIDIA GPU that JAX does not use: pip install 'taciturn[gpu]'",
     )
 
@@ -214,11 +227,22 @@ def _examine_additivity() -> Iterator[Finding]:
 
     with tempfile.TemporaryDirectory() as folder:
         users = random_users(Path(folder) / "users", 2)
-        usual = paper_recipe(users, 2, "cifg", "float32")
+        usual = paper_recipe(
+            users,
+            users=2,
+            model="cifg",
+            precision="float32",
+        )
         recipe = usual.with_settings("model", width=8, units=12)
         params = build.language_model(recipe.model, WORDS).init(jax.random.key(0))
         fleet = assemble.fleet(recipe, users, users.folder)
-        round_seconds(recipe, fleet, params, WORDS, times=1)
+        round_seconds(
+            recipe,
+            fleet,
+            params,
+            words=WORDS,
+            times=1,
+        )
     yield Finding(
         name="additivity",
         state="ok",

@@ -56,13 +56,21 @@ def measure(
         progress(f"{users} users of {TOKENS} random words")
         population = random_users(Path(folder) / "users", users)
         progress("paper round: LSTM 1.35M")
-        paper_round, _ = round_speed(
-            population, paper_recipe(population, users, "lstm", precision), rounds
+        lstm = paper_recipe(
+            population,
+            users=users,
+            model="lstm",
+            precision=precision,
         )
+        paper_round, _ = round_speed(population, lstm, rounds)
         progress("Gboard's round: CIFG 2.4M")
-        gboard_round, _ = round_speed(
-            population, paper_recipe(population, users, "cifg", precision), rounds
+        cifg = paper_recipe(
+            population,
+            users=users,
+            model="cifg",
+            precision=precision,
         )
+        gboard_round, _ = round_speed(population, cifg, rounds)
     return {
         "users_per_s": paper_round.users_per_s,
         "paper_round": paper_round._asdict(),
@@ -98,13 +106,32 @@ def paper_recipe(
 ) -> Recipe:
     """Return a recipe in whose rounds every user of the population takes part."""
     content: dict[str, Any] = {
-        "data": {"population": str(population.folder), "tokens_per_user": TOKENS},
+        "data": {
+            "population": str(population.folder),
+            "tokens_per_user": TOKENS,
+        },
         "model": {"kind": model},
-        "local": {"learning_rate": 0.1, "batch_size": 8, "unroll": 10, "precision": precision},
+        "local": {
+            "learning_rate": 0.1,
+            "batch_size": 8,
+            "unroll": 10,
+            "precision": precision,
+        },
         "server": {"optimizer": "sgd"},
-        "participation": {"kind": "fixed", "users": users, "cohort": users},
-        "privacy": {"clip_norm": 15.0, "noise_multiplier": 1.0, "delta": min(1e-6, 0.1 / users)},
-        "run": {"rounds": 1000, "seed": 0},
+        "participation": {
+            "kind": "fixed",
+            "users": users,
+            "cohort": users,
+        },
+        "privacy": {
+            "clip_norm": 15.0,
+            "noise_multiplier": 1.0,
+            "delta": min(1e-6, 0.1 / users),
+        },
+        "run": {
+            "rounds": 1000,
+            "seed": 0,
+        },
     }
     return Recipe(**content)
 
@@ -120,7 +147,13 @@ def round_speed(population: Population, recipe: Recipe, times: int) -> tuple[Rou
     algorithm = build.algorithm(recipe, WORDS)
     params = build.language_model(recipe.model, WORDS).init(key)
     fleet = assemble.fleet(recipe, population, population.folder)
-    whole = round_seconds(recipe, fleet, params, WORDS, times)
+    whole = round_seconds(
+        recipe,
+        fleet,
+        params,
+        words=WORDS,
+        times=times,
+    )
     first_state = algorithm.mechanism.init(params)
     message = Message(params, algorithm.mechanism.public(first_state))
 

@@ -83,7 +83,14 @@ def evaluate(
     progress: Progress = ignore_progress,
 ) -> Scores:
     """Score a model on users' texts; the n-th user goes to bucket n mod 100."""
-    return evaluate_each(model, params, texts, cut, progress).together
+    scores = evaluate_each(
+        model,
+        params,
+        texts,
+        cut=cut,
+        progress=progress,
+    )
+    return scores.together
 
 
 def evaluate_each(
@@ -109,13 +116,17 @@ def evaluate_each(
     sums = _no_sums(texts)
     for batch in batched_pieces(texts, cut):
         row_sums = jax.device_get(_score_rows(model, params, batch.rows))
-        _add_to_users(sums, batch.users, np.asarray(row_sums, np.float64))
+        _add_to_users(
+            sums,
+            users=batch.users,
+            row_sums=np.asarray(row_sums, np.float64),
+        )
         last_user = int(batch.users[-1])
         progress(last_user + 1, len(texts))
     return _name_sums(sums)
 
 
-def _add_to_users(sums: np.ndarray, users: np.ndarray, row_sums: np.ndarray) -> None:
+def _add_to_users(sums: np.ndarray, *, users: np.ndarray, row_sums: np.ndarray) -> None:
     """Add the sums of each row to those of its user; rows after the users' are padding."""
     used = row_sums[:, : len(users)]
     for column, values in zip(sums, used, strict=True):
@@ -235,13 +246,13 @@ def _score_rows(model: LanguageModel, params: Params, rows: jax.Array) -> jax.Ar
     scores = losses.logits(model, params, rows[:, :-1])
     target_scores = jnp.take_along_axis(scores, targets[..., None], axis=-1)
     loss = jax.nn.logsumexp(scores, axis=-1) - target_scores[..., 0]
-    rank = _rank_targets(scores, targets, target_scores)
+    rank = _rank_targets(scores=scores, targets=targets, target_scores=target_scores)
     # A broken model (NaN) is never right.
     rank = jnp.where(jnp.isfinite(loss), rank, scores.shape[-1])
-    return _sum_columns(targets, loss, rank)
+    return _sum_columns(targets=targets, loss=loss, rank=rank)
 
 
-def _sum_columns(targets: jax.Array, loss: jax.Array, rank: jax.Array) -> jax.Array:
+def _sum_columns(*, targets: jax.Array, loss: jax.Array, rank: jax.Array) -> jax.Array:
     is_present = targets != PADDING
     is_known = targets > UNKNOWN
     columns = {
@@ -260,7 +271,7 @@ def _sum_rows(values: jax.Array) -> jax.Array:
     return jnp.sum(values, axis=1, dtype=jnp.float32)
 
 
-def _rank_targets(scores: jax.Array, targets: jax.Array, target_scores: jax.Array) -> jax.Array:
+def _rank_targets(*, scores: jax.Array, targets: jax.Array, target_scores: jax.Array) -> jax.Array:
     """Return how many words the model prefers to each target; special tokens are not answers.
 
     Among equals it prefers the first, so that a model that scores all words alike is not always

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,8 +142,17 @@ class Predictor:
             key=done,
         )
         return Suggestions(
-            words=self._write_strip(self.candidates(scores, prefix), done, typed),
-            continuation=self._write_continuation(composed, done, typed, prefix),
+            words=self._write_strip(
+                self.candidates(scores, prefix),
+                done=done,
+                typed=typed,
+            ),
+            continuation=self._write_continuation(
+                composed,
+                done=done,
+                typed=typed,
+                prefix=prefix,
+            ),
             replaces=len(typed),
         )
 
@@ -207,9 +217,7 @@ class Predictor:
             return _FirstWord(UNKNOWN, 0.0)
         best = int(places[np.argmax(scores[places])])
         probability = math.exp(scores[best])
-        if not prefix:
-            return _FirstWord(best, probability)
-        whole = self._probability_of_prefix(scores, prefix)
+        whole = self._probability_of_prefix(scores, prefix) if prefix else 1.0
         return _FirstWord(best, probability / whole if whole > 0 else 0.0)
 
     def _probability_of_prefix(self, scores: np.ndarray, prefix: str) -> float:
@@ -249,14 +257,14 @@ class Predictor:
             probabilities=tuple(probabilities),
         )
 
-    def _write_strip(self, places: list[int], done: str, typed: str) -> tuple[str, ...]:
+    def _write_strip(self, places: list[int], *, done: str, typed: str) -> tuple[str, ...]:
         words = [self._shout_like(typed, self._spell(place)) for place in places]
         is_capitalised = typed[:1].isupper() if typed else _begins_sentence(done)
         if is_capitalised:
             words = [self._capitalise(word) for word in words]
         return tuple(words)
 
-    def _write_continuation(self, composed: Composed, done: str, typed: str, prefix: str) -> str:
+    def _write_continuation(self, composed: Composed, *, done: str, typed: str, prefix: str) -> str:
         is_segmented = self.vocabulary.language in SEGMENTED
         between = "" if is_segmented else " "
         text = between.join(map(self._spell, composed.words))
@@ -324,15 +332,13 @@ class Predictor:
 
     def _read_on(self, done: str) -> Any:
         """Read a text, from the longest known text before it on."""
-        known = self._longest_known_beginning(done)
-        state = self._states[known] if known else self.model.start()
-        new = done[len(known) :]
+        beginning = self._longest_known_beginning(done)
+        new = done[len(beginning) :]
         if len(new) > FAR_BACK:
-            state = self.model.start()
+            beginning = ""
             new = _drop_incomplete_word(new[-FAR_BACK:])
-        for word in self.vocabulary.encode(new):
-            state = self.model.read(state, word)
-        return state
+        state = self._states[beginning] if beginning else self.model.start()
+        return reduce(self.model.read, self.vocabulary.encode(new), state)
 
     def _longest_known_beginning(self, done: str) -> str:
         """Return the longest text whose state is kept and with which this one begins, or ""."""
@@ -381,8 +387,7 @@ class _Alphabet:
             return self.places
         start = bisect_left(self._spellings, prefix)
         end = bisect_left(self._spellings, f"{prefix}\U0010ffff")
-        is_a_word = start < end and self._spellings[start] == prefix
-        if longer and is_a_word:
+        if longer and self._spellings[start : start + 1] == [prefix]:
             start += 1
         return self.places[start:end]
 

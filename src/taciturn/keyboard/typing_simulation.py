@@ -137,9 +137,8 @@ def simulate(
             decoder=decoder,
             generator=np.random.default_rng([TAP_SEED, person]),
         )
-        for message in messages:
-            typist.type(message)
-        for name, value in typist.counts.items():
+        counts = typist.type_all(messages)
+        for name, value in counts.items():
             sums[name][..., person % buckets] += value
         progress(person + 1, len(people))
     return Typing(**sums)
@@ -177,18 +176,27 @@ class _Typist:
         self.state: Any = self.model.start()
         self.counts = _no_sums()
 
+    def type_all(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """Type messages, and return the sums."""
+        for text in texts:
+            self.type(text)
+        return self.counts
+
     def type(self, text: str) -> None:
+        message = self._begin_message(text)
+        self.predictor.forget()
+        for index in range(len(message.words)):
+            self._type_word(message, index)
+        self._count_token(self.model.scores(self.state), END)
+        self._read(END)
+
+    def _begin_message(self, text: str) -> _Message:
         words = self.vocabulary.split(text)
-        message = _Message(
+        return _Message(
             words=words,
             places=[self.vocabulary.ids.get(word, UNKNOWN) for word in words],
             free_from=np.zeros(len(THRESHOLDS), int),
         )
-        self.predictor.forget()
-        for index in range(len(words)):
-            self._type_word(message, index)
-        self._count_token(self.model.scores(self.state), END)
-        self._read(END)
 
     def _type_word(self, message: _Message, index: int) -> None:
         word = message.words[index]
@@ -248,13 +256,22 @@ class _Typist:
                 key=str(index),
             )
             for number in np.flatnonzero(is_waiting).tolist():
-                shown = self._choose_shown(composed, THRESHOLDS[number], typed)
+                shown = self._choose_shown(
+                    composed,
+                    threshold=THRESHOLDS[number],
+                    typed=typed,
+                )
                 if shown:
                     is_waiting[number] = False
-                    self._judge_continuation(shown, message, index, number)
+                    self._judge_continuation(
+                        shown,
+                        message=message,
+                        index=index,
+                        number=number,
+                    )
 
     def _judge_continuation(
-        self, shown: tuple[int, ...], message: _Message, index: int, number: int
+        self, shown: tuple[int, ...], *, message: _Message, index: int, number: int
     ) -> None:
         """Take a continuation, at one of the thresholds, if it is right."""
         end = index + len(shown)
@@ -263,7 +280,7 @@ class _Typist:
             self.counts["composed"][number] += 1
             message.free_from[number] = end
 
-    def _choose_shown(self, composed: Composed, threshold: float, typed: int) -> tuple[int, ...]:
+    def _choose_shown(self, composed: Composed, *, threshold: float, typed: int) -> tuple[int, ...]:
         """Return the words of a continuation that are likely enough, if they are worth showing."""
         likely = sum(probability >= threshold for probability in composed.probabilities)
         words = composed.words[:likely]
@@ -273,10 +290,12 @@ class _Typist:
     def _tap(self, scores: np.ndarray, word: str) -> None:
         """Tap the word with noise, take the best reading, and correct it where it is wrong."""
         keys = keys_of(word)
-        if keys is None:
-            return
-        taps = draw_taps(keys, self.generator)
-        best, *others = self._read_taps(scores, taps)
+        if keys is not None:
+            taps = draw_taps(keys, self.generator)
+            self._count_taps(word, self._read_taps(scores, taps))
+
+    def _count_taps(self, word: str, readings: list[str]) -> None:
+        best, *others = readings
         self.counts["tapped"] += 1
         self.counts["seconds"] += TAP * (len(word) + 1)
         if best != word:
