@@ -19,9 +19,10 @@ survivors, exactly, or the cell has failed and the others continue without it.
 **Guarantee:** a server, together with as many devices of a cell as cells.py allows, learns one sum
 of the cell, of at least t reports, and nothing else about the other devices in it, whichever of
 them drop out and whatever lists of survivors it invents and shows to each; except with probability
-2⁻⁸⁰ for each list it tries, in which some cell has more such devices than that. A report that arrives after its device was given up stays masked. All
-keys depend on the round's terms, and so on the message that devices train on: devices that got
-different ones have no sum.
+2⁻⁸⁰ for each way to divide a round that it tries, by which some cell has more such devices than
+that. A report that arrives after its device was given up stays masked. All keys depend on the
+round's terms, and so on the message that devices train on: devices that got different ones have no
+sum.
 
 **Assumes:** the enrolment authority is not the server (identities.py), and no more than the share
 `Terms.corrupt` of a cohort works for the server; TLS authenticates messages between device and
