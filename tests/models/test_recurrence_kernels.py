@@ -66,8 +66,8 @@ def test_a_kernel_that_forgets_the_time_step_before_is_noticed(monkeypatch):
     x, recurrent, projection, _ = layer(*LAYERS[0][1:])
     read = recurrence._read
 
-    def forgetful(shape, ref, t, start, columns, inside=True, when=True):
-        return read(shape, ref, t, start, columns, inside, False if when is not True else when)
+    def forgetful(shape, ref, t, columns, when=True):
+        return read(shape, ref, t, columns, False if when is not True else when)
 
     monkeypatch.setattr(recurrence, "_read", forgetful)
     wanted = of_users(scan_forwards, cell, x, recurrent, projection)
@@ -176,12 +176,14 @@ def by_hand(monkeypatch, shape):
     """Both ways over time of the first user, in such memory: what is read back of it."""
     machine, cell = Machine(monkeypatch), shape[0]
 
-    def called(kernel, cell, shape, warps, stages, out):
+    def called(kernel, cell, shape, *, warps, stages, out_shape):
         del warps, stages  # a machine without either
 
         def run(*given):
             ins = [Memory(machine, np.array(one), True) for one in given]
-            outs = [Memory(machine, np.full(one.shape, 7.0, np.float32), False) for one in out]
+            outs = [
+                Memory(machine, np.full(one.shape, 7.0, np.float32), False) for one in out_shape
+            ]
             with jax.disable_jit():
                 kernel(cell, shape._replace(interpret=False), *ins, *outs)
             for one in outs:
@@ -196,7 +198,8 @@ def by_hand(monkeypatch, shape):
                 assert one.written[first:last].all()
                 assert not one.written[last:].any()
             return [
-                jnp.asarray(one.values, like.dtype) for one, like in zip(outs, out, strict=True)
+                jnp.asarray(one.values, like.dtype)
+                for one, like in zip(outs, out_shape, strict=True)
             ]
 
         return run
@@ -239,9 +242,7 @@ def test_a_kernel_without_barriers_turns_or_zeros_at_the_start_is_noticed(
         monkeypatch.setattr(
             recurrence,
             "_read",
-            lambda shape, ref, t, start, m, inside=True, when=True: read(
-                shape, ref, t, start, m, inside
-            ),
+            lambda shape, ref, t, columns, when=True: read(shape, ref, t, columns),
         )
     with pytest.raises(Unordered, match=r"what is (read|written) was"):
         by_hand(monkeypatch, shape)
@@ -252,7 +253,9 @@ def test_a_mask_that_is_too_wide_is_noticed(monkeypatch):
     monkeypatch.setattr(
         recurrence,
         "_place",
-        lambda shape, ref, t, start, m, inside, when: place(shape, ref, t, start, m, True, when),
+        lambda shape, ref, t, columns, when: place(
+            shape, ref, t, columns._replace(inside=True), when
+        ),
     )
     with pytest.raises((Unordered, IndexError), match=r"what is|out of bounds"):
         by_hand(monkeypatch, LAYERS[0])

@@ -1,5 +1,7 @@
-"""Every kind of model, in one table: how it is built from a recipe's settings, how it reads word by
-word, and how it can be exported.
+"""Every kind of model, in one table.
+
+The table says how it is built from a recipe's settings, how it reads word by word, and how it can
+be exported.
 
 Your own kind is a row like the others. Registered before a recipe names it, it is trained, saved,
 resumed, exported and audited like these; without its own stepper it reads word by word as any model
@@ -17,37 +19,51 @@ from taciturn.models.transformer import transformer
 
 
 class ModelKind(NamedTuple):
-    # (number of words, settings)
+    """What the rest of Taciturn must know of a kind of model."""
+
+    # Of the number of words, and its settings by name.
     network: Callable[..., LanguageModel]
-    # of a recipe's [model] that it uses, and `product`, the type of its matrix products
+    # Those of a recipe's [model] that it uses, and `product`, the type of its matrix products.
     settings: tuple[str, ...]
-    # for typing and sampling: `stepping.recurrent`, which exports to ONNX, or a subclass of
-    # `Windowed`
+    # For typing and sampling: `stepping.recurrent`, which exports to ONNX, or a subclass of
+    # `Windowed`.
     stepper: Stepper = Windowed
-    # in export/runtime/runtime.js; None: no export as a script
+    # Its name in export/runtime/runtime.js; None: there is no export as a script.
     javascript_cell: str | None = None
 
     def build(self, vocabulary: int, given: Mapping[str, Any]) -> LanguageModel:
         """Build the network; it has its own defaults for what is not given."""
-        known = {name: given[name] for name in self.settings if given.get(name) is not None}
-        return self.network(vocabulary, **known)
+        settings = {name: given[name] for name in self.settings if given.get(name) is not None}
+        return self.network(vocabulary, **settings)
 
 
 KINDS = {
     "lstm": ModelKind(
-        lstm, ("width", "units", "dropout_rate", "product"), recurrent(lstm_cell), "lstm"
+        network=lstm,
+        settings=("width", "units", "dropout_rate", "product"),
+        stepper=recurrent(lstm_cell),
+        javascript_cell="lstm",
     ),
     "cifg": ModelKind(
-        cifg, ("width", "units", "tied", "dropout_rate", "product"), recurrent(cifg_cell), "cifg"
+        network=cifg,
+        settings=("width", "units", "tied", "dropout_rate", "product"),
+        stepper=recurrent(cifg_cell),
+        javascript_cell="cifg",
     ),
     "gru": ModelKind(
-        gru, ("width", "units", "dropout_rate", "product"), recurrent(gru_cell), "gru"
+        network=gru,
+        settings=("width", "units", "dropout_rate", "product"),
+        stepper=recurrent(gru_cell),
+        javascript_cell="gru",
     ),
-    "transformer": ModelKind(transformer, ("width", "layers", "heads", "dropout_rate")),
+    "transformer": ModelKind(
+        network=transformer,
+        settings=("width", "layers", "heads", "dropout_rate"),
+    ),
     "deep-lstm": ModelKind(
-        deep_lstm,
-        ("width", "units", "layers", "tied", "dropout_rate", "variational", "product"),
-        Stacked,
+        network=deep_lstm,
+        settings=("width", "units", "layers", "tied", "dropout_rate", "variational", "product"),
+        stepper=Stacked,
     ),
 }
 
@@ -58,8 +74,7 @@ def register_model(kind: str, model: ModelKind) -> None:
     Args:
         kind: its name. A taken one is refused, or a file would not say what it holds.
         model: how to build it, which settings of [model] it has, and how it reads word by word,
-            where there is a better way than to read
-            the last words again.
+            where there is a better way than to read the last words again.
 
     Returns:
         Nothing. Register it in every process that trains, resumes or loads such a model.
@@ -75,6 +90,11 @@ def register_model(kind: str, model: ModelKind) -> None:
 
 
 def model_kind(kind: str) -> ModelKind:
+    """Return a kind of model by its name.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
     if kind not in KINDS:
         raise ValueError(
             f"there is no model kind {kind!r}; known are {', '.join(KINDS)}, and your own"

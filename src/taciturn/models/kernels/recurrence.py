@@ -1,19 +1,19 @@
-"""A recurrent layer in two GPU kernels (Pallas): one runs a user's rows forwards over all of time,
-one backwards.
+"""A recurrent layer in two GPU kernels (Pallas), which run a user's rows over all of time.
 
-`recurrence.scan_forwards` and `scan_backwards` are the definition. Compiled by XLA, a time step is
-half a dozen kernels, each of which runs for all users of a chunk and waits for the one before. Here
-one program stays with one user and reads that user's matrices again at every
-time step: they are too large to stay in a multiprocessor, so reading them is the cost, and
-everything else is done meanwhile.
+One runs forwards, one backwards. `recurrence.scan_forwards` and `scan_backwards` are the
+definition. Compiled by XLA, a time step is half a dozen kernels, each of which runs for all users
+of a chunk and waits for the one before. Here one program stays with one user and reads that user's
+matrices again at every time step: they are too large to stay in a multiprocessor, so reading them
+is the cost, and everything else is done meanwhile.
 
 Units are processed in tiles. What one time step leaves for the next (what was fed back, the carry)
 passes through memory, behind a barrier.
 """
 
-import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,25 +22,43 @@ from jax.experimental import pallas
 from jax.experimental.pallas import triton
 from jax.typing import DTypeLike
 
-from taciturn.models.kernels.softmax import parts
-from taciturn.models.layers import flat
+from taciturn.models.kernels.softmax import split_into_tiles
+from taciturn.models.layers import flatten_steps
 
-# of a batch, at most: the smallest product on tensor cores
+# Rows of a batch, at most: the smallest product on tensor cores.
 ROWS = 16
-# units that a program holds at a time; measured on an H200, like warps and stages
+# Units that a program holds at a time; measured on an H200, like warps and stages.
 TILE = 32
-# of what is fed back: more does not fit into registers, and was not measured
+# The width of what is fed back, at most: more does not fit into registers, and was not measured.
 MOST_WIDE = 256
 
-# where they begin, how many, and which of them exist
-Columns = tuple[Any, int, Any]
+
+class Forwards(NamedTuple):
+    """What a layer gives forwards over time: for each step, [length, batch, …]."""
+
+    fed_back: jax.Array
+    # The recurrent share of the gates.
+    r: jax.Array
+    # Before each step.
+    carries: jax.Array
+    # What was projected, rounded as for products; None where nothing is.
+    outputs: Any
+
+
+class Backwards(NamedTuple):
+    """What a layer gives backwards over time: gradients for each step, [length, batch, …]."""
+
+    d_x: jax.Array
+    # Rounded as products with it are.
+    d_r: jax.Array
+    d_fed_back: jax.Array
 
 
 class _Shape(NamedTuple):
     length: int
     batch: int
     units: int
-    # of what is fed back
+    # Of what is fed back.
     width: int
     gates: int
     product: DTypeLike
@@ -49,20 +67,40 @@ class _Shape(NamedTuple):
 
     @property
     def tiles(self) -> int:
+        """Return the number of tiles of units."""
         return math.ceil(self.units / TILE)
+
+    @property
+    def padding(self) -> int:
+        """Return the number of units that the last tile has too many."""
+        return self.tiles * TILE - self.units
+
+
+class _Columns(NamedTuple):
+    """Adjacent columns of an array."""
+
+    start: Any
+    size: int
+    # Which of them exist.
+    inside: Any = True
+
+
+class _Matrices(NamedTuple):
+    """References to the matrices, which have the layout of `_lay_out`."""
+
+    recurrent: Any
+    projection: Any
 
 
 def fits(x: jax.Array, recurrent: jax.Array, product: DTypeLike) -> bool:
-    """Return whether the kernels can run a layer: few rows, as a user's batches have, and products
-    in 16 bits.
+    """Return whether the kernels can run a layer.
+
+    They take few rows, as a user's batches have, and products in 16 bits.
     """
     width = recurrent.shape[0]
-    return (
-        x.shape[1] <= ROWS
-        and width % 16 == 0
-        and width <= MOST_WIDE
-        and jnp.dtype(product).itemsize == 2
-    )
+    has_few_rows = x.shape[1] <= ROWS
+    is_made_of_tiles = width % 16 == 0 and width <= MOST_WIDE
+    return has_few_rows and is_made_of_tiles and jnp.dtype(product).itemsize == 2
 
 
 def forwards(
@@ -72,21 +110,32 @@ def forwards(
     recurrent: jax.Array,
     projection: jax.Array | None,
     interpret: bool = False,
-):
-    """Return what `recurrence.scan_forwards` returns, except the carry before the first step, which
-    is not written.
+) -> Forwards:
+    """Return what `recurrence.scan_forwards` returns.
+
+    Only the carry before the first step is not written.
     """
     shape = _shape(x, recurrent, projection, product, interpret)
     rows = shape.length * shape.batch
-    out = [_array(rows, shape.width), _array(rows, x.shape[-1]), _array(rows, shape.units)]
-    out += [_array(rows, shape.units, product)] if shape.projected else []
-    given = [flat(x), *_tiled(shape, recurrent, projection)]
-    fed_back, r, carries, *outputs = _call(
-        _forwards, cell, shape, 4, 3 if shape.projected else 2, out
-    )(*given)
-    return tuple(
-        None if part is None else part.reshape(*x.shape[:2], -1)
-        for part in (fed_back, r, carries, *(outputs or [None]))
+    out_shape = [
+        _array(rows, shape.width),
+        _array(rows, x.shape[-1]),
+        _array(rows, shape.units),
+    ]
+    if shape.projected:
+        out_shape.append(_array(rows, shape.units, product))
+    run = _call(
+        _forwards,
+        cell,
+        shape,
+        warps=4,
+        stages=3 if shape.projected else 2,
+        out_shape=out_shape,
+    )
+    arrays = run(flatten_steps(x), *_lay_out(shape, recurrent, projection))
+    fed_back, r, carries, *outputs = [array.reshape(*x.shape[:2], -1) for array in arrays]
+    return Forwards(
+        fed_back=fed_back, r=r, carries=carries, outputs=outputs[0] if outputs else None
     )
 
 
@@ -100,115 +149,217 @@ def backwards(
     recurrent,
     projection,
     interpret: bool = False,
-):
+) -> Backwards:
     """Return what `recurrence.scan_backwards` returns."""
     shape = _shape(x, recurrent, projection, product, interpret)
     rows = shape.length * shape.batch
-    out = [
+    out_shape = [
         _array(rows, x.shape[-1]),
         _array(rows, x.shape[-1], product),
         _array(rows, shape.width),
         _array(2 * ROWS, shape.units),
     ]
-    given = [flat(part) for part in (gradient, x, r, carries)] + _tiled(
-        shape, recurrent, projection
+    run = _call(
+        _backwards,
+        cell,
+        shape,
+        warps=4 if shape.projected else 8,
+        stages=3,
+        out_shape=out_shape,
     )
-    *found, _ = _call(_backwards, cell, shape, 4 if shape.projected else 8, 3, out)(*given)
-    return tuple(part.reshape(*x.shape[:2], -1) for part in found)
+    inputs = [flatten_steps(part) for part in (gradient, x, r, carries)]
+    # The last array only serves to hand a carry's gradient from one step to the next.
+    *gradients, _ = run(*inputs, *_lay_out(shape, recurrent, projection))
+    d_x, d_r, d_fed_back = [array.reshape(*x.shape[:2], -1) for array in gradients]
+    return Backwards(d_x=d_x, d_r=d_r, d_fed_back=d_fed_back)
 
 
 def _forwards(cell: Any, shape: _Shape, x_ref, *refs) -> None:
-    """Run time steps in order. Write what is fed back, the recurrent share of the gates, and the
-    carry before each step.
+    matrices, outputs = _split(shape, refs)
+    fed_back_ref, r_ref, carries_ref, *outputs_ref = outputs
+    kernel = _ForwardsKernel(
+        cell=cell,
+        shape=shape,
+        matrices=matrices,
+        x_ref=x_ref,
+        fed_back_ref=fed_back_ref,
+        r_ref=r_ref,
+        carries_ref=carries_ref,
+        outputs_ref=outputs_ref[0] if outputs_ref else None,
+    )
+    jax.lax.fori_loop(0, shape.length, kernel.take_step, _zeros(shape))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _ForwardsKernel:
+    """Run time steps in order.
+
+    Writes what is fed back, the recurrent share of the gates, and the carry before each step.
     """
-    matrices, (fed_back_ref, r_ref, carries_ref, *outputs_ref) = _split(shape, refs)
 
-    def step(t, before):
-        before = [part.astype(shape.product) for part in before]
+    cell: Any
+    shape: _Shape
+    matrices: _Matrices
+    x_ref: Any
+    fed_back_ref: Any
+    r_ref: Any
+    carries_ref: Any
+    # None where nothing is projected.
+    outputs_ref: Any
 
-        def tile(index, sums):
-            units, gates = _units(shape, index), _gates(shape, index)
-            r: list[Any] = [
-                sum(map(triton.dot, before, _recurrent(shape, matrices, index, gate)))
-                for gate in range(shape.gates)
-            ]
-            x = [_read(shape, x_ref, t, *gate) for gate in gates]
-            output, carry = cell(x, r, _read(shape, carries_ref, t, *units, t > 0))
-            for gate, part in zip(gates, r, strict=True):
-                _write(shape, r_ref, t, part, *gate)
-            _write(shape, carries_ref, t + 1, carry, *units, t + 1 < shape.length)
-            if not shape.projected:
-                _write(shape, fed_back_ref, t, output, *units)
-                return sums
-            rounded = _rounded(shape, index, output)
-            _write(shape, outputs_ref[0], t, rounded, *units)
-            return [
-                s + triton.dot(rounded, p)
-                for s, p in zip(sums, _projection(shape, matrices, index), strict=True)
-            ]
+    def take_step(self, t, fed_back: list[jax.Array]) -> list[jax.Array]:
+        """Take one step; return what it feeds back.
 
-        sums = jax.lax.fori_loop(0, shape.tiles, tile, _zeros(shape) if shape.projected else [])
-        for part, (k, m) in zip(sums, parts(shape.width), strict=False):
-            _write(shape, fed_back_ref, t, part, k, m)
+        Args:
+            t: the step.
+            fed_back: by the step before, tile by tile.
+        """
+        shape = self.shape
+        fed_back = [part.astype(shape.product) for part in fed_back]
+        run_tile = partial(self._run_tile, t, fed_back)
+        start = _zeros(shape) if shape.projected else []
+        sums = jax.lax.fori_loop(0, shape.tiles, run_tile, start)
+        columns_of_width = _columns_of_width(shape)
+        if shape.projected:
+            _write_each(shape, self.fed_back_ref, t, sums, columns_of_width)
         _wait(shape)
-        return sums or [_read(shape, fed_back_ref, t, k, m) for k, m in parts(shape.width)]
+        if shape.projected:
+            return sums
+        return _read_each(shape, self.fed_back_ref, t, columns_of_width)
 
-    jax.lax.fori_loop(0, shape.length, step, _zeros(shape))
+    def _run_tile(self, t, fed_back, index, sums):
+        """Run the cell for one tile of units; add its share of the projection to the sums."""
+        shape = self.shape
+        units = _columns_of_units(shape, index)
+        gates = _columns_of_gates(shape, index)
+        r = self._recur(fed_back, index)
+        x = _read_each(shape, self.x_ref, t, gates)
+        carry = _read(shape, self.carries_ref, t, units, t > 0)
+        output, next_carry = self.cell(x, r, carry)
+        _write_each(shape, self.r_ref, t, r, gates)
+        _write(shape, self.carries_ref, t + 1, next_carry, units, t + 1 < shape.length)
+        if not shape.projected:
+            _write(shape, self.fed_back_ref, t, output, units)
+            return sums
+        rounded = _round(shape, index, output)
+        _write(shape, self.outputs_ref, t, rounded, units)
+        weights = _projection(shape, self.matrices, index)
+        return _add_products(sums, rounded, weights)
+
+    def _recur(self, fed_back: list[jax.Array], index) -> list[Any]:
+        """Return the recurrent share of each gate of a tile."""
+        shares = []
+        for gate in range(self.shape.gates):
+            weights = _recurrent(self.shape, self.matrices, index, gate)
+            shares.append(sum(map(triton.dot, fed_back, weights)))
+        return shares
 
 
 def _backwards(cell: Any, shape: _Shape, gradient_ref, x_ref, r_ref, carries_ref, *refs) -> None:
-    """Run time steps in reverse. Write the gradients of the gates, for products over all of time
-    afterwards.
-    """
-    matrices, (d_x_ref, d_r_ref, d_fed_back_ref, d_carry_ref) = _split(shape, refs)
+    matrices, outputs = _split(shape, refs)
+    d_x_ref, d_r_ref, d_fed_back_ref, d_carry_ref = outputs
+    kernel = _BackwardsKernel(
+        cell=cell,
+        shape=shape,
+        matrices=matrices,
+        gradient_ref=gradient_ref,
+        x_ref=x_ref,
+        r_ref=r_ref,
+        carries_ref=carries_ref,
+        d_x_ref=d_x_ref,
+        d_r_ref=d_r_ref,
+        d_fed_back_ref=d_fed_back_ref,
+        d_carry_ref=d_carry_ref,
+    )
+    jax.lax.fori_loop(0, shape.length, kernel.take_step, _zeros(shape))
 
-    def step(done, d_before):
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _BackwardsKernel:
+    """Run time steps in reverse.
+
+    Writes the gradients of the gates, for products over all of time afterwards.
+    """
+
+    cell: Any
+    shape: _Shape
+    matrices: _Matrices
+    gradient_ref: Any
+    x_ref: Any
+    r_ref: Any
+    carries_ref: Any
+    d_x_ref: Any
+    d_r_ref: Any
+    d_fed_back_ref: Any
+    d_carry_ref: Any
+
+    def take_step(self, done, d_before: list[jax.Array]) -> list[jax.Array]:
+        """Take one step back; return its share of the gradient of what the step before fed back.
+
+        Args:
+            done: the number of steps that were taken back already.
+            d_before: the share of the step taken back last, tile by tile.
+        """
+        shape = self.shape
         t = shape.length - 1 - done
-        d_fed_back = [
-            d + _read(shape, gradient_ref, t, k, m)
-            for d, (k, m) in zip(d_before, parts(shape.width), strict=True)
-        ]
-        for part, (k, m) in zip(d_fed_back, parts(shape.width), strict=True):
-            _write(shape, d_fed_back_ref, t, part, k, m)
+        columns_of_width = _columns_of_width(shape)
+        d_fed_back = []
+        for part, columns in zip(d_before, columns_of_width, strict=True):
+            gradient = _read(shape, self.gradient_ref, t, columns)
+            d_fed_back.append(part + gradient)
+        _write_each(shape, self.d_fed_back_ref, t, d_fed_back, columns_of_width)
         d_fed_back = [part.astype(shape.product) for part in d_fed_back]
         _wait(shape)
+        run_tile = partial(self._run_tile, done, t, d_fed_back)
+        return jax.lax.fori_loop(0, shape.tiles, run_tile, _zeros(shape))
 
-        def tile(index, sums):
-            units, gates = _units(shape, index), _gates(shape, index)
-            if shape.projected:
-                pairs = zip(d_fed_back, _projection(shape, matrices, index), strict=True)
-                d_output = sum(triton.dot(d, p, trans_b=True) for d, p in pairs)
-            else:
-                d_output = _read(shape, d_fed_back_ref, t, *units)
-            x, r = ([_read(shape, ref, t, *gate) for gate in gates] for ref in (x_ref, r_ref))
-            _, pull_back = jax.vjp(cell, x, r, _read(shape, carries_ref, t, *units, t > 0))
-            # Alternating: no thread may read a carry's gradient where another has written the next
-            # one.
-            d_x, d_r, d_carry = pull_back(
-                (d_output, _read(shape, d_carry_ref, jax.lax.rem(t + 1, 2), *units, done > 0))
-            )
-            _write(shape, d_carry_ref, jax.lax.rem(t, 2), d_carry, *units)
-            for number, gate in enumerate(gates):
-                _write(shape, d_x_ref, t, d_x[number], *gate)
-                rounded = _rounded(shape, index, d_r[number])
-                _write(shape, d_r_ref, t, rounded, *gate)
-                weights = _recurrent(shape, matrices, index, number)
-                sums = [
-                    s + triton.dot(rounded, w, trans_b=True)
-                    for s, w in zip(sums, weights, strict=True)
-                ]
-            return sums
+    def _run_tile(self, done, t, d_fed_back, index, sums):
+        """Run the cell back for one tile of units; add its share of the gradient to the sums."""
+        shape = self.shape
+        units = _columns_of_units(shape, index)
+        gates = _columns_of_gates(shape, index)
+        d_output = self._pull_back_projection(t, d_fed_back, index, units)
+        x = _read_each(shape, self.x_ref, t, gates)
+        r = _read_each(shape, self.r_ref, t, gates)
+        carry = _read(shape, self.carries_ref, t, units, t > 0)
+        _, pull_back = jax.vjp(self.cell, x, r, carry)
+        # The gradients of carries take turns in two places: no thread may read one where another
+        # has written the next.
+        place = jax.lax.rem(t + 1, 2)
+        d_next_carry = _read(shape, self.d_carry_ref, place, units, done > 0)
+        d_x, d_r, d_carry = pull_back((d_output, d_next_carry))
+        _write(shape, self.d_carry_ref, jax.lax.rem(t, 2), d_carry, units)
+        for number, gate in enumerate(gates):
+            _write(shape, self.d_x_ref, t, d_x[number], gate)
+            rounded = _round(shape, index, d_r[number])
+            _write(shape, self.d_r_ref, t, rounded, gate)
+            weights = _recurrent(shape, self.matrices, index, number)
+            sums = _add_products(sums, rounded, weights, transposed=True)
+        return sums
 
-        return jax.lax.fori_loop(0, shape.tiles, tile, _zeros(shape))
-
-    jax.lax.fori_loop(0, shape.length, step, _zeros(shape))
+    def _pull_back_projection(self, t, d_fed_back, index, units: _Columns) -> Any:
+        """Return the gradient of a tile's outputs."""
+        shape = self.shape
+        if not shape.projected:
+            return _read(shape, self.d_fed_back_ref, t, units)
+        weights = _projection(shape, self.matrices, index)
+        pairs = zip(d_fed_back, weights, strict=True)
+        return sum(triton.dot(d, part, trans_b=True) for d, part in pairs)
 
 
 def _shape(x, recurrent, projection, product, interpret: bool) -> _Shape:
-    (length, batch, all_gates), width = x.shape, len(recurrent)
+    length, batch, all_gates = x.shape
+    width = len(recurrent)
     units = width if projection is None else len(projection)
     return _Shape(
-        length, batch, units, width, all_gates // units, product, projection is not None, interpret
+        length=length,
+        batch=batch,
+        units=units,
+        width=width,
+        gates=all_gates // units,
+        product=product,
+        projected=projection is not None,
+        interpret=interpret,
     )
 
 
@@ -216,13 +367,16 @@ def _call(
     kernel: Callable[..., None],
     cell: Any,
     shape: _Shape,
+    *,
     warps: int,
     stages: int,
     out_shape: list[jax.ShapeDtypeStruct],
 ):
-    options = None if shape.interpret else triton.CompilerParams(num_warps=warps, num_stages=stages)
+    options = None
+    if not shape.interpret:
+        options = triton.CompilerParams(num_warps=warps, num_stages=stages)
     return pallas.pallas_call(
-        functools.partial(kernel, cell, shape),
+        partial(kernel, cell, shape),
         grid=(1,),
         out_shape=out_shape,
         compiler_params=options,
@@ -234,83 +388,120 @@ def _array(rows: int, columns: int, dtype: DTypeLike = jnp.float32) -> jax.Shape
     return jax.ShapeDtypeStruct((rows, columns), dtype)
 
 
-def _tiled(shape: _Shape, recurrent: jax.Array, projection: jax.Array | None) -> list[jax.Array]:
-    """Return the matrices as the programs read them: rounded, and the columns of one tile of units
-    adjacent in memory.
+def _lay_out(shape: _Shape, recurrent: jax.Array, projection: jax.Array | None) -> list[jax.Array]:
+    """Return the matrices as the programs read them.
+
+    They are rounded, and the columns of one tile of units are adjacent in memory.
     """
-    padding = shape.tiles * TILE - shape.units
-    by_gate = jnp.pad(
-        recurrent.astype(shape.product).reshape(shape.width, shape.gates, shape.units),
-        ((0, 0), (0, 0), (0, padding)),
-    )
-    by_tile = (
-        by_gate.reshape(shape.width, shape.gates, shape.tiles, TILE)
-        .transpose(2, 1, 0, 3)
-        .reshape(-1, TILE)
-    )
-    return (
-        [by_tile]
-        if projection is None
-        else [by_tile, jnp.pad(projection.astype(shape.product), ((0, padding), (0, 0)))]
-    )
+    matrices = [_lay_out_recurrent(shape, recurrent)]
+    if projection is not None:
+        rounded = projection.astype(shape.product)
+        matrices.append(jnp.pad(rounded, ((0, shape.padding), (0, 0))))
+    return matrices
 
 
-def _split(shape: _Shape, refs: tuple) -> tuple[tuple, tuple]:
+def _lay_out_recurrent(shape: _Shape, recurrent: jax.Array) -> jax.Array:
+    rounded = recurrent.astype(shape.product)
+    by_gate = rounded.reshape(shape.width, shape.gates, shape.units)
+    by_gate = jnp.pad(by_gate, ((0, 0), (0, 0), (0, shape.padding)))
+    by_tile = by_gate.reshape(shape.width, shape.gates, shape.tiles, TILE)
+    by_tile = by_tile.transpose(2, 1, 0, 3)
+    return by_tile.reshape(-1, TILE)
+
+
+def _split(shape: _Shape, refs: tuple) -> tuple[_Matrices, tuple]:
     """Split references into the matrices that are read, and what is written."""
-    return refs[: 1 + shape.projected], refs[1 + shape.projected :]
+    if shape.projected:
+        recurrent, projection, *outputs = refs
+    else:
+        recurrent, *outputs = refs
+        projection = None
+    return _Matrices(recurrent=recurrent, projection=projection), tuple(outputs)
 
 
-def _recurrent(shape: _Shape, matrices: tuple, index, gate: int) -> list[jax.Array]:
+def _recurrent(shape: _Shape, matrices: _Matrices, index, gate: int) -> list[jax.Array]:
+    """Read the recurrent matrix of a tile's gate, in the tiles of what is fed back."""
     first = (index * shape.gates + gate) * shape.width
-    return [matrices[0][pallas.ds(first + k, m), :] for k, m in parts(shape.width)]
-
-
-def _projection(shape: _Shape, matrices: tuple, index) -> list[jax.Array]:
     return [
-        matrices[1][pallas.ds(index * TILE, TILE), pallas.ds(k, m)] for k, m in parts(shape.width)
+        matrices.recurrent[pallas.ds(first + tile.start, tile.size), :]
+        for tile in split_into_tiles(shape.width)
     ]
 
 
-def _units(shape: _Shape, index) -> Columns:
-    """Return the columns of a tile."""
-    return index * TILE, TILE, index * TILE + jnp.arange(TILE) < shape.units
+def _projection(shape: _Shape, matrices: _Matrices, index) -> list[jax.Array]:
+    """Read the projection of a tile of units, in the tiles of what is fed back."""
+    return [
+        matrices.projection[pallas.ds(index * TILE, TILE), pallas.ds(tile.start, tile.size)]
+        for tile in split_into_tiles(shape.width)
+    ]
 
 
-def _gates(shape: _Shape, index) -> list[Columns]:
-    """Return the same for each gate; gates are adjacent."""
-    start, columns, inside = _units(shape, index)
-    return [(gate * shape.units + start, columns, inside) for gate in range(shape.gates)]
+def _columns_of_width(shape: _Shape) -> list[_Columns]:
+    """Return the columns of what is fed back, tile by tile."""
+    return [_Columns(start=tile.start, size=tile.size) for tile in split_into_tiles(shape.width)]
 
 
-def _rounded(shape: _Shape, index, values: jax.Array) -> jax.Array:
+def _columns_of_units(shape: _Shape, index) -> _Columns:
+    """Return the columns of a tile of units."""
+    start = index * TILE
+    inside = index * TILE + jnp.arange(TILE) < shape.units
+    return _Columns(start=start, size=TILE, inside=inside)
+
+
+def _columns_of_gates(shape: _Shape, index) -> list[_Columns]:
+    """Return the columns of a tile of units for each gate; gates are adjacent."""
+    units = _columns_of_units(shape, index)
+    return [units._replace(start=gate * shape.units + units.start) for gate in range(shape.gates)]
+
+
+def _add_products(
+    sums: list[jax.Array], values: jax.Array, weights: list[jax.Array], *, transposed: bool = False
+) -> list[jax.Array]:
+    """Return the sums with values @ weights added, tile by tile."""
+    return [
+        total + triton.dot(values, part, trans_b=transposed)
+        for total, part in zip(sums, weights, strict=True)
+    ]
+
+
+def _round(shape: _Shape, index, values: jax.Array) -> jax.Array:
     """Round for a product, with zeros for units that do not exist, whatever they hold."""
-    return jnp.where(_units(shape, index)[2][None, :], values, 0.0).astype(shape.product)
+    inside = _columns_of_units(shape, index).inside
+    return jnp.where(inside[None, :], values, 0.0).astype(shape.product)
 
 
 def _zeros(shape: _Shape) -> list[jax.Array]:
-    return [jnp.zeros((ROWS, m), jnp.float32) for _, m in parts(shape.width)]
+    return [jnp.zeros((ROWS, tile.size), jnp.float32) for tile in split_into_tiles(shape.width)]
 
 
-def _read(shape: _Shape, ref, t, start, columns: int, inside=True, when=True) -> jax.Array:
+def _read(shape: _Shape, ref, t, columns: _Columns, when=True) -> jax.Array:
     """Read rows of a time step, with zeros for those beyond the batch."""
-    place, mask = _place(shape, ref, t, start, columns, inside, when)
+    place, mask = _place(shape, ref, t, columns, when)
     return triton.load(place, mask=mask, other=0.0)
 
 
-def _write(
-    shape: _Shape, ref, t, values: jax.Array, start, columns: int, inside=True, when=True
-) -> None:
-    place, mask = _place(shape, ref, t, start, columns, inside, when)
+def _write(shape: _Shape, ref, t, values: jax.Array, columns: _Columns, when=True) -> None:
+    """Write rows of a time step, except those beyond the batch."""
+    place, mask = _place(shape, ref, t, columns, when)
     triton.store(place, values, mask=mask)
 
 
-def _place(shape: _Shape, ref, t, start, columns: int, inside, when):
-    mask = (
-        (jnp.arange(ROWS) < shape.batch)[:, None]
-        & jnp.broadcast_to(inside, columns)[None, :]
-        & when
-    )
-    return ref.at[pallas.ds(t * shape.batch, ROWS), pallas.ds(start, columns)], mask
+def _read_each(shape: _Shape, ref, t, places: list[_Columns]) -> list[jax.Array]:
+    return [_read(shape, ref, t, columns) for columns in places]
+
+
+def _write_each(shape: _Shape, ref, t, parts: list[Any], places: list[_Columns]) -> None:
+    for part, columns in zip(parts, places, strict=True):
+        _write(shape, ref, t, part, columns)
+
+
+def _place(shape: _Shape, ref, t, columns: _Columns, when):
+    """Return where the rows of a time step are, and which of their values exist."""
+    is_row = (jnp.arange(ROWS) < shape.batch)[:, None]
+    is_column = jnp.broadcast_to(columns.inside, columns.size)[None, :]
+    mask = is_row & is_column & when
+    rows = pallas.ds(t * shape.batch, ROWS)
+    return ref.at[rows, pallas.ds(columns.start, columns.size)], mask
 
 
 def _wait(shape: _Shape) -> None:
