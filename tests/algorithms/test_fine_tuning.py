@@ -13,7 +13,7 @@ import pytest
 
 from harness import Cut, cut_at, quietly, tiny_recipe
 from taciturn import trees
-from taciturn.algorithms.fine_tuning import rehearsing, soft_label_loss, unforgetting_update
+from taciturn.algorithms.fine_tuning import soft_label_loss, unforgetting_update, with_rehearsal
 from taciturn.algorithms.local_training import (
     LocalTraining,
     fedavg_update,
@@ -44,7 +44,7 @@ plain = jax.jit(gradient_step(loss))
 
 @functools.cache
 def rehearsed(share: float):
-    return jax.jit(rehearsing(gradient_step(loss), GENERAL, share))
+    return jax.jit(with_rehearsal(gradient_step(loss), GENERAL, share))
 
 
 def norm(update) -> float:
@@ -66,7 +66,7 @@ def test_so_much_general_text_is_rehearsed_that_the_users_own_has_its_share(shar
         seen.append(batch)
         return params
 
-    rehearsing(step, GENERAL, share)(PARAMS, ROWS, KEY, 0.1)
+    with_rehearsal(step, GENERAL, share)(PARAMS, ROWS, KEY, 0.1)
     (batch,) = seen
     assert len(batch) == len(ROWS) + beside
     np.testing.assert_array_equal(batch[: len(ROWS)], ROWS)

@@ -1,5 +1,6 @@
-"""DP-FedAvg and DP-FedSGD (McMahan et al. 2018, Algorithm 1), DP-FTRL (Xu et al. 2023) and FedAvg
-without privacy.
+"""DP-FedAvg, DP-FedSGD, DP-FTRL, and FedAvg without privacy.
+
+The first two are McMahan et al. 2018, Algorithm 1; the third is Xu et al. 2023.
 """
 
 import optax

@@ -1,5 +1,7 @@
-"""Fine-tuning on devices (Popov et al. 2018): learning users' language without forgetting the
-general one (§2.1 and §2.2), and from predictions in place of updates (§2.3).
+"""Fine-tuning on devices (Popov et al. 2018).
+
+Devices learn users' language without forgetting the general one (§2.1 and §2.2), or from
+predictions in place of updates (§2.3).
 
 λ, the `user_share`, is the part of a device's training text that is its user's own. At 1 both are
 plain re-training, which forgets.
@@ -17,6 +19,7 @@ from taciturn.algorithms.local_training import (
     Project,
     Step,
     UserUpdate,
+    descend,
     fedavg_update,
     gradient_step,
     only_if_text,
@@ -44,7 +47,7 @@ from taciturn.privacy.noise.white import no_noise
 Text = Callable[[Params], jax.Array]
 
 
-def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
+def with_rehearsal(take_step: Step, general: jax.Array, user_share: float) -> Step:
     """Rehearse at random: add rows of general text to each batch of the user's.
 
     As many are added as make a share λ of all rows the user's. `general` is public text,
@@ -56,8 +59,9 @@ def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
         assert key is not None
         rows_key, dropout_key = jax.random.split(key)
         count = round(batch.shape[0] * (1 - user_share) / user_share)
-        rows = general[jax.random.randint(rows_key, (count,), 0, len(general))]
-        trained = take_step(params, jnp.concatenate([batch, rows]), dropout_key, rate)
+        places = jax.random.randint(rows_key, (count,), 0, len(general))
+        longer_batch = jnp.concatenate([batch, general[places]])
+        trained = take_step(params, longer_batch, dropout_key, rate)
         # A batch of padding is not a step, and general text alone would make it one.
         return only_if_text(batch, trained, params)
 
@@ -89,7 +93,10 @@ def soft_label_loss(
     tokens: jax.Array,
     key: Key | None,
 ) -> jax.Array:
-    """Return the loss (1) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formula (2)."""
+    """Return the loss (1) with the labels of formula (2).
+
+    y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g).
+    """
     general_scores = losses.logits(model, general, tokens[:, :-1])
     expected = jax.lax.stop_gradient(jax.nn.softmax(general_scores))
     written = jax.nn.one_hot(tokens[:, 1:], expected.shape[-1])
@@ -157,10 +164,10 @@ def transfer_learning(
             def loss(params: Params) -> jax.Array:
                 return cross_entropy_with(labels, model, params, batch)
 
-            gradient = jax.grad(loss)(params)
-            return jax.tree.map(lambda p, g: p - rate * g, params, gradient), None
+            return descend(params, jax.grad(loss)(params), rate), None
 
-        params, _ = jax.lax.scan(step, state.params, jnp.arange(epochs * batches))
+        steps = jnp.arange(epochs * batches)
+        params, _ = jax.lax.scan(step, state.params, steps)
         return ServerState(params, state.optimizer)
 
     return Algorithm(

@@ -1,5 +1,6 @@
-"""What a device computes: UserUpdateFedAvg and UserUpdateFedSGD of McMahan et al. 2018, Algorithm
-1.
+"""What a device computes.
+
+UserUpdateFedAvg and UserUpdateFedSGD are those of McMahan et al. 2018, Algorithm 1.
 
 Pure functions of (message, one user's text, key); they run unchanged on any fleet. Nothing here is
 trusted with privacy: the mechanism clips whatever comes out.
@@ -43,10 +44,14 @@ def gradient_step(loss: Loss) -> Step:
     """Return a step by automatic differentiation, for any loss."""
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
-        gradient = jax.grad(loss)(params, batch, key)
-        return jax.tree.map(lambda p, g: p - rate * g, params, gradient)
+        return descend(params, jax.grad(loss)(params, batch, key), rate)
 
     return step
+
+
+def descend(params: Params, gradient: Params, rate: float) -> Params:
+    """Return the parameters after a step along the gradient."""
+    return jax.tree.map(lambda p, g: p - rate * g, params, gradient)
 
 
 def with_short_steps(take_step: Step, gradient_norm: float) -> Step:
@@ -138,11 +143,17 @@ def fedsgd_update(loss: Loss, local: LocalTraining) -> UserUpdate:
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:
         batch_key, dropout_key = jax.random.split(key)
-        # Batches of padding only come last; draw among those with text.
-        batches_with_text = jnp.sum(jnp.any(user.batches != 0, axis=(1, 2)))
-        index = jax.random.randint(batch_key, (), 0, jnp.maximum(batches_with_text, 1))
-        batch = user.batches[index]
-        gradient = jax.grad(loss)(message.params, batch, dropout_key if local.keyed else None)
+        batch = _draw_batch(user, batch_key)
+        step_key = dropout_key if local.keyed else None
+        gradient = jax.grad(loss)(message.params, batch, step_key)
         return trees.scale(gradient, -local.learning_rate)
 
     return user_update
+
+
+def _draw_batch(user: UserData, key: Key) -> jax.Array:
+    # Batches of padding only come last; draw among those with text.
+    has_text = jnp.any(user.batches != 0, axis=(1, 2))
+    batches_with_text = jnp.sum(has_text)
+    index = jax.random.randint(key, (), 0, jnp.maximum(batches_with_text, 1))
+    return user.batches[index]

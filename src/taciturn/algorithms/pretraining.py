@@ -1,8 +1,9 @@
 """A warm start: ordinary training on public text.
 
-McMahan et al. 2018, Appendix B, call it "likely the best approach for practical applications". It takes a `PublicCorpus` and nothing else, so no user's text can enter here. An epoch depends only
-on its number and on where the one before it ended, so an interrupted training resumes between two
-of them as if nothing had happened.
+McMahan et al. 2018, Appendix B, call it "likely the best approach for practical applications". It
+takes a `PublicCorpus` and nothing else, so no user's text can enter here. An epoch depends only on
+its number and on where the one before it ended, so an interrupted training resumes between two of
+them as if nothing had happened.
 """
 
 from collections.abc import Callable, Iterator
@@ -69,17 +70,23 @@ def fit_schedule(schedule: Schedule, tokens: int, unit_norm: bool) -> Schedule:
     >>> schedule.epochs, schedule.batch_size, schedule.learning_rate
     (3, 1024, 0.0071)
     """
-    suitable_batch = max(tokens / schedule.unroll / STEPS, 1.0)
-    power_of_two = 2 ** round(log2(suitable_batch))
-    batch_size = schedule.batch_size or min(max(power_of_two, SMALLEST), LARGEST)
+    batch_size = schedule.batch_size or _fit_batch_size(tokens, schedule.unroll)
     rate = FAST if unit_norm else min(FAST, SLOW * (batch_size / SMALLEST) ** 0.25)
-    suitable_epochs = min(max(ENOUGH / max(tokens, 1), 3), 10)
+    epochs_for_enough = ENOUGH / max(tokens, 1)
+    suitable_epochs = min(max(epochs_for_enough, 3), 10)
     return replace(
         schedule,
         epochs=schedule.epochs or int(suitable_epochs),
         batch_size=batch_size,
         learning_rate=schedule.learning_rate or round(rate, 4),
     )
+
+
+def _fit_batch_size(tokens: int, unroll: int) -> int:
+    """Return the power of two that gives an epoch about `STEPS` steps, within bounds."""
+    suitable_size = max(tokens / unroll / STEPS, 1.0)
+    power_of_two = 2 ** round(log2(suitable_size))
+    return min(max(power_of_two, SMALLEST), LARGEST)
 
 
 class Training(NamedTuple):
@@ -180,8 +187,9 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraini
         return Training(params, optimizer.init(params))
 
     def epoch(training: Training, number: int) -> Iterator[Block]:
-        shuffled = np.random.default_rng((schedule.seed, number)).permutation(len(pieces))
-        order = shuffled[: steps * batch_size].reshape(steps, -1).astype(np.int32)
+        rng = np.random.default_rng((schedule.seed, number))
+        shuffled = rng.permutation(len(pieces))[: steps * batch_size]
+        order = shuffled.reshape(steps, -1).astype(np.int32)
         order_on_device = jnp.asarray(order)
         key = jax.random.fold_in(jax.random.key(schedule.seed), number)
         started: _StartedBlock | None = None
@@ -238,14 +246,22 @@ def _block_program(loss: Loss, optimizer: optax.GradientTransformation) -> _Bloc
         def step(
             number: jax.Array, carry: tuple[Training, jax.Array]
         ) -> tuple[Training, jax.Array]:
-            before, total = carry
+            training, total = carry
             batch = rows[order[number]]
             step_key = jax.random.fold_in(key, number)
-            value, gradient = jax.value_and_grad(loss)(before.params, batch, step_key)
-            updates, state = optimizer.update(gradient, before.optimizer, before.params)
-            return Training(trees.add(before.params, updates), state), total + value
+            value, gradient = jax.value_and_grad(loss)(training.params, batch, step_key)
+            return _take_step(optimizer, training, gradient), total + value
 
-        training, total = jax.lax.fori_loop(first, last, step, (training, jnp.float32(0)))
+        start = (training, jnp.float32(0))
+        training, total = jax.lax.fori_loop(first, last, step, start)
         return training, total / (last - first)
 
     return train_block
+
+
+def _take_step(
+    optimizer: optax.GradientTransformation, training: Training, gradient: Params
+) -> Training:
+    params = training.params
+    updates, state = optimizer.update(gradient, training.optimizer, params)
+    return Training(params=trees.add(params, updates), optimizer=state)

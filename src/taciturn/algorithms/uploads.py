@@ -1,5 +1,7 @@
-"""Sending less (Konečný et al. 2016; Popov et al. 2018, §2.6): only the largest values of an
-update, or values of few bits; and the size of an upload in bytes.
+"""Sending less (Konečný et al. 2016; Popov et al. 2018, §2.6).
+
+Devices send only the largest values of an update, or values of few bits; the size of such an upload
+in bytes is here too.
 
 Both happen to the update, *before* it is bounded: the clip holds for whatever it gets, and rounding
 could carry a clipped update out of its ball (tests/algorithms/test_uploads.py does it). A clip
@@ -7,6 +9,7 @@ scales all values of an update alike, so few values of few levels stay so.
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +41,8 @@ def compress_updates(user_update: UserUpdate, share: float, bits: int) -> UserUp
             layers = [_keep_largest(layer, share) for layer in layers]
         if bits < 32:
             keys = jax.random.split(rounding_key, len(layers))
-            layers = [
-                round_at_random(layer, bits, layer_key)
-                for layer, layer_key in zip(layers, keys, strict=True)
-            ]
+            pairs = zip(layers, keys, strict=True)
+            layers = [round_at_random(layer, bits, layer_key) for layer, layer_key in pairs]
         return jax.tree.unflatten(structure, layers)
 
     is_smaller = share < 1 or bits < 32
@@ -95,19 +96,23 @@ def mark_largest(values: jax.Array, count: int | jax.Array) -> jax.Array:
     # Floats without a sign are ordered like their bits.
     magnitudes = jnp.abs(values.astype(jnp.float32))
     magnitudes = jax.lax.bitcast_convert_type(magnitudes, jnp.uint32)
-
-    def raise_threshold(stage: jax.Array, threshold: jax.Array) -> jax.Array:
-        """Raise the next bits of the threshold as far as `count` entries still reach it."""
-        unit = jnp.uint32(1) << (32 - BITS_A_PASS * (stage + 1)).astype(jnp.uint32)
-        raises = []
-        for step in range(1, 2**BITS_A_PASS):
-            reached = jnp.sum(magnitudes >= threshold + step * unit)
-            raises.append((reached >= count).astype(jnp.uint32))
-        return threshold + unit * sum(raises)
-
+    raise_threshold = partial(_raise_threshold, magnitudes, count)
     # The greatest number that `count` entries reach: the magnitude of the last of them.
     threshold = jax.lax.fori_loop(0, 32 // BITS_A_PASS, raise_threshold, jnp.uint32(0))
     is_above = magnitudes > threshold
     is_equal = magnitudes == threshold
     rank_among_equal = jnp.cumsum(is_equal).reshape(is_equal.shape)
     return is_above | (is_equal & (rank_among_equal <= count - jnp.sum(is_above)))
+
+
+def _raise_threshold(
+    magnitudes: jax.Array, count: int | jax.Array, stage: jax.Array, threshold: jax.Array
+) -> jax.Array:
+    """Raise the next bits of the threshold as far as `count` entries still reach it."""
+    shift = 32 - BITS_A_PASS * (stage + 1)
+    unit = jnp.uint32(1) << shift.astype(jnp.uint32)
+    raises = []
+    for step in range(1, 2**BITS_A_PASS):
+        reached = jnp.sum(magnitudes >= threshold + step * unit)
+        raises.append((reached >= count).astype(jnp.uint32))
+    return threshold + unit * sum(raises)
