@@ -19,9 +19,12 @@ import jax
 import train
 from lib import page, results, run_lists
 from taciturn import build_population
+from taciturn.data.population import Population
 from taciturn.data.public import ingest_public
 from taciturn.data.sources import Source
+from taciturn.data.vocabulary import Vocabulary
 from taciturn.people import vocabulary_of
+from taciturn.progress import ignore_progress
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelCard, save_model
@@ -39,103 +42,133 @@ SHRUNK = (
     "run.save_every=1",
 )
 CHECKED = (
-    "ramaswamy2020/headline-gboard-1",  # DP-FTRL from a public start
+    # DP-FTRL from a public start.
+    "ramaswamy2020/headline-gboard-1",
     "mcmahan2018/cohorts-100-1",
     "ramaswamy2020/server-adam-1e-5-1",
-    "ramaswamy2020/clip-0.1-3",  # counts whom it clips
-    "mcmahan2018/noise-none-1",  # counts common words
-    "mcmahan2018/later-5-1",  # a clip norm that falls
-    "mcmahan2018/estimators-drawn-clipped-1",  # no noise, and an estimator all the same
+    # Counts whom it clips.
+    "ramaswamy2020/clip-0.1-3",
+    # Counts common words.
+    "mcmahan2018/noise-none-1",
+    # A clip norm that falls.
+    "mcmahan2018/later-5-1",
+    # No noise, and an estimator all the same.
+    "mcmahan2018/estimators-drawn-clipped-1",
     "mcmahan2018/sgd-clip-0.5-1",
     "ramaswamy2020/canaries-private-1",
     "xu2023/starts-adaptive-1",
     "xu2023/sums-modular-1",
-    "keyboard/blogs-4-1",  # a clip norm for each layer
+    # A clip norm for each layer.
+    "keyboard/blogs-4-1",
 )
+# What runs of the lists start from.
+STARTS = (("lstm", False), ("cifg", False), ("cifg", True))
 
 
-def shrunk(one: run_lists.ListedRun, people: Path, starts: Path) -> tuple[str, ...]:
-    """Settings that make a run small, and of the same shapes as the others wherever that leaves it
-    what it is.
+def shrink(run: run_lists.ListedRun, people: Path, starts: Path) -> tuple[str, ...]:
+    """Return settings that make a run small, and of the same shapes as the others wherever that
+    leaves it what it is.
     """
-    recipe = one.loaded()
-    more = [*SHRUNK, f"data.population={people}"]
+    recipe = run.load_recipe()
+    settings = [*SHRUNK, f"data.population={people}"]
     if recipe.model.warm_start:
-        more.append(
-            f"model.warm_start={starts / recipe.model.kind}{'-tied' if recipe.model.tied else ''}.safetensors"
-        )
+        start = starts / start_name(recipe.model.kind, recipe.model.tied)
+        settings.append(f"model.warm_start={start}")
     if recipe.canaries.text:
-        more += [
+        settings += [
             f"canaries.text={starts / 'public'}",
             "canaries.copies=[1]",
             "canaries.per_cell=1",
             "canaries.sentences=5",
         ]
     if recipe.participation.kind == "min-separation":
-        more += ["participation.min_separation=1", "participation.max_participations=1"]
+        settings += ["participation.min_separation=1", "participation.max_participations=1"]
     if recipe.privacy.noise == "blt":
-        more.append("privacy.strategy={decay = [0.5], scale = [0.1]}")
-        more.append("privacy.buffers=1")
-    return tuple(more)
+        settings.append("privacy.strategy={decay = [0.5], scale = [0.1]}")
+        settings.append("privacy.buffers=1")
+    return tuple(settings)
 
 
-def made_up(folder: Path) -> tuple[Path, Path]:
-    """People and public text that say what a small grammar says, and starts that have learned
-    nothing yet.
+def start_name(kind: str, is_tied: bool) -> str:
+    return f"{kind}-tied.safetensors" if is_tied else f"{kind}.safetensors"
+
+
+def simulate_people(folder: Path) -> Path:
+    """Make people and public text that say what a small grammar says, and starts that have learned
+    nothing yet. Return the people.
     """
     words = vocabulary_of(300)
-    synthetic = runpy.run_path(
-        str(Path(__file__).parents[1] / "benchmarks" / "synthetic_corpus.py")
-    )
-    for _ in synthetic["write_shards"](
-        synthetic["synthetic_messages"](words.words[20:], 90, 100), folder / "text"
-    ):
-        pass
-    people = build_population(folder / "text", folder / "people", vocabulary=words, held_out=0.25)
-    source = Source(paths=[folder / "text"], with_user=False)
+    text = folder / "text"
+    _write_text(words, text)
+    people = build_population(text, folder / "people", vocabulary=words, held_out=0.25)
     ingest_public(
-        source,
+        Source(paths=[text], with_user=False),
         folder / "public",
         vocabulary=words,
         name="simulated text",
         language="en",
-        progress=lambda *_: None,
+        progress=ignore_progress,
     )
-    for kind, tied in (("lstm", False), ("cifg", False), ("cifg", True)):
-        settings = ModelSection(kind=kind, width=16, units=24, tied=tied)
-        params = build.language_model(settings, len(people.vocabulary)).init(jax.random.key(0))
-        about = settings.model_dump(mode="json", exclude={"warm_start"})
-        card = ModelCard(
-            architecture=about,
-            vocabulary=people.vocabulary.words,
-            text=people.vocabulary.about,
-            public_sources=("made up",),
-        )
-        save_model(folder / f"{kind}{'-tied' if tied else ''}.safetensors", params, card)
-    return folder / "people", folder
+    for kind, is_tied in STARTS:
+        path = folder / start_name(kind, is_tied)
+        _save_start(path, ModelSection(kind=kind, width=16, units=24, tied=is_tied), people)
+    return folder / "people"
+
+
+def _write_text(words: Vocabulary, folder: Path) -> None:
+    program = Path(__file__).parents[1] / "benchmarks" / "synthetic_corpus.py"
+    synthetic = runpy.run_path(str(program))
+    messages = synthetic["synthetic_messages"](words.words[20:], users=90, tokens=100)
+    for _ in synthetic["write_shards"](messages, folder):
+        pass
+
+
+def _save_start(path: Path, settings: ModelSection, people: Population) -> None:
+    model = build.language_model(settings, len(people.vocabulary))
+    card = ModelCard(
+        architecture=settings.model_dump(mode="json", exclude={"warm_start"}),
+        vocabulary=people.vocabulary.words,
+        text=people.vocabulary.about,
+        public_sources=("simulated",),
+    )
+    save_model(path, model.init(jax.random.key(0)), card)
 
 
 def main(names: Sequence[str] = CHECKED) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        train.WORK, train.REFERENCES = work / "runs", 1000
-        here = work / "experiments"
-        shutil.copytree(
-            run_lists.HERE, here, ignore=shutil.ignore_patterns("*.png", "figures", "__pycache__")
-        )
-        run_lists.HERE = page.HERE = here
-        people, starts = made_up(work)
-        runs = [one for paper in run_lists.papers() for one in run_lists.read_list(paper)]
-        for one in runs:  # runs of two rounds and of a thousand are not drawn in one figure
-            one.result.unlink(missing_ok=True)
-        for one in [one for one in runs if f"{one.paper}/{one.id}" in names]:
-            took = time.monotonic()
-            results.save(one, train.train(one, *shrunk(one, people, starts)))
-            print(f"{one.paper}/{one.id}: {time.monotonic() - took:.1f} s", flush=True)
-        made = page.page()
-    print(f"{len(made)} files of a page; {time.monotonic() - began:.0f} s")
+        train.WORK = work / "runs"
+        train.REFERENCES = 1000
+        _copy_experiments(work / "experiments")
+        people = simulate_people(work)
+        _train_and_save(names, people, starts=work)
+        files = page.page()
+    print(f"{len(files)} files of a page; {time.monotonic() - began:.0f} s")
     return 0
+
+
+def _copy_experiments(copy: Path) -> None:
+    """Copy the lists and results, and let every module use the copy."""
+    left_out = shutil.ignore_patterns("*.png", "figures", "__pycache__")
+    shutil.copytree(run_lists.HERE, copy, ignore=left_out)
+    run_lists.HERE = copy
+    page.HERE = copy
+
+
+def _train_and_save(names: Sequence[str], people: Path, starts: Path) -> None:
+    runs: list[run_lists.ListedRun] = []
+    for paper in run_lists.papers():
+        runs += run_lists.read_list(paper)
+    # Runs of two rounds and of a thousand are not drawn in one figure.
+    for run in runs:
+        run.result.unlink(missing_ok=True)
+    for run in runs:
+        title = f"{run.paper}/{run.id}"
+        if title in names:
+            began = time.monotonic()
+            results.save(run, train.train(run, *shrink(run, people, starts)))
+            print(f"{title}: {time.monotonic() - began:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,30 @@ CPU
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from dp_accounting import DpEvent, GaussianDpEvent, SampledWithoutReplacementDpEvent
 
 from lib import paper_values
-from lib.results import Result, load, rounded
+from lib.paper_values import XuModel
+from lib.results import Result, load, round_figures
 from lib.run_lists import HERE, read_list
 from taciturn import planning
-from taciturn.names import MechanismName
+from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.accounting.accountant import classic_epsilon, epsilon
 from taciturn.privacy.accounting.events import repeat
 from taciturn.privacy.participation import FixedSize, PoissonSampling
+
+TABLE_1_ACCOUNTANTS: tuple[AccountantName, ...] = ("moments", "pld")
+TEXT_ACCOUNTANTS: tuple[AccountantName, ...] = ("moments", "rdp", "pld")
+XU_DELTA = 1e-10
+# Of the users of es-ES, where a model's are not printed.
+USUAL_MILLIONS = 4.21
+
+# Of a figure, by the name of the line.
+Lines = dict[str, list[tuple[float, float]]]
 
 
 def _poisson(users: float, cohort: float, rounds: int, noise_multiplier: float = 1.0) -> DpEvent:
@@ -27,43 +39,49 @@ def _poisson(users: float, cohort: float, rounds: int, noise_multiplier: float =
 
 
 def mcmahan2018() -> Result:
-    table_1 = []
+    return {"table_1": _mcmahan_table_1(), "epsilons": _mcmahan_epsilons()}
+
+
+def _mcmahan_table_1() -> list[Result]:
+    rows = []
     for users, cohort, multiplier in paper_values.MCMAHAN_TABLE_1:
+        row: Result = {"users": users, "cohort": cohort, "noise_multiplier": multiplier}
         events = [_poisson(users, cohort, 10**power, multiplier) for power in range(7)]
-        found = {
-            name: [epsilon(event, users**-1.1, name) for event in events]
-            for name in ("moments", "pld")
-        }
-        table_1.append({"users": users, "cohort": cohort, "noise_multiplier": multiplier, **found})
-    asked = [
-        (users, cohort, 5000, 1e-9) for _, _, users, cohort in paper_values.MCMAHAN_TABLE_2
-    ] + list(paper_values.MCMAHAN_TEXT)
-    text = []
-    for users, cohort, rounds, delta in asked:
+        for accountant in TABLE_1_ACCOUNTANTS:
+            row[accountant] = [epsilon(event, users**-1.1, accountant) for event in events]
+        rows.append(row)
+    return rows
+
+
+def _mcmahan_epsilons() -> list[Result]:
+    """Return the ε of Table 2 and of the text."""
+    asked = []
+    for _, _, users, cohort in paper_values.MCMAHAN_TABLE_2:
+        asked.append((users, cohort, 5000, 1e-9))
+    rows = []
+    for users, cohort, rounds, delta in [*asked, *paper_values.MCMAHAN_TEXT]:
+        row: Result = {"users": users, "cohort": cohort, "rounds": rounds, "delta": delta}
         event = _poisson(users, cohort, rounds)
-        found = {name: epsilon(event, delta, name) for name in ("moments", "rdp", "pld")}
-        text.append({"users": users, "cohort": cohort, "rounds": rounds, "delta": delta, **found})
-    return {"table_1": table_1, "epsilons": text}
+        for accountant in TEXT_ACCOUNTANTS:
+            row[accountant] = epsilon(event, delta, accountant)
+        rows.append(row)
+    return rows
 
 
 def ramaswamy2020() -> Result:
-    cohort, rounds = paper_values.RAMASWAMY_COHORT, paper_values.RAMASWAMY_ROUNDS
+    cohort = paper_values.RAMASWAMY_COHORT
+    rounds = paper_values.RAMASWAMY_ROUNDS
     multiplier = paper_values.RAMASWAMY_SIGMA * cohort / paper_values.RAMASWAMY_CLIP_NORM
     rows = []
     for users in paper_values.RAMASWAMY_TABLE_5:
-        delta, as_printed = (
-            users**-1.1,
-            repeat(
-                SampledWithoutReplacementDpEvent(users, cohort, GaussianDpEvent(multiplier)), rounds
-            ),
-        )
+        delta = users**-1.1
+        round = SampledWithoutReplacementDpEvent(users, cohort, GaussianDpEvent(multiplier))
+        swap = FixedSize(cohort, users).event(multiplier)
         rows.append(
             {
                 "users": users,
-                "as_printed": classic_epsilon(as_printed, delta, range(2, 64)),
-                "charged": epsilon(
-                    repeat(FixedSize(cohort, users).event(multiplier), rounds), delta
-                ),
+                "as_printed": classic_epsilon(repeat(round, rounds), delta, range(2, 64)),
+                "charged": epsilon(repeat(swap, rounds), delta),
                 "poisson": epsilon(_poisson(users, cohort, rounds, multiplier), delta),
             }
         )
@@ -71,125 +89,140 @@ def ramaswamy2020() -> Result:
 
 
 def xu2023() -> Result:
-    rows = []
-    for name, (
-        rounds,
-        min_separation,
-        max_participations,
-        timer,
-        millions,
-        _,
-    ) in paper_values.XU_MODELS.items():
-        asked = {
-            "min_separation": min_separation,
-            "max_participations": max_participations,
-            "delta": 1e-10,
-        }
-        users = int(1e6 * (millions or 4.21))
-        question = planning.Question(
+    epsilons = {}
+    for rho in paper_values.XU_EPSILON:
+        event = GaussianDpEvent(1 / math.sqrt(2 * rho))
+        epsilons[str(rho)] = epsilon(event, XU_DELTA)
+    models = [_xu_model(name, model) for name, model in paper_values.XU_MODELS.items()]
+    return {"models": models, "epsilon_of_rho": epsilons, "figure_4": _figure_4()}
+
+
+def _xu_model(name: str, model: XuModel) -> Result:
+    """Return the cost of a model as printed, of a BLT in its place, and, where its timer is
+    printed, what a simulated fleet would leave of its participation.
+    """
+    users = int(1e6 * (model.millions or USUAL_MILLIONS))
+    question = planning.Question(
+        population=users,
+        rounds=model.rounds,
+        report_goal=paper_values.XU_REPORT_GOAL,
+        noise_multiplier=paper_values.XU_NOISE_MULTIPLIER,
+        min_separation=model.min_separation,
+        max_participations=model.max_participations,
+        delta=XU_DELTA,
+    )
+    honaker = planning.plan(question, "honaker")
+    blt = _plan_at_error(question, "blt", honaker.error)
+    row = {
+        "model": name,
+        "rho": honaker.rho,
+        "epsilon": honaker.epsilon,
+        "blt_rho": blt.rho,
+        "blt_epsilon": blt.epsilon,
+    }
+    if model.timer_hours and model.millions and "secure" not in name:
+        simulated = planning.simulate_timer(
             population=users,
-            rounds=rounds,
+            rounds=model.rounds,
             report_goal=paper_values.XU_REPORT_GOAL,
-            noise_multiplier=paper_values.XU_NOISE_MULTIPLIER,
-            **asked,
+            timer_hours=model.timer_hours,
+        )
+        row |= {
+            "min_separation": simulated.min_separation,
+            "max_participations": simulated.max_participations,
+            "days": simulated.hours / 24,
+        }
+    return row
+
+
+class _Place(NamedTuple):
+    """A place across a chart of Figure 4, which varies the model of es-ES."""
+
+    across: int
+    users: int = 4_200_000
+    rounds: int = 2000
+    report_goal: int = paper_values.XU_REPORT_GOAL
+    # None: as long as is possible.
+    min_separation: int | None = None
+
+
+def _figure_4() -> dict[str, Lines]:
+    """Return ρ around the model of es-ES, 4.2M users and 2,000 rounds. Noise grows with the report
+    goal, so that its error stays; everybody rests as long as is possible.
+    """
+    goals = (500, 1000, 2000, 4000, 6500, 12_000, 20_000)
+    users = (800_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000)
+    rounds = (500, 1000, 1500, 2000, 3000)
+    separations = (50, 100, 200, 400, 640)
+    return {
+        "report goal": _figure_4_lines([_Place(value, report_goal=value) for value in goals]),
+        "users": _figure_4_lines([_Place(value, users=value) for value in users]),
+        "rounds": _figure_4_lines([_Place(value, rounds=value) for value in rounds]),
+        "min separation": _figure_4_lines(
+            [_Place(value, min_separation=value) for value in separations]
+        ),
+    }
+
+
+def _figure_4_lines(places: Sequence[_Place]) -> Lines:
+    lines: Lines = {"tree": [], "tree, Honaker": [], "BLT": []}
+    goal = paper_values.XU_REPORT_GOAL
+    for place in places:
+        question = planning.Question(
+            population=place.users,
+            rounds=place.rounds,
+            report_goal=place.report_goal,
+            noise_multiplier=paper_values.XU_NOISE_MULTIPLIER * place.report_goal / goal,
+            min_separation=place.min_separation,
         )
         honaker = planning.plan(question, "honaker")
-        blt = _at_error(question, "blt", honaker.error)
-        row = {
-            "model": name,
-            "rho": honaker.rho,
-            "epsilon": honaker.epsilon,
-            "blt_rho": blt.rho,
-            "blt_epsilon": blt.epsilon,
-        }
-        if timer and millions and "secure" not in name:
-            came = planning.simulate_timer(
-                population=users,
-                rounds=rounds,
-                report_goal=paper_values.XU_REPORT_GOAL,
-                timer_hours=timer,
-            )
-            row |= {
-                "min_separation": came.min_separation,
-                "max_participations": came.max_participations,
-                "days": came.hours / 24,
-            }
-        rows.append(row)
-    of_rho = {
-        str(rho): epsilon(GaussianDpEvent(1 / math.sqrt(2 * rho)), 1e-10)
-        for rho in paper_values.XU_EPSILON
-    }
-    return {"models": rows, "epsilon_of_rho": of_rho, "figure_4": _figure_4()}
+        tree = _plan_at_error(question, "tree", honaker.error)
+        blt = _plan_at_error(question, "blt", honaker.error)
+        lines["tree, Honaker"].append((place.across, honaker.rho))
+        lines["tree"].append((place.across, tree.rho))
+        lines["BLT"].append((place.across, blt.rho))
+    return lines
 
 
-def _figure_4() -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Around the model of es-ES, 4.2M users and 2,000 rounds. Noise grows with the report goal, so
-    that its error stays; everybody rests as long as is possible.
-    """
-    goal, users, rounds = paper_values.XU_REPORT_GOAL, 4_200_000, 2000
-    settings = {
-        "report goal": [
-            (one, users, rounds, one, None) for one in (500, 1000, 2000, 4000, 6500, 12_000, 20_000)
-        ],
-        "users": [
-            (one, one, rounds, goal, None)
-            for one in (800_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000)
-        ],
-        "rounds": [(one, users, one, goal, None) for one in (500, 1000, 1500, 2000, 3000)],
-        "min separation": [(one, users, rounds, goal, one) for one in (50, 100, 200, 400, 640)],
-    }
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for across, places in settings.items():
-        lines: dict[str, list[tuple[float, float]]] = {"tree": [], "tree, Honaker": [], "BLT": []}
-        for place, people, length, reports, rest in places:
-            multiplier = paper_values.XU_NOISE_MULTIPLIER * reports / goal
-            question = planning.Question(
-                population=people,
-                rounds=length,
-                report_goal=reports,
-                noise_multiplier=multiplier,
-                min_separation=rest,
-            )
-            honaker = planning.plan(question, "honaker")
-            lines["tree, Honaker"].append((place, honaker.rho))
-            lines["tree"].append((place, _at_error(question, "tree", honaker.error).rho))
-            lines["BLT"].append((place, _at_error(question, "blt", honaker.error).rho))
-        found[across] = lines
-    return found
-
-
-def _at_error(
+def _plan_at_error(
     question: planning.Question, mechanism: MechanismName, error: float
 ) -> planning.Answer:
-    """With as much noise on the models of the way."""
+    """Plan with this much noise on the models of the way."""
     first = planning.plan(question, mechanism)
-    return planning.plan(
-        replace(question, noise_multiplier=first.noise_multiplier * error / first.error), mechanism
-    )
+    multiplier = first.noise_multiplier * error / first.error
+    return planning.plan(replace(question, noise_multiplier=multiplier), mechanism)
 
 
 def keyboard() -> Result:
-    """ε at a δ of one in the square of the users, of private runs that have results."""
-    found = {}
+    """Return ε at a δ of one in the square of the users, of private runs that have results."""
+    epsilons = {}
     for run in read_list("keyboard"):
-        if run.result.exists() and load(run)["noise_multiplier"] and run.seed == 1:
-            taken = run.loaded().participation
-            spent = _poisson(
-                taken.users, taken.cohort, load(run)["rounds"], load(run)["noise_multiplier"]
-            )
-            found[f"{run.group}-{run.name}"] = (
-                math.ceil(100 * epsilon(spent, taken.users**-2.0)) / 100
-            )
-    return {"epsilon_at_one_over_users_squared": found}
+        if run.seed != 1 or not run.result.exists():
+            continue
+        result = load(run)
+        if not result["noise_multiplier"]:
+            continue
+        participation = run.load_recipe().participation
+        event = _poisson(
+            users=participation.users,
+            cohort=participation.cohort,
+            rounds=result["rounds"],
+            noise_multiplier=result["noise_multiplier"],
+        )
+        exact = epsilon(event, participation.users**-2.0)
+        epsilons[f"{run.group}-{run.name}"] = math.ceil(100 * exact) / 100
+    return {"epsilon_at_one_over_users_squared": epsilons}
 
 
 def main() -> None:
     for compute in (mcmahan2018, ramaswamy2020, xu2023, keyboard):
-        if compute.__name__ not in (sys.argv[1:] or compute.__name__):
+        paper = compute.__name__
+        if sys.argv[1:] and paper not in sys.argv[1:]:
             continue
-        path = HERE / compute.__name__ / "results" / "computed.json"
+        path = HERE / paper / "results" / "computed.json"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(rounded(compute()), indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(round_figures(compute()), indent=1, ensure_ascii=False)
+        path.write_text(text + "\n")
         print(f"experiments/{path.relative_to(HERE)}", flush=True)
 
 

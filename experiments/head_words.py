@@ -26,24 +26,25 @@ from taciturn.models import losses
 from taciturn.recipe import build
 from taciturn.runs.finished import FinishedRun
 
-HEADS, PREDICTIONS, MOST_TOKENS = (
-    (10, 50, 100),
-    10,
-    75_122,
-)  # most frequent words, looked for among the best; the paper's sample
+# The most frequent words that are looked for, and among how many of the best predictions.
+HEADS = (10, 50, 100)
+PREDICTIONS = 10
+# The paper's sample.
+MOST_TOKENS = 75_122
 
 
-def of_run(run: FinishedRun) -> np.ndarray:
+def count_for_run(run: FinishedRun) -> np.ndarray:
     """Return the shares for the held-out users of a run's population."""
-    recipe, vocabulary, people = (
-        run.recipe,
-        run.model.vocabulary,
-        HeldOutUsers(Path(run.recipe.data.population)),
-    )
+    recipe = run.recipe
+    vocabulary = run.model.vocabulary
+    people = HeldOutUsers(Path(recipe.data.population))
     people.check_enough()
-    model = build.language_model(recipe.model, len(vocabulary))
     return head_words(
-        model, run.params, people.texts, vocabulary, build.evaluation_cut(recipe, vocabulary)
+        model=build.language_model(recipe.model, len(vocabulary)),
+        params=run.params,
+        texts=people.texts,
+        vocabulary=vocabulary,
+        cut=build.evaluation_cut(recipe, vocabulary),
     )
 
 
@@ -53,9 +54,11 @@ def head_words(
     """Return float [HEADS, PREDICTIONS + 1]: the share of positions at which 0, 1, … of the ten
     best predictions are among the n most frequent words of the list.
     """
-    histogram, seen = np.zeros((len(HEADS), PREDICTIONS + 1)), 0
+    histogram = np.zeros((len(HEADS), PREDICTIONS + 1))
+    seen = 0
     for rows, _ in batched_pieces(texts, cut):
-        histogram += jax.device_get(_counted(model, vocabulary.first_word, params, rows))
+        counts = _count_positions(model, vocabulary.first_word, params, rows)
+        histogram += jax.device_get(counts)
         seen += int(np.count_nonzero(rows[:, 1:]))
         if seen >= MOST_TOKENS:
             break
@@ -63,13 +66,19 @@ def head_words(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _counted(model: LanguageModel, first_word: int, params: Params, rows: jax.Array) -> jax.Array:
+def _count_positions(
+    model: LanguageModel, first_word: int, params: Params, rows: jax.Array
+) -> jax.Array:
+    """Return, for each head, at how many positions 0, 1, … of the best predictions are in it."""
     scores = losses.logits(model, params, rows[:, :-1]).at[..., NO_ANSWERS].set(-jnp.inf)
     best = jax.lax.top_k(scores, PREDICTIONS)[1] - first_word
-    present = rows[:, 1:] != PADDING
-    heads = [jnp.sum((best >= 0) & (best < head), axis=-1) for head in HEADS]
-    counted = [jax.nn.one_hot(head, PREDICTIONS + 1) * present[..., None] for head in heads]
-    return jnp.stack([jnp.sum(one, axis=(0, 1), dtype=jnp.float32) for one in counted])
+    is_word = rows[:, 1:] != PADDING
+    histograms = []
+    for head in HEADS:
+        in_head = jnp.sum((best >= 0) & (best < head), axis=-1)
+        one_hot = jax.nn.one_hot(in_head, PREDICTIONS + 1) * is_word[..., None]
+        histograms.append(jnp.sum(one_hot, axis=(0, 1), dtype=jnp.float32))
+    return jnp.stack(histograms)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -78,7 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("run", type=Path)
     try:
-        shares = of_run(FinishedRun(parser.parse_args(arguments).run))
+        shares = count_for_run(FinishedRun(parser.parse_args(arguments).run))
     except TaciturnError as error:
         parser.error(str(error))
     print("  n", *(f"{count:5}" for count in range(PREDICTIONS + 1)))

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from lib.results import Result, rounded
+from lib.results import Result, round_figures
 from taciturn.core import BEGIN, PADDING, UNKNOWN, LanguageModel, Params
 from taciturn.data.population import HeldOutUsers
 from taciturn.data.public import PublicCorpus
@@ -27,69 +27,76 @@ from taciturn.recipe.sections import ModelSection
 
 TEXTS = Path("local/popov")
 BATCH = 10
-SIDES = "general", "users"
+SIDES = ("general", "users")
 
 
-def measured(folder: Path) -> Result:
+def measure_typing(folder: Path) -> Result:
     """Return perplexities and shares of keystrokes, by the side of the text."""
     loaded = load_word_model(folder)
     assert loaded.card is not None
     model = build.language_model(ModelSection(**loaded.card.architecture), len(loaded.vocabulary))
-    params, predictor = jax.device_put(loaded.params), Predictor(loaded.model, loaded.vocabulary)
-    texts = (
-        PublicCorpus.load(TEXTS / "general-test").documents,
-        HeldOutUsers(TEXTS / "people").texts,
-    )
+    params = jax.device_put(loaded.params)
+    predictor = Predictor(loaded.model, loaded.vocabulary)
+    texts = {
+        "general": PublicCorpus.load(TEXTS / "general-test").documents,
+        "users": HeldOutUsers(TEXTS / "people").texts,
+    }
     messages = json.loads((TEXTS / "messages.json").read_text())
-    found = {
-        side: evaluate(model, params, text)["perplexity"]
-        for side, text in zip(SIDES, texts, strict=True)
-    }
-    return {
-        "perplexity": {side: [one.value, one.margin] for side, one in found.items()},
-        "saved": {
-            side: keystroke_saving(model, params, predictor, messages[side]) for side in SIDES
-        },
-    }
+    perplexities = {}
+    saved = {}
+    for side in SIDES:
+        perplexity = evaluate(model, params, texts[side])["perplexity"]
+        perplexities[side] = [perplexity.value, perplexity.margin]
+        saved[side] = keystroke_saving(model, params, predictor, messages[side])
+    return {"perplexity": perplexities, "saved": saved}
 
 
 def keystroke_saving(
     model: LanguageModel, params: Params, predictor: Predictor, sentences: list[str]
 ) -> float:
-    """Each sentence from its beginning, a strip of three, every word picked as soon as it is on it
-    (formula 5).
+    """Return the share of keystrokes that are saved (formula 5).
+
+    Each sentence is typed from its beginning, with a strip of three, and every word is picked as
+    soon as it is on it.
     """
     vocabulary = predictor.vocabulary
     split = [vocabulary.split(sentence) for sentence in sentences]
     longest = max(map(len, split))
     score = jax.jit(lambda rows: jax.nn.log_softmax(losses.logits(model, params, rows)))
-    letters = typed = 0
+    letters = 0
+    typed = 0
     for start in range(0, len(split), BATCH):
-        some = split[start : start + BATCH]
-        rows = np.full((BATCH, longest), PADDING, np.int32)
-        for row, words in zip(rows, some, strict=False):
-            row[: len(words)] = [BEGIN, *(vocabulary.ids.get(word, UNKNOWN) for word in words[:-1])]
-        scores = np.asarray(score(rows))
-        for said, words in zip(scores, some, strict=False):
-            letters += sum(map(len, words))
-            typed += sum(
-                _typed(predictor, row, word, vocabulary)
-                for row, word in zip(said[: len(words)], words, strict=True)
-            )
+        batch = split[start : start + BATCH]
+        scores = np.asarray(score(_rows_of(batch, longest, vocabulary)))
+        for row_scores, words in zip(scores, batch, strict=False):
+            for word_scores, word in zip(row_scores[: len(words)], words, strict=True):
+                letters += len(word)
+                typed += _count_keystrokes(predictor, word_scores, word)
     return 1 - typed / letters
 
 
-def _typed(predictor: Predictor, scores: np.ndarray, word: str, vocabulary: Vocabulary) -> int:
-    place = vocabulary.ids.get(word, UNKNOWN)
+def _rows_of(sentences: list[list[str]], longest: int, vocabulary: Vocabulary) -> np.ndarray:
+    """Return what comes before each word of each sentence, as a batch of ids."""
+    rows = np.full((BATCH, longest), PADDING, np.int32)
+    for row, words in zip(rows, sentences, strict=False):
+        before = [vocabulary.ids.get(word, UNKNOWN) for word in words[:-1]]
+        row[: len(words)] = [BEGIN, *before]
+    return rows
+
+
+def _count_keystrokes(predictor: Predictor, scores: np.ndarray, word: str) -> int:
+    """Return how many letters are typed before a word can be picked; all, if it never can."""
     if not is_word(word):
         return len(word)
-    ranks = (predictor.rank(scores, place, word[:letters]) for letters in range(len(word)))
-    return next(
-        (letters for letters, rank in enumerate(ranks) if rank is not None and rank < PLACES),
-        len(word),
-    )
+    place = predictor.vocabulary.ids.get(word, UNKNOWN)
+    for letters in range(len(word)):
+        rank = predictor.rank(scores, place, word[:letters])
+        if rank is not None and rank < PLACES:
+            return letters
+    return len(word)
 
 
 if __name__ == "__main__":
-    model, out = map(Path, sys.argv[1:])
-    out.write_text(json.dumps(rounded(measured(model)), indent=1) + "\n")
+    model_folder, out = map(Path, sys.argv[1:])
+    text = json.dumps(round_figures(measure_typing(model_folder)), indent=1)
+    out.write_text(text + "\n")

@@ -6,10 +6,10 @@
 
 A run that is finished leaves PAPER/results/RUN.json and is not run again; one that was interrupted
 resumes where it was, as long as local/papers is there. With --minutes no run begins that would not
-end in time, by its estimate (lib/time_estimate.py), so that on a machine that is lent for ten minutes
-nothing is left half done. Each has its own copy of its people, so that a ledger speaks of that run
-alone. Recipes name their people and starts under local/, which experiments/README.md says how to
-make; they are not part of this repository.
+end in time, by its estimate (lib/time_estimate.py), so that on a machine that is lent for ten
+minutes nothing is left half done. Each has its own copy of its people, so that a ledger speaks only
+of that run. Recipes name their people and starts under local/, which experiments/README.md says how
+to make; they are not part of this repository.
 """
 
 import argparse
@@ -18,14 +18,22 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lib.results import Result, save
 from lib.run_lists import HERE, ListedRun, ListError, choose_runs
 
-WORK = Path("local/papers")  # runs on their way
+# JAX is loaded only where it is needed: estimates are made on a CPU, and the process of a run
+# decides for itself where it computes.
+if TYPE_CHECKING:
+    from taciturn.recipe.recipe import Recipe
+    from taciturn.runs.finished import FinishedRun
+    from taciturn.runs.loop import Progress, TrainedRun
+
+# Runs on their way.
+WORK = Path("local/papers")
+# The columns of metrics that a result keeps.
 KEPT = (
     "round",
     "accuracy_top1",
@@ -40,41 +48,61 @@ KEPT = (
     "upload_bytes",
     "staleness",
 )
-REFERENCES = 2_000_000  # random continuations that a canary is ranked among
-CLIPPED_ON = (
-    200  # held-out users, who have no guarantee: whom a clip shortens is a secret of the others
-)
+# Random continuations that a canary is ranked among.
+REFERENCES = 2_000_000
+# Held-out users, who have no guarantee: whom a clip shortens is a secret of the others.
+CLIPPED_ON = 200
+# How often a process that runs beside others is looked at.
+LOOK_SECONDS = 0.2
 
 
 def train(run: ListedRun, *more: str) -> Result:
-    """Train, or go on, and measure. `more` settings win over those of the list."""
-    import jax
-
-    from taciturn import resume
-    from taciturn import train as begin
-
+    """Train, or resume, and measure. `more` settings win over those of the list."""
     folder = WORK / run.paper / run.id
     people = folder.with_name(f"{run.id}-people")
-    if (
-        folder.exists() and not (folder / "private").exists()
-    ):  # trained, and interrupted before all was measured
+    _remove_trained(folder, people)
+    copy_people(Path(run.load_recipe(*more).data.population), people)
+    recipe = run.load_recipe(*more, f"data.population={people}")
+    watcher = ClippedWatcher(recipe, folder) if "clipped" in run.measures else None
+    is_begun = (folder / "recipe.toml").exists()
+    began = time.perf_counter()
+    finished = _train_or_resume(recipe, folder, watcher)
+    seconds = time.perf_counter() - began
+    result = describe_run(run, finished)
+    result["seconds"] = None if is_begun else seconds
+    if watcher and watcher.shares:
+        result["clipped"] = watcher.shares
+    result |= measure(run, finished)
+    shutil.rmtree(people)
+    return result
+
+
+def _remove_trained(folder: Path, people: Path) -> None:
+    """Remove a run that was trained, and interrupted before all was measured."""
+    if folder.exists() and not (folder / "private").exists():
         shutil.rmtree(folder)
         shutil.rmtree(people, ignore_errors=True)
-    copy_people(Path(run.loaded(*more).data.population), people)
-    recipe = run.loaded(*more, f"data.population={people}")
-    clipped: dict[int, float] = {}
-    share_clipped = clipped_share(recipe) if "clipped" in run.measures else None
 
-    def watch(done: int, rounds: int, row: dict[str, Any]) -> None:
-        if share_clipped and done % recipe.run.evaluate_every == 0:
-            clipped[done] = share_clipped(folder)
 
-    began = time.perf_counter()
-    is_begun = (folder / "recipe.toml").exists()
-    finished = resume(folder, watch) if is_begun else begin(recipe, folder, watch)
-    seconds = time.perf_counter() - began
+def _train_or_resume(
+    recipe: "Recipe", folder: Path, watcher: "ClippedWatcher | None"
+) -> "TrainedRun":
+    from taciturn import resume
+    from taciturn import train as begin
+    from taciturn.progress import ignore_progress
+
+    progress: Progress = watcher or ignore_progress
+    if (folder / "recipe.toml").exists():
+        return resume(folder, progress)
+    return begin(recipe, folder, progress)
+
+
+def describe_run(run: ListedRun, finished: "TrainedRun") -> Result:
+    """Return what a run was, how it went and what it guarantees."""
+    import jax
+
     guarantee = finished.guarantee
-    result: Result = {
+    return {
         "paper": run.paper,
         "group": run.group,
         "name": run.name,
@@ -83,33 +111,34 @@ def train(run: ListedRun, *more: str) -> Result:
         "fingerprint": finished.recipe.fingerprint,
         "rounds": finished.recipe.run.rounds,
         "noise_multiplier": finished.recipe.privacy.noise_multiplier,
-        "seconds": None if is_begun else seconds,
         "stopped": finished.stopped,
-        "rows": rows(folder),
+        "rows": read_rows(finished.folder),
         "ledger_head": guarantee.head,
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "rho": guarantee.rho,
         "machine": jax.devices()[0].device_kind,
         "jax": jax.__version__,
-        "commit": commit(),
+        "commit": find_commit(),
     }
-    if clipped:
-        result["clipped"] = {str(round): share for round, share in clipped.items()}
+
+
+def measure(run: ListedRun, finished: "FinishedRun") -> Result:
+    """Return what its list asks for besides accuracy, of a run that is trained."""
+    measured: Result = {}
     if "head-words" in run.measures:
-        from head_words import of_run
+        from head_words import count_for_run
 
-        result["head_words"] = of_run(finished).tolist()
+        measured["head_words"] = count_for_run(finished).tolist()
     if "canaries" in run.measures:
-        result["canaries"] = [list(found) for found in canary_ranks(finished)]
-    if "audit" in run.measures and recipe.audit.users:
-        result["audit"] = audit_users(finished)
+        measured["canaries"] = list_canaries(finished)
+    if "audit" in run.measures and finished.recipe.audit.users:
+        measured["audit"] = audit_users(finished)
     if "typed" in run.measures:
-        from keystrokes import measured
+        from keystrokes import measure_typing
 
-        result["typed"] = measured(folder)
-    shutil.rmtree(people)
-    return result
+        measured["typed"] = measure_typing(finished.folder)
+    return measured
 
 
 def copy_people(population: Path, copy: Path) -> None:
@@ -122,174 +151,223 @@ def copy_people(population: Path, copy: Path) -> None:
     incomplete.rename(copy)
 
 
-def rows(folder: Path) -> list[dict[str, float]]:
+def read_rows(folder: Path) -> list[dict[str, float]]:
+    """Return the rows of a run's metrics, with the columns that results keep."""
     from taciturn.files import from_json
 
-    found = [from_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: row[key] for key in KEPT if row.get(key) is not None} for row in found]
+    rows = []
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        row = from_json(line)
+        rows.append({key: row[key] for key in KEPT if row.get(key) is not None})
+    return rows
 
 
-def clipped_share(recipe: Any) -> Callable[[Path], float]:
-    """Return a function of a run's folder: the share of some held-out users whose updates are
-    longer than the clip norm.
+class ClippedWatcher:
+    """Measures at every evaluation whom of some held-out users the clip norm would shorten."""
+
+    def __init__(self, recipe: "Recipe", folder: Path) -> None:
+        import jax
+
+        from taciturn import trees
+        from taciturn.core import Message
+        from taciturn.data.population import HeldOutUsers
+        from taciturn.recipe import build
+
+        population = build.population(recipe)
+        layout = build.layout(recipe, population.vocabulary)
+        algorithm = build.algorithm(recipe, len(population.vocabulary))
+        texts = HeldOutUsers(Path(recipe.data.population)).texts
+        count = min(CLIPPED_ON, len(texts))
+
+        def update_norm(params: Any, user: Any) -> jax.Array:
+            update = algorithm.user_update(Message(params, ()), user, jax.random.key(0))
+            return trees.norm_upper_bound(update)
+
+        # The share of them after each evaluation, by round.
+        self.shares: dict[str, float] = {}
+        self._recipe = recipe
+        self._folder = folder
+        self._users = [layout.user_data(texts[user]) for user in range(count)]
+        self._norm = jax.jit(update_norm)
+
+    def __call__(self, done: int, rounds: int, row: dict[str, Any]) -> None:
+        if done % self._recipe.run.evaluate_every == 0:
+            self.shares[str(done)] = self._measure_share()
+
+    def _measure_share(self) -> float:
+        """Return the share of users whose updates are longer than the clip norm."""
+        import jax
+        import jax.numpy as jnp
+
+        from taciturn.release.model_file import load_model
+
+        params, _ = load_model(self._folder / "model.safetensors")
+        params = jax.tree.map(jnp.asarray, params)
+        clip_norm = self._recipe.privacy.clip_norm
+        # One for all layers and rounds: the lists measure no other.
+        assert isinstance(clip_norm, float)
+        clipped = 0
+        for user in self._users:
+            clipped += float(self._norm(params, user)) > clip_norm
+        return clipped / len(self._users)
+
+
+def list_canaries(finished: "FinishedRun") -> list[list[int | bool]]:
+    """Return of each canary n_u, n_e, how often it was met, its rank, and whether a beam search
+    finds it.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from taciturn import trees
-    from taciturn.core import Message
-    from taciturn.data.population import HeldOutUsers
-    from taciturn.recipe import build
-    from taciturn.release.model_file import load_model
-
-    population = build.population(recipe)
-    layout, algorithm = (
-        build.layout(recipe, population.vocabulary),
-        build.algorithm(recipe, len(population.vocabulary)),
-    )
-    texts = HeldOutUsers(Path(recipe.data.population)).texts
-    users = [layout.user_data(texts[user]) for user in range(min(CLIPPED_ON, len(texts)))]
-    norm = jax.jit(
-        lambda params, user: trees.norm_upper_bound(
-            algorithm.user_update(Message(params, ()), user, jax.random.key(0))
-        )
-    )
-
-    def share(folder: Path) -> float:
-        params = jax.tree.map(jnp.asarray, load_model(folder / "model.safetensors")[0])
-        return sum(
-            float(norm(params, user)) > float(recipe.privacy.clip_norm) for user in users
-        ) / len(users)
-
-    return share
+    canaries = finished.audit(REFERENCES).canaries
+    assert canaries is not None
+    rows = []
+    for finding in canaries.findings:
+        is_found = finding.place is not None
+        seen = int(finding.seen)
+        rows.append([finding.users, finding.copies, seen, int(finding.rank), is_found])
+    return rows
 
 
-def canary_ranks(finished: Any) -> list[tuple[int, int, int, int, bool]]:
-    """n_u, n_e, how often it was met, its rank, and whether a beam search finds it."""
-    results = finished.audit(REFERENCES).canaries
-    return [
-        (
-            one.users,
-            one.copies,
-            int(one.seen),
-            int(one.rank),
-            one.place is not None,
-        )
-        for one in results.findings
-    ]
-
-
-def audit_users(finished: Any) -> dict[str, float | bool]:
+def audit_users(finished: "FinishedRun") -> dict[str, float | bool]:
     """Return what they say of the claim, in multiples of the μ that is claimed, and how small noise
     would have to be to be noticed.
     """
     from taciturn.audit.results import audit_membership
 
-    found = audit_membership(finished.folder, finished.recipe).audit
+    audit = audit_membership(finished.folder, finished.recipe).audit
     return {
-        "users": found.included + found.left_out,
-        "mu": found.mu,
-        "times": found.times,
-        "times_at_least": found.times_at_least,
-        "caught_at_80_percent": found.caught[0],
-        "refuted": found.is_refuted,
+        "users": audit.included + audit.left_out,
+        "mu": audit.mu,
+        "times": audit.times,
+        "times_at_least": audit.times_at_least,
+        "caught_at_80_percent": audit.caught[0],
+        "refuted": audit.is_refuted,
     }
 
 
-def commit() -> str:
-    """The code that ran: said by whoever took it to a machine without its history."""
-    said = os.environ.get("TACITURN_COMMIT")
-    return (
-        said
-        or subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    )
+def find_commit() -> str:
+    """Return the commit of the code that ran; who takes it to a machine without its history names
+    it there.
+    """
+    named = os.environ.get("TACITURN_COMMIT")
+    if named:
+        return named
+    command = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+class RunningRun(NamedTuple):
+    """A run in a process of its own."""
+
+    run: ListedRun
+    process: subprocess.Popen[bytes]
+    log: Path
 
 
 def run_side_by_side(runs: list[ListedRun], at_once: int, seconds: float) -> int:
-    """Run each in a process of its own, on one GPU or none, as long as it would end within so many
-    seconds. Return how many failed.
+    """Run each in a process of its own, on one GPU or none, as long as it would end in time.
+
+    Args:
+        runs: what is run.
+        at_once: the number of runs at a time.
+        seconds: the time there is for all of them.
+
+    Returns:
+        how many failed.
     """
     from lib.time_estimate import estimate
 
     takes = {run: estimate(run).beside(at_once - 1) for run in runs}
     # Within a turn the longest first: begun late, they would not end in time.
-    waiting = dict(sorted(takes.items(), key=lambda one: (one[0].turn[:2], -one[1])))
-    going, failed, stop = {}, 0, time.monotonic() + seconds
-    memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / at_once:.2f}"}
+    waiting = sorted(runs, key=lambda run: (run.turn[:2], -takes[run]))
+    running: list[RunningRun] = []
+    failed = 0
+    stop = time.monotonic() + seconds
 
     def next_that_fits() -> ListedRun | None:
-        return next(
-            (run for run, takes in waiting.items() if time.monotonic() + takes <= stop), None
-        )
+        left = stop - time.monotonic()
+        return next((run for run in waiting if takes[run] <= left), None)
 
-    while going or next_that_fits():
-        while len(going) < at_once and (run := next_that_fits()):
-            waiting.pop(run)
-            log = WORK / run.paper / f"{run.id}.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            command = [sys.executable, __file__, "--one", f"{run.paper}/{run.id}"]
-            going[run] = (
-                subprocess.Popen(
-                    command,
-                    stdout=log.open("a"),
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **memory},
-                ),
-                log,
-            )
-            print(f"{run.paper}/{run.id} begins", flush=True)
-        for run, (process, log) in list(going.items()):
-            if process.poll() is not None:
-                going.pop(run)
-                failed += process.returncode != 0
-                said = (
-                    f"done: {run.result.name}"
-                    if process.returncode == 0
-                    else f"FAILED, see {log}: {log.read_text()[-500:]}"
-                )
-                print(f"{run.paper}/{run.id} {said}", flush=True)
-        time.sleep(0.2)
+    while running or next_that_fits():
+        while len(running) < at_once and (run := next_that_fits()):
+            waiting.remove(run)
+            running.append(_begin(run, memory=0.9 / at_once))
+        for one in list(running):
+            if one.process.poll() is not None:
+                running.remove(one)
+                failed += one.process.returncode != 0
+                _print_end(one)
+        time.sleep(LOOK_SECONDS)
     if waiting:
         print(f"out of time: {len(waiting)} not begun")
     return failed
 
 
+def _begin(run: ListedRun, memory: float) -> RunningRun:
+    """Begin a run with its share of a GPU's memory."""
+    log = WORK / run.paper / f"{run.id}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--one", f"{run.paper}/{run.id}"],
+        stdout=log.open("a"),
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{memory:.2f}"},
+    )
+    print(f"{run.paper}/{run.id} begins", flush=True)
+    return RunningRun(run, process, log)
+
+
+def _print_end(ended: RunningRun) -> None:
+    run = ended.run
+    if ended.process.returncode == 0:
+        outcome = f"done: {run.result.name}"
+    else:
+        outcome = f"FAILED, see {ended.log}: {ended.log.read_text()[-500:]}"
+    print(f"{run.paper}/{run.id} {outcome}", flush=True)
+
+
 def absent_folders(run: ListedRun) -> tuple[str, ...]:
     """Return the people, start and public text that a run needs and that are not here."""
-    recipe = run.loaded()
+    recipe = run.load_recipe()
     needed = (recipe.data.population, recipe.model.warm_start, recipe.canaries.text)
-    return tuple(
-        one for one in needed if one and not one.startswith("taciturn:") and not Path(one).exists()
-    )
+    absent = []
+    for name in needed:
+        ships = not name or name.startswith("taciturn:")
+        if not ships and not Path(name).exists():
+            absent.append(name)
+    return tuple(absent)
 
 
 def print_list(runs: list[ListedRun], missing: list[ListedRun], at_once: int) -> None:
-    """Print every run with its estimated seconds alone on a GPU, and of the missing runs of each
-    group what they take together.
+    """Print every run with its estimated seconds with a GPU to itself, and of the missing runs of
+    each group what they take together.
     """
-    from lib.time_estimate import estimate, together
+    from lib.time_estimate import estimate, estimate_together
 
     takes = {run: estimate(run) for run in runs}
     for run in runs:
         state = f"{takes[run].alone:5.0f} s" if run in missing else "   done"
         print(f"{state}  {run.paper}/{run.id}  {' '.join(run.settings)}")
-    for group in dict.fromkeys(
-        (run.item, run.paper, run.group) for run in sorted(missing, key=lambda run: run.item)
-    ):
-        own = [takes[run] for run in missing if (run.item, run.paper, run.group) == group]
+    by_group: dict[tuple[int, str, str], list[ListedRun]] = {}
+    for run in sorted(missing, key=lambda run: run.item):
+        by_group.setdefault((run.item, run.paper, run.group), []).append(run)
+    for (item, paper, group), members in by_group.items():
+        together = estimate_together([takes[run] for run in members], at_once)
         print(
-            f"item {group[0]:2}  {together(own, at_once):5.0f} s for {len(own):2} runs, {at_once}"
-            f" at a time  {group[1]}/{group[2]}"
+            f"item {item:2}  {together:5.0f} s for {len(members):2} runs, {at_once}"
+            f" at a time  {paper}/{group}"
         )
-    print(
-        f"{together([takes[run] for run in missing], at_once) / 60:.0f} minutes in all, {at_once}"
-        " at a time"
-    )
+    minutes = estimate_together([takes[run] for run in missing], at_once) / 60
+    print(f"{minutes:.0f} minutes in all, {at_once} at a time")
 
 
-def main() -> int:
+def _print_absent(absent_of: dict[ListedRun, tuple[str, ...]]) -> None:
+    """Print how many runs wait for which folders."""
+    for absent in dict.fromkeys(absent_of.values()):
+        count = list(absent_of.values()).count(absent)
+        print(f"{count} runs wait for {', '.join(absent)} (experiments/README.md)")
+
+
+def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -299,37 +377,41 @@ def main() -> int:
         "--minutes",
         type=float,
         default=float("inf"),
-        help="begin no run that would not end within so many",
+        help="begin no run that would not end within these minutes",
     )
     parser.add_argument(
         "--side-by-side", type=int, default=1, metavar="N", help="runs at a time (default: 1)"
     )
     parser.add_argument("--one", metavar="PAPER/RUN", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.one:
-        paper, _, id = asked.one.partition("/")
-        run = next(run for run in choose_runs([paper]) if run.id == id)
-        save(run, train(run))
+    return parser, parser.parse_args()
+
+
+def _train_one(name: str) -> None:
+    """Train the run PAPER/RUN in this process, and save its result."""
+    paper, _, id = name.partition("/")
+    run = next(run for run in choose_runs([paper]) if run.id == id)
+    save(run, train(run))
+
+
+def main() -> int:
+    parser, options = parse_arguments()
+    if options.one:
+        _train_one(options.one)
         return 0
     try:
-        runs = choose_runs(asked.what)
+        runs = choose_runs(options.what)
     except ListError as error:
         parser.error(str(error))
     missing = [run for run in runs if not run.result.exists()]
-    if asked.list:
-        print_list(runs, missing, asked.side_by_side)
+    if options.list:
+        print_list(runs, missing, options.side_by_side)
     print(f"{len(runs) - len(missing)} of {len(runs)} runs are done")
-    if asked.list:
+    if options.list:
         return 0
-    lacking = {run: absent for run in missing if (absent := absent_folders(run))}
-    for absent in dict.fromkeys(lacking.values()):
-        print(
-            f"{sum(one == absent for one in lacking.values())} runs wait for {', '.join(absent)}"
-            " (experiments/README.md)"
-        )
-    return run_side_by_side(
-        [run for run in missing if run not in lacking], asked.side_by_side, 60 * asked.minutes
-    )
+    absent_of = {run: absent_folders(run) for run in missing}
+    ready = [run for run, absent in absent_of.items() if not absent]
+    _print_absent({run: absent for run, absent in absent_of.items() if absent})
+    return run_side_by_side(ready, options.side_by_side, 60 * options.minutes)
 
 
 if __name__ == "__main__":

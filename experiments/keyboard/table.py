@@ -5,13 +5,14 @@
 
 Those type whose text is in the file and whom nothing was learned from: the population, on which all
 the models were trained, says who was trained on and who opted out. Every model is `name=path`;
-`+history` lets it learn from what each person typed before. What comes out are figures alone, each
-with half its 95 % interval over people; the changes from the first model are relative and paired.
+`+history` lets it learn from what each person typed before. Only figures come out, each with
+half its 95 % interval over people; the changes from the first model are relative and paired.
 """
 
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
 from taciturn.runs.simulate_typing import read_people
 
-PEOPLE, WORDS = 1000, 400
+# At most: people, and words of each.
+PEOPLE = 1000
+WORDS = 400
+WITH_HISTORY = "+history"
 SHOWN = (
     "accuracy_top1",
     "accuracy_top3",
@@ -46,52 +50,71 @@ COMPARED = (
 )
 
 
-def typed(messages: list[list[str]], path: str) -> Typing:
-    loaded = load_word_model(Path(path.removesuffix("+history")))
-    model = WithHistory(loaded.model) if path.endswith("+history") else loaded.model
+def type_with(messages: list[list[str]], path: str) -> Typing:
+    """Type everybody's messages with the model at a path."""
+    loaded = load_word_model(_path_of(path))
+    model = loaded.model
+    if path.endswith(WITH_HISTORY):
+        model = WithHistory(model)
     return simulate(model, loaded.vocabulary, messages)
 
 
-def held_out(population: Path, text: Path, model: str) -> list[list[str]]:
-    """What those type whom the population does not train on, in words that the model has."""
-    found = read_people(Source(paths=[text]), trained_on(population), PEOPLE)
-    words = load_word_model(Path(model.removesuffix("+history"))).vocabulary
-    return [kept for one in found.messages if (kept := enough_words(one, words, WORDS))]
+def _path_of(model: str) -> Path:
+    return Path(model.removesuffix(WITH_HISTORY))
 
 
-def pair(interval: Interval) -> list[float]:
-    return [float(f"{one:.5g}") for one in (interval.value, interval.margin)]
+def read_messages(population: Path, text: Path, model: str) -> list[list[str]]:
+    """Return what those type whom the population does not train on, in words that the model has."""
+    people = read_people(Source(paths=[text]), trained_on(population), PEOPLE)
+    vocabulary = load_word_model(_path_of(model)).vocabulary
+    messages = []
+    for typed in people.messages:
+        kept = enough_words(typed, vocabulary, WORDS)
+        if kept:
+            messages.append(kept)
+    return messages
+
+
+def as_pair(interval: Interval) -> list[float]:
+    return [float(f"{interval.value:.5g}"), float(f"{interval.margin:.5g}")]
 
 
 def figures(typings: dict[str, Typing]) -> dict[str, Any]:
+    """Return what was measured of each model, and the changes from the first."""
     (first, baseline), *others = typings.items()
+    models = {}
+    for name, typing in typings.items():
+        models[name] = {metric: as_pair(typing[metric]) for metric in SHOWN}
+    changes = {}
+    for name, typing in others:
+        by_metric = {metric: typing.change_from(baseline, metric) for metric in COMPARED}
+        changes[name] = {metric: as_pair(change) for metric, change in by_metric.items()}
     return {
         "words": int(baseline.tokens.sum()),
-        "models": {
-            name: {metric: pair(one[metric]) for metric in SHOWN} for name, one in typings.items()
-        },
+        "models": models,
         "from": first,
-        "changes": {
-            name: {metric: pair(one.change_from(baseline, metric)) for metric in COMPARED}
-            for name, one in others
-        },
+        "changes": changes,
     }
 
 
+def print_models(models: dict[str, dict[str, list[float]]]) -> None:
+    for name, metrics in models.items():
+        shown = []
+        for metric, (value, margin) in metrics.items():
+            shown.append(f"{metric} {value:.4g} ± {margin:.2g}")
+        print(f"{name}: {', '.join(shown)}")
+
+
 def main(population: str, text: str, out: str, *models: str) -> None:
-    names, paths = zip(*(model.rsplit("=", 1) for model in models), strict=True)
-    messages = held_out(Path(population), Path(text), paths[0])
+    paths = dict(model.rsplit("=", 1) for model in models)
+    first = next(iter(paths.values()))
+    messages = read_messages(Path(population), Path(text), first)
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        typings = dict(zip(names, pool.map(typed, [messages] * len(paths), paths), strict=True))
-    content = {"people": len(messages), **figures(typings)}
+        typings = pool.map(type_with, repeat(messages), paths.values())
+        by_name = dict(zip(paths, typings, strict=True))
+    content = {"people": len(messages), **figures(by_name)}
     Path(out).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    for name, one in content["models"].items():
-        print(
-            f"{name}: "
-            + ", ".join(
-                f"{metric} {value:.4g} ± {margin:.2g}" for metric, (value, margin) in one.items()
-            )
-        )
+    print_models(content["models"])
 
 
 if __name__ == "__main__":

@@ -4,25 +4,58 @@ finds.
 
 import math
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from taciturn.audit.results import rank_text
 
+# (n_u, n_e): the number of users who have a canary, and how often each of them says it.
+Kind = tuple[int, int]
 
-def memorised(results: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[int, list[int], str]]:
-    """By (n_u, n_e): how often such a canary is met, the ranks over all seeds, and how many are
-    found.
-    """
-    canaries = sorted(tuple(one) for result in results for one in result["canaries"])
-    made = {}
-    for kind, some in groupby(canaries, lambda one: one[:2]):
-        found = list(some)
-        made[kind] = (
-            max(one[2] for one in found),
-            sorted(one[3] for one in found),
-            f"{sum(one[4] for one in found)} of {len(found)}",
-        )
-    return made
+
+class CanaryRow(NamedTuple):
+    """What all seeds of a run left of one kind of canary."""
+
+    # How often such a canary is met.
+    met: int
+    # Sorted, over all seeds.
+    ranks: list[int]
+    # How many of them a beam search finds, in words.
+    found: str
+
+
+def group_by_kind(results: list[dict[str, Any]]) -> dict[Kind, CanaryRow]:
+    """Return what the results say of each kind of canary."""
+    canaries = []
+    for result in results:
+        canaries += [tuple(canary) for canary in result["canaries"]]
+    by_kind = {}
+    for kind, canaries_of_kind in groupby(sorted(canaries), lambda canary: canary[:2]):
+        by_kind[kind] = _summarise(list(canaries_of_kind))
+    return by_kind
+
+
+def _summarise(canaries: list[tuple]) -> CanaryRow:
+    seen = []
+    ranks = []
+    found = []
+    for _, _, times, rank, is_found in canaries:
+        seen.append(times)
+        ranks.append(rank)
+        found.append(is_found)
+    return CanaryRow(
+        met=max(seen),
+        ranks=sorted(ranks),
+        found=f"{sum(found)} of {len(found)}",
+    )
+
+
+def least_rank_of_one_user(by_kind: dict[Kind, CanaryRow]) -> int:
+    """Return the rank of the likeliest canary that only one user has."""
+    least = []
+    for (users, _), row in by_kind.items():
+        if users == 1:
+            least.append(min(row.ranks))
+    return min(least)
 
 
 def middle(ranks: list[int]) -> int:
@@ -35,12 +68,14 @@ def median(ranks: list[int]) -> str:
     >>> median(list(range(1, 16)))
     '8 (4 to 12)'
     """
-    count, least, below = len(ranks), 0, 0.5 ** len(ranks)
+    count = len(ranks)
+    place = 0
+    # The probability that fewer than `place` + 1 of the ranks lie below the true median.
+    below = 0.5**count
     while below <= 0.025:
-        least += 1
-        below += math.comb(count, least) * 0.5**count
-    low = max(least - 1, 0)
-    return (
-        f"{rank_text(middle(ranks))} ({rank_text(ranks[low])} to"
-        f" {rank_text(ranks[count - 1 - low])})"
-    )
+        place += 1
+        below += math.comb(count, place) * 0.5**count
+    lowest = max(place - 1, 0)
+    low = rank_text(ranks[lowest])
+    high = rank_text(ranks[count - 1 - lowest])
+    return f"{rank_text(middle(ranks))} ({low} to {high})"

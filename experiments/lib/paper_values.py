@@ -2,6 +2,8 @@
 shows them beside ours.
 """
 
+from typing import NamedTuple
+
 # McMahan et al. 2018, Table 1, both versions: (users, users a round, noise multiplier) → ε after 1,
 # 10, …, 10⁶ rounds at δ = K^−1.1.
 MCMAHAN_TABLE_1 = {
@@ -24,7 +26,8 @@ MCMAHAN_TABLE_2 = {
     (0.006, 10, 1e8, 1667): (0.991, 0.1704),
     (0.012, 15, 1e8, 1250): (0.987, 0.1633),
 }
-MCMAHAN_NO_NOISE = 0.1762  # S = ∞
+# AccuracyTop1 of S = ∞.
+MCMAHAN_NO_NOISE = 0.1762
 # In the text: (users, users a round, rounds, δ) → ε.
 MCMAHAN_TEXT = {
     (763_430, 1250, 3000, 1e-9): 1.97,
@@ -42,12 +45,10 @@ RAMASWAMY_TABLE_5 = {
     5_000_000: 4.54,
     10_000_000: 3.27,
 }
-RAMASWAMY_SIGMA, RAMASWAMY_COHORT, RAMASWAMY_ROUNDS, RAMASWAMY_CLIP_NORM = (
-    3.2e-5,
-    20_000,
-    2_000,
-    0.8,
-)
+RAMASWAMY_SIGMA = 3.2e-5
+RAMASWAMY_COHORT = 20_000
+RAMASWAMY_ROUNDS = 2_000
+RAMASWAMY_CLIP_NORM = 0.8
 # Table 3: (n_u, n_e) → how often a canary is met. Table 4: its ranks among 2,000,000, and how many
 # of three a beam search finds.
 RAMASWAMY_TABLE_3 = {
@@ -109,30 +110,46 @@ RAMASWAMY_TABLE_8 = {
 
 # Xu et al. 2023, Tables 1 and 2: rounds, MinS, MaxP, timer in hours, users in millions (None where
 # not printed), ρ; z = 7, 6,500 a round.
-XU_NOISE_MULTIPLIER, XU_REPORT_GOAL = 7.0, 6500
-XU_MODELS: dict[str, tuple[int, int, int, int | None, float | None, float]] = {
-    "NWP de-DE": (930, 212, 4, 48, 3.24, 0.48),
-    "NWP en-GB": (980, 226, 4, 72, 2.38, 0.48),
-    "NWP fr-FR": (1280, 180, 5, 72, 2.79, 0.89),
-    "NWP it-IT": (1620, 303, 5, 72, 3.32, 0.71),
-    "NWP pt-PT": (530, 54, 8, 48, 0.83, 1.86),
-    "NWP es-ES": (1900, 526, 3, 144, 4.21, 0.35),
-    "NWP es-ES, secure aggregation": (1750, 349, 4, 144, 4.21, 0.52),
-    "NWP en-US": (2800, 371, 7, 48, 13.0, 1.31),
-    "NWP en-US, secure aggregation": (1360, 622, 2, 144, 13.0, 0.25),
-    "NWP pt-BR": (3600, 909, 3, 144, 16.6, 0.45),
-    "NWP en-IN": (1290, 170, 6, 96, 7.72, 1.14),
-    "NWP es-MX": (1980, 343, 5, 96, 9.96, 0.64),
-    "NWP es-AR": (640, 90, 5, 96, 4.09, 0.84),
-    "es-ES of 2022": (2000, 313, 6, None, None, 0.81),
-    "OTF de-DE": (1170, 206, 5, 48, 3.24, 0.89),
-    "OTF en-GB": (1220, 206, 5, 72, 2.38, 0.89),
-    "OTF es-ES": (1280, 197, 5, 48, 4.21, 0.89),
-    "OTF fr-FR": (1300, 290, 4, 72, 2.79, 0.61),
-    "OTF it-IT": (1360, 188, 5, 48, 3.32, 0.89),
-    "OTF ru-RU": (870, 327, 3, 48, 6.63, 0.32),
-    "OTF pt-PT": (430, 54, 7, 48, 0.83, 0.99),
+XU_NOISE_MULTIPLIER = 7.0
+XU_REPORT_GOAL = 6500
+
+
+class XuModel(NamedTuple):
+    """A model that they trained, with what bounds its privacy."""
+
+    rounds: int
+    min_separation: int
+    max_participations: int
+    timer_hours: int | None
+    millions: float | None
+    rho: float
+
+
+# Positional, so that it reads as their tables do.
+XU_MODELS: dict[str, XuModel] = {
+    "NWP de-DE": XuModel(930, 212, 4, 48, 3.24, 0.48),
+    "NWP en-GB": XuModel(980, 226, 4, 72, 2.38, 0.48),
+    "NWP fr-FR": XuModel(1280, 180, 5, 72, 2.79, 0.89),
+    "NWP it-IT": XuModel(1620, 303, 5, 72, 3.32, 0.71),
+    "NWP pt-PT": XuModel(530, 54, 8, 48, 0.83, 1.86),
+    "NWP es-ES": XuModel(1900, 526, 3, 144, 4.21, 0.35),
+    "NWP es-ES, secure aggregation": XuModel(1750, 349, 4, 144, 4.21, 0.52),
+    "NWP en-US": XuModel(2800, 371, 7, 48, 13.0, 1.31),
+    "NWP en-US, secure aggregation": XuModel(1360, 622, 2, 144, 13.0, 0.25),
+    "NWP pt-BR": XuModel(3600, 909, 3, 144, 16.6, 0.45),
+    "NWP en-IN": XuModel(1290, 170, 6, 96, 7.72, 1.14),
+    "NWP es-MX": XuModel(1980, 343, 5, 96, 9.96, 0.64),
+    "NWP es-AR": XuModel(640, 90, 5, 96, 4.09, 0.84),
+    "es-ES of 2022": XuModel(2000, 313, 6, None, None, 0.81),
+    "OTF de-DE": XuModel(1170, 206, 5, 48, 3.24, 0.89),
+    "OTF en-GB": XuModel(1220, 206, 5, 72, 2.38, 0.89),
+    "OTF es-ES": XuModel(1280, 197, 5, 48, 4.21, 0.89),
+    "OTF fr-FR": XuModel(1300, 290, 4, 72, 2.79, 0.61),
+    "OTF it-IT": XuModel(1360, 188, 5, 48, 3.32, 0.89),
+    "OTF ru-RU": XuModel(870, 327, 3, 48, 6.63, 0.32),
+    "OTF pt-PT": XuModel(430, 54, 7, 48, 0.83, 0.99),
 }
+# Table 2 and the text: ρ → ε at δ = 1e-10.
 XU_EPSILON = {
     0.89: 9.01,
     0.61: 7.31,
@@ -140,9 +157,9 @@ XU_EPSILON = {
     0.99: 9.56,
     0.25: 4.49,
     1.86: 13.69,
-}  # Table 2 and the text: ρ → ε at δ = 1e-10
+}
 
-# Popov et al. 2018: perplexity of general text and of users', and the average that they print
+# Popov et al. 2018: perplexity of general text and of users', and the average that they print.
 POPOV_START = (100.1, 336.0, 192.6)
 POPOV_TABLE_1 = {
     "rehearsal-0.25": (121.3, 127.9, 124.8),

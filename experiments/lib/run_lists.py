@@ -1,5 +1,5 @@
 """The runs that tables and figures are made of: PAPER/runs.toml lists them, PAPER/results holds
-what came of each.
+the result of each.
 
 A group of runs shares a recipe and seeds, and each run differs from the others in a few settings:
 
@@ -32,7 +32,9 @@ from taciturn.recipe.text import load_recipe
 HERE = Path(__file__).parents[1]
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 KEYS = {"about", "item", "recipe", "seeds", "settings", "runs", "measures"}
-LAST_OF_TURN = (6, 8, 10)  # items
+OPTIONAL_KEYS = {"settings", "measures"}
+# The last item of each turn.
+LAST_OF_TURN = (6, 8, 10)
 MEASURES = {"clipped", "head-words", "canaries", "audit", "typed"}
 
 
@@ -40,17 +42,21 @@ class ListError(Exception):
     """What is wrong with a list of runs."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ListedRun:
     paper: str
     group: str
     name: str
     seed: int
-    recipe: str  # a file beside the list
-    settings: tuple[str, ...]  # section.key=value, which win over the recipe's
-    measures: tuple[str, ...] = ()  # what is looked at besides accuracy
+    # A file beside the list.
+    recipe: str
+    # section.key=value, which win over the recipe's.
+    settings: tuple[str, ...]
+    # What is looked at besides accuracy.
+    measures: tuple[str, ...] = ()
     item: int = LAST_OF_TURN[-1]
-    repeats: int = 0  # seeds of its group that come before its own
+    # Seeds of its group that come before its own.
+    repeats: int = 0
 
     @property
     def id(self) -> str:
@@ -62,14 +68,14 @@ class ListedRun:
 
     @property
     def turn(self) -> tuple[int, int, int]:
-        """When it is run, as something to sort by."""
-        return next(last for last in LAST_OF_TURN if self.item <= last), self.repeats, self.item
+        """Return when it is run, as something to sort by."""
+        last_item = next(last for last in LAST_OF_TURN if self.item <= last)
+        return last_item, self.repeats, self.item
 
-    def loaded(self, *more: str) -> Recipe:
-        """Its recipe; `more` settings win over all."""
-        return load_recipe(
-            HERE / self.paper / self.recipe, [*self.settings, f"run.seed={self.seed}", *more]
-        )
+    def load_recipe(self, *more: str) -> Recipe:
+        """Load its recipe; `more` settings win over all."""
+        path = HERE / self.paper / self.recipe
+        return load_recipe(path, [*self.settings, f"run.seed={self.seed}", *more])
 
 
 def papers() -> list[str]:
@@ -78,69 +84,73 @@ def papers() -> list[str]:
 
 @cache
 def read_list(paper: str) -> tuple[ListedRun, ...]:
-    """All runs of a paper, in the order of its list; of each group all runs with the first seed,
-    then with the next.
+    """Return all runs of a paper, in the order of its list; of each group all runs with the first
+    seed, then with the next.
     """
     path = HERE / paper / "runs.toml"
     if not path.exists():
         raise ListError(f"{paper} has no list of runs; there are {', '.join(papers())}")
-    found = tuple(
-        run
-        for group, content in tomllib.loads(path.read_text()).items()
-        for run in _group(paper, group, content)
-    )
-    if len({run.id for run in found}) < len(found):
+    runs: list[ListedRun] = []
+    for group, content in tomllib.loads(path.read_text()).items():
+        runs += _list_group(paper, group, content)
+    ids = {run.id for run in runs}
+    if len(ids) < len(runs):
         raise ListError(f"{path} lists a run twice")
-    return found
+    return tuple(runs)
 
 
 def choose_runs(what: list[str]) -> list[ListedRun]:
     """Return the runs of papers, or of groups as PAPER/GROUP, in the order in which they are run;
     all there are, where nothing is named.
     """
-    found: list[ListedRun] = []
-    for one in what or papers():
-        paper, _, group = one.partition("/")
+    chosen: list[ListedRun] = []
+    for name in what or papers():
+        paper, _, group = name.partition("/")
         runs = [run for run in read_list(paper) if group in ("", run.group)]
         if not runs:
-            raise ListError(
-                f"{paper} has no group {group}; it has"
-                f" {', '.join(dict.fromkeys(run.group for run in read_list(paper)))}"
-            )
-        found += runs
-    return sorted(found, key=lambda run: run.turn)
+            groups = dict.fromkeys(run.group for run in read_list(paper))
+            raise ListError(f"{paper} has no group {group}; it has {', '.join(groups)}")
+        chosen += runs
+    return sorted(chosen, key=lambda run: run.turn)
 
 
-def _group(paper: str, group: str, content: dict[str, Any]) -> Iterator[ListedRun]:
+def _list_group(paper: str, group: str, content: dict[str, Any]) -> Iterator[ListedRun]:
     where = f"{paper}/runs.toml, {group}"
-    unknown = set(content) - KEYS or set(content.get("measures", ())) - MEASURES
-    if (
-        unknown
-        or not KEYS - {"settings", "measures"} <= set(content)
-        or content["item"] not in range(1, LAST_OF_TURN[-1] + 1)
-    ):
+    _check_keys(where, content)
+    for repeats, seed in enumerate(content["seeds"]):
+        for name, settings in content["runs"].items():
+            _check_name(where, group, name)
+            common = {"recipe": content["recipe"], **content.get("settings", {})}
+            both = common | settings
+            recipe = both.pop("recipe")
+            yield ListedRun(
+                paper=paper,
+                group=group,
+                name=name,
+                seed=seed,
+                recipe=recipe,
+                settings=tuple(f"{key}={json.dumps(value)}" for key, value in both.items()),
+                measures=tuple(content.get("measures", ())),
+                item=content["item"],
+                repeats=repeats,
+            )
+
+
+def _check_keys(where: str, content: dict[str, Any]) -> None:
+    unknown = set(content) - KEYS
+    unknown |= set(content.get("measures", ())) - MEASURES
+    missing = KEYS - OPTIONAL_KEYS - set(content)
+    items = range(1, LAST_OF_TURN[-1] + 1)
+    if unknown or missing or content["item"] not in items:
         raise ListError(
             f"{where}: a group has about, an item from 1 to {LAST_OF_TURN[-1]}, recipe, seeds and"
             f" runs, may have settings and measures, and has {sorted(content)}"
         )
-    for repeats, seed in enumerate(content["seeds"]):
-        for name, settings in content["runs"].items():
-            if not NAME.fullmatch(f"{group}-{name}"):
-                raise ListError(
-                    f"{where}: {name} names a file, and so is made of small letters, digits, points"
-                    " and dashes"
-                )
-            both = {"recipe": content["recipe"], **content.get("settings", {}), **settings}
-            recipe = both.pop("recipe")
-            said = tuple(f"{key}={json.dumps(value)}" for key, value in both.items())
-            yield ListedRun(
-                paper,
-                group,
-                name,
-                seed,
-                recipe,
-                said,
-                tuple(content.get("measures", ())),
-                content["item"],
-                repeats,
-            )
+
+
+def _check_name(where: str, group: str, name: str) -> None:
+    if not NAME.fullmatch(f"{group}-{name}"):
+        raise ListError(
+            f"{where}: {name} names a file, and so is made of small letters, digits, points"
+            " and dashes"
+        )

@@ -10,8 +10,15 @@ from html import escape
 
 from lib.results import Group
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 380, 62, 190, 36, 48
-LETTER = 7  # of a legend, at most, in pixels
+WIDTH = 640
+HEIGHT = 380
+LEFT = 62
+RIGHT = 190
+TOP = 36
+BOTTOM = 48
+# The width of a letter of a legend, at most, in pixels.
+LETTER = 7
+# Okabe and Ito's colours, and two more.
 COLOURS = (
     "#0072b2",
     "#d55e00",
@@ -21,13 +28,22 @@ COLOURS = (
     "#56b4e9",
     "#7f7f7f",
     "#8b5a2b",
-)  # Okabe and Ito's, and two more
-STYLE = """text{font:12px sans-serif;fill:#222}.small{font-size:11px}.title{font-size:13px;font-weight:600}
-.axis{stroke:#888;fill:none}.grid{stroke:#ddd;fill:none}svg{background:#fff}
-@media(prefers-color-scheme:dark){text{fill:#ddd}.grid{stroke:#3a3a3a}svg{background:#1b1b1b}}"""
+)
+COLOUR_OF_PAPERS = "#888"
+DASHES = ' stroke-dasharray="5 4"'
+STYLE = (
+    "text{font:12px sans-serif;fill:#222}"
+    ".small{font-size:11px}"
+    ".title{font-size:13px;font-weight:600}\n"
+    ".axis{stroke:#888;fill:none}"
+    ".grid{stroke:#ddd;fill:none}"
+    "svg{background:#fff}\n"
+    "@media(prefers-color-scheme:dark)"
+    "{text{fill:#ddd}.grid{stroke:#3a3a3a}svg{background:#1b1b1b}}"
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Line:
     """Points that belong together. `margin` is half an interval; the paper's own figures are hollow
     and dashed.
@@ -39,89 +55,104 @@ class Line:
     of_paper: bool = False
     joined: bool = True
 
+    def finite_margins(self) -> Sequence[float]:
+        """Return a margin for every point, 0 where there is none."""
+        margins = self.margins or [0.0] * len(self.points)
+        return [margin if math.isfinite(margin) else 0.0 for margin in margins]
+
 
 def curve(group: Group, run: str, name: str) -> Line:
-    """AccuracyTop1 over the rounds of a run, in %; margins are half of what its seeds differ by."""
-    found = [(round, one) for round, one in group.curve(run) if round]
-    return Line(
-        name,
-        [(round, 100 * one.value) for round, one in found],
-        [50 * (one.most - one.least) for _, one in found],
-    )
+    """Return AccuracyTop1 over the rounds of a run, in %; margins are half of what its seeds differ
+    by.
+    """
+    points = []
+    margins = []
+    for round, accuracy in group.curve(run):
+        if round:
+            points.append((round, 100 * accuracy.value))
+            margins.append(50 * (accuracy.most - accuracy.least))
+    return Line(name=name, points=points, margins=margins)
 
 
-@dataclass(frozen=True)
+def curves(group: Group, names: dict[str, str]) -> list[Line]:
+    """Return the curves of several runs, under the names that readers know them by."""
+    return [curve(group, run, name) for run, name in names.items()]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scale:
     low: float
     high: float
-    first: float  # where the ends are drawn
+    # Where the ends are drawn.
+    first: float
     last: float
     is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high, value = (
-            math.log10(one) if self.is_log else one for one in (self.low, self.high, value)
-        )
+        """Return where a value is drawn."""
+        low = self._on_scale(self.low)
+        high = self._on_scale(self.high)
+        value = self._on_scale(value)
         return self.first + (self.last - self.first) * (value - low) / (high - low)
 
+    def _on_scale(self, value: float) -> float:
+        return math.log10(value) if self.is_log else value
+
     def ticks(self) -> list[float]:
-        if self.is_log:
-            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            return [
-                tick
-                for power in powers
-                for tick in (10.0**power, 2 * 10.0**power, 5 * 10.0**power)
-                if self.low <= tick <= self.high
-            ]
-        step = 10 ** math.floor(math.log10((self.high - self.low) / 4))
-        step = next(
-            step * times for times in (1, 2, 5, 10) if (self.high - self.low) / (step * times) <= 6
-        )
+        return self._log_ticks() if self.is_log else self._even_ticks()
+
+    def _log_ticks(self) -> list[float]:
+        first = math.floor(math.log10(self.low))
+        last = math.ceil(math.log10(self.high))
+        ticks = []
+        for exponent in range(first, last + 1):
+            power = 10.0**exponent
+            ticks += [power, 2 * power, 5 * power]
+        return [tick for tick in ticks if self.low <= tick <= self.high]
+
+    def _even_ticks(self) -> list[float]:
+        reach = self.high - self.low
+        power = 10 ** math.floor(math.log10(reach / 4))
+        steps = [power * times for times in (1, 2, 5, 10)]
+        step = next(step for step in steps if reach / step <= 6)
         first = math.ceil(self.low / step - 1e-9)
-        return [count * step for count in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        last = math.floor(self.high / step + 1e-9)
+        return [count * step for count in range(first, last + 1)]
 
 
 def figure(
-    title: str, across: str, up: str, lines: Sequence[Line], log: bool = False, log_up: bool = False
+    title: str,
+    *,
+    across: str,
+    up: str,
+    lines: Sequence[Line],
+    log: bool = False,
+    log_up: bool = False,
 ) -> str:
-    """A chart of lines, with a legend to the right of it; `log` is about what goes across."""
-    xs = [x for line in lines for x, _ in line.points]
-    ys = [
-        y + sign * margin
-        for line in lines
-        for (_, y), margin in zip(line.points, _margins(line), strict=True)
-        for sign in (-1, 1)
-    ]
-    room = 0.06 * (max(ys) - min(ys) or 1)
-    side = 0 if log else 0.02 * (max(xs) - min(xs) or 1)
-    x = Scale(min(xs) - side, max(xs) + side, LEFT, WIDTH - RIGHT, log)
-    y = Scale(
-        min(ys) - (0 if log_up else room),
-        max(ys) + (0 if log_up else room),
-        HEIGHT - BOTTOM,
-        TOP,
-        log_up,
-    )
-    if x.low == x.high:
-        x = Scale(x.low / 2, x.high * 2, LEFT, WIDTH - RIGHT, log)
-    drawn = [
-        *_axes(x, y, across, up),
+    """Draw a chart of lines, with a legend to the right of it.
+
+    Args:
+        title: what stands above it.
+        across: what goes across.
+        up: what goes up.
+        lines: what is drawn.
+        log: whether the scale across is logarithmic.
+        log_up: whether the scale upwards is.
+    """
+    x = _scale_across(lines, log)
+    y = _scale_up(lines, log_up)
+    elements = [
+        *_draw_axes(x, y, across, up),
         f'<text class="title" x="{LEFT}" y="20">{escape(title)}</text>',
     ]
-    colours = dict(
-        zip(
-            dict.fromkeys(line.name for line in lines if not line.of_paper),
-            COLOURS * 4,
-            strict=False,
-        )
-    )
+    colours = _choose_colours(lines)
     for place, line in enumerate(lines):
-        colour = "#888" if line.of_paper and line.name not in colours else colours[line.name]
-        drawn += [*_line(line, x, y, colour), *_legend(line, place, colour)]
-    body, width = (
-        "\n".join(drawn),
-        max(WIDTH, WIDTH - RIGHT + 44 + LETTER * max(len(line.name) for line in lines)),
-    )
+        colour = colours.get(line.name, COLOUR_OF_PAPERS)
+        elements += _draw_line(line, x, y, colour)
+        elements += _draw_legend(line, place, colour)
+    longest_name = max(len(line.name) for line in lines)
+    width = max(WIDTH, WIDTH - RIGHT + 44 + LETTER * longest_name)
+    body = "\n".join(elements)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}"'
         f' height="{HEIGHT}">\n'
@@ -129,54 +160,94 @@ def figure(
     )
 
 
-def _margins(line: Line) -> Sequence[float]:
-    found = line.margins or [0.0] * len(line.points)
-    return [margin if math.isfinite(margin) else 0.0 for margin in found]
+def _scale_across(lines: Sequence[Line], is_log: bool) -> Scale:
+    values = []
+    for line in lines:
+        values += [across for across, _ in line.points]
+    low = min(values)
+    high = max(values)
+    side = 0 if is_log else 0.02 * (high - low or 1)
+    low -= side
+    high += side
+    # A single value stands in the middle.
+    if low == high:
+        low /= 2
+        high *= 2
+    return Scale(low=low, high=high, first=LEFT, last=WIDTH - RIGHT, is_log=is_log)
 
 
-def _axes(x: Scale, y: Scale, across: str, up: str) -> Iterable[str]:
+def _scale_up(lines: Sequence[Line], is_log: bool) -> Scale:
+    values = []
+    for line in lines:
+        for (_, up), margin in zip(line.points, line.finite_margins(), strict=True):
+            values += [up - margin, up + margin]
+    low = min(values)
+    high = max(values)
+    room = 0 if is_log else 0.06 * (high - low or 1)
+    return Scale(
+        low=low - room,
+        high=high + room,
+        first=HEIGHT - BOTTOM,
+        last=TOP,
+        is_log=is_log,
+    )
+
+
+def _choose_colours(lines: Sequence[Line]) -> dict[str, str]:
+    """Return the colours of our lines; a paper's line has that of ours of the same name."""
+    names = dict.fromkeys(line.name for line in lines if not line.of_paper)
+    return dict(zip(names, COLOURS * 4, strict=False))
+
+
+def _draw_axes(x: Scale, y: Scale, across: str, up: str) -> Iterable[str]:
     for tick in x.ticks():
-        yield f'<path class="grid" d="M{x(tick):.1f} {y.first}V{y.last}"/>'
+        place = f"{x(tick):.1f}"
+        yield f'<path class="grid" d="M{place} {y.first}V{y.last}"/>'
         yield (
-            f'<text class="small" text-anchor="middle" x="{x(tick):.1f}"'
+            f'<text class="small" text-anchor="middle" x="{place}"'
             f' y="{y.first + 16}">{tick:g}</text>'
         )
     for tick in y.ticks():
-        yield f'<path class="grid" d="M{x.first} {y(tick):.1f}H{x.last}"/>'
+        place = y(tick)
+        rounded = float(f"{tick:.6g}")
+        yield f'<path class="grid" d="M{x.first} {place:.1f}H{x.last}"/>'
         yield (
             f'<text class="small" text-anchor="end" x="{x.first - 6}"'
-            f' y="{y(tick) + 4:.1f}">{float(f"{tick:.6g}"):g}</text>'
+            f' y="{place + 4:.1f}">{rounded:g}</text>'
         )
+    middle_across = (x.first + x.last) / 2
+    middle_up = (y.first + y.last) / 2
     yield f'<path class="axis" d="M{x.first} {y.last}V{y.first}H{x.last}"/>'
     yield (
-        f'<text text-anchor="middle" x="{(x.first + x.last) / 2:.0f}"'
+        f'<text text-anchor="middle" x="{middle_across:.0f}"'
         f' y="{HEIGHT - 10}">{escape(across)}</text>'
     )
     yield (
-        f'<text text-anchor="middle" transform="translate(16 {(y.first + y.last) / 2:.0f})'
+        f'<text text-anchor="middle" transform="translate(16 {middle_up:.0f})'
         f' rotate(-90)">{escape(up)}</text>'
     )
 
 
-def _line(line: Line, x: Scale, y: Scale, colour: str) -> Iterable[str]:
-    places = [(x(a), y(b)) for a, b in line.points]
-    if line.joined and len(places) > 1:
-        dashes = ' stroke-dasharray="5 4"' if line.of_paper else ""
-        way = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
+def _draw_line(line: Line, x: Scale, y: Scale, colour: str) -> Iterable[str]:
+    if line.joined and len(line.points) > 1:
+        dashes = DASHES if line.of_paper else ""
+        places = [f"{x(across):.1f} {y(up):.1f}" for across, up in line.points]
+        way = "L".join(places)
         yield f'<path d="M{way}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>'
-    for (a, b), (_, value), margin in zip(places, line.points, _margins(line), strict=True):
+    fill = "none" if line.of_paper else colour
+    for (across, up), margin in zip(line.points, line.finite_margins(), strict=True):
+        place = f"{x(across):.1f}"
         if margin:
-            yield (
-                f'<path d="M{a:.1f} {y(value - margin):.1f}V{y(value + margin):.1f}"'
-                f' stroke="{colour}" opacity="0.55"/>'
-            )
-        fill = "none" if line.of_paper else colour
-        yield f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.6" fill="{fill}" stroke="{colour}"/>'
+            low = y(up - margin)
+            high = y(up + margin)
+            yield (f'<path d="M{place} {low:.1f}V{high:.1f}" stroke="{colour}" opacity="0.55"/>')
+        yield f'<circle cx="{place}" cy="{y(up):.1f}" r="2.6" fill="{fill}" stroke="{colour}"/>'
 
 
-def _legend(line: Line, place: int, colour: str) -> Iterable[str]:
-    across, down = WIDTH - RIGHT + 14, TOP + 8 + 18 * place
-    dashes = ' stroke-dasharray="5 4"' if line.of_paper else ""
+def _draw_legend(line: Line, place: int, colour: str) -> Iterable[str]:
+    across = WIDTH - RIGHT + 14
+    down = TOP + 8 + 18 * place
+    dashes = DASHES if line.of_paper else ""
     name = f"{line.name} (paper)" if line.of_paper else line.name
     yield f'<path d="M{across} {down}h18" stroke="{colour}" stroke-width="1.8"{dashes}/>'
     yield f'<text class="small" x="{across + 24}" y="{down + 4}">{escape(name)}</text>'

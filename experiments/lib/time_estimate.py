@@ -9,71 +9,106 @@ import jax
 
 from lib.run_lists import ListedRun
 from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
 from taciturn.trees import size
 
-jax.config.update("jax_platforms", "cpu")  # only shapes are computed here: the GPU is the runs'
+# Only shapes are computed here: the GPU is the runs'.
+jax.config.update("jax_platforms", "cpu")
 
 # Seconds, as measured in earlier runs, with which the estimates agree within a factor of three.
-START = 15.0  # a process starts, copies its people and compiles, or finds what another one compiled
-ROUND = 0.03  # what a round takes however few take part
-EVALUATION = 0.5  # 900,000 tokens of held-out people, by a model of 10,000 words
-CANARIES = 20.0  # 27 of them among 2,000,000 references
-KEYSTROKES = 10.0  # of 700 sentences, on a CPU
-PARAMETER = 6e-11  # of one person's update: it is clipped, made integers and added
-TOKEN = 1.3e-7  # of one person's text, by a model of 10,000 words
-TOKENS = {"local/steam-show": 400}  # of nearly everybody there, at most
-# of the time that runs would take one after another: side by side they fill each other's gaps
+
+# A process starts, copies its people and compiles, or finds what another one compiled.
+START = 15.0
+# What a round takes however few take part.
+ROUND = 0.03
+# 900,000 tokens of held-out people, by a model of 10,000 words.
+EVALUATION = 0.5
+# 27 of them among 2,000,000 references.
+CANARIES = 20.0
+# Of 700 sentences, on a CPU.
+KEYSTROKES = 10.0
+# Of one person's update: it is clipped, made integers and added.
+PARAMETER = 6e-11
+# Of one person's text, by a model of 10,000 words.
+TOKEN = 1.3e-7
+# The share of the time that runs would take one after another: side by side they fill each other's
+# gaps.
 SHARED = 0.6
+
+# The tokens that nearly everybody has at most, where that is fewer than a recipe takes.
+TOKENS = {"local/steam-show": 400}
+# The words of a population's vocabulary, where they are not the usual ones.
+USUAL_WORDS = 10_000
 WORDS = {
     "local/blogs-1600-20k": 20_000,
     "local/blogs-1600-30k": 30_000,
     "local/blogs-characters": 200,
+    "local/popov/people": 30_000,
+    "local/popov/ten": 30_000,
+    "local/popov/one": 30_000,
 }
-WORDS |= dict.fromkeys(("local/popov/people", "local/popov/ten", "local/popov/one"), 30_000)
 
 
 class Estimate(NamedTuple):
-    gpu: float  # seconds for which it keeps a GPU busy
-    alone: float  # seconds from start to end with nothing beside it
+    # Seconds for which it keeps a GPU busy.
+    gpu: float
+    # Seconds from start to end with nothing beside it.
+    alone: float
 
     def beside(self, others: int) -> float:
-        """Return its seconds from start to end where so many others of its kind share the GPU."""
+        """Return its seconds from start to end where others of its kind share the GPU."""
         return self.alone + others * SHARED * self.gpu
 
 
 def estimate(run: ListedRun) -> Estimate:
-    recipe = run.loaded()
-    words = WORDS.get(recipe.data.population, 10_000)
-    tokens = min(
-        recipe.data.tokens_per_user, TOKENS.get(recipe.data.population, recipe.data.tokens_per_user)
-    )
-    people = recipe.run.rounds * (
-        recipe.participation.cohort + recipe.canaries.rate * recipe.canaries.synthetic_users
-    )
-    parameters = _parameters(recipe.model, words)
-    token = TOKEN * max(words / 10_000, parameters / 1.5e6)
-    parameter = PARAMETER * (2 if recipe.privacy.encoding == "modular" else 1)
-    person = parameter * parameters + token * tokens * recipe.local.epochs
-    evaluations = (
-        EVALUATION * max(1, words / 10_000) * (1 + recipe.run.rounds / recipe.run.evaluate_every)
-    )
-    measuring = evaluations + CANARIES * ("canaries" in run.measures)
-    gpu = people * person + measuring
-    return Estimate(
-        gpu, START + KEYSTROKES * ("typed" in run.measures) + ROUND * recipe.run.rounds + gpu
-    )
+    """Estimate how long a run of a list takes."""
+    recipe = run.load_recipe()
+    rounds = recipe.run.rounds
+    synthetic = recipe.canaries.rate * recipe.canaries.synthetic_users
+    people = rounds * (recipe.participation.cohort + synthetic)
+    gpu = people * _seconds_of_a_person(recipe) + _seconds_of_measuring(run, recipe)
+    alone = START + ROUND * rounds + gpu
+    if "typed" in run.measures:
+        alone += KEYSTROKES
+    return Estimate(gpu=gpu, alone=alone)
 
 
-def together(estimates: list[Estimate], at_once: int) -> float:
-    """Return the seconds that runs take, so many at a time: until the GPU has done all of it, or
+def _words_of(recipe: Recipe) -> int:
+    return WORDS.get(recipe.data.population, USUAL_WORDS)
+
+
+def _seconds_of_a_person(recipe: Recipe) -> float:
+    asked_for = recipe.data.tokens_per_user
+    tokens = min(asked_for, TOKENS.get(recipe.data.population, asked_for))
+    words = _words_of(recipe)
+    parameters = _count_parameters(recipe.model.model_dump_json(), words)
+    token = TOKEN * max(words / USUAL_WORDS, parameters / 1.5e6)
+    is_modular = recipe.privacy.encoding == "modular"
+    parameter = 2 * PARAMETER if is_modular else PARAMETER
+    return parameter * parameters + token * tokens * recipe.local.epochs
+
+
+def _seconds_of_measuring(run: ListedRun, recipe: Recipe) -> float:
+    times = 1 + recipe.run.rounds / recipe.run.evaluate_every
+    seconds = EVALUATION * max(1, _words_of(recipe) / USUAL_WORDS) * times
+    if "canaries" in run.measures:
+        seconds += CANARIES
+    return seconds
+
+
+def estimate_together(estimates: list[Estimate], at_once: int) -> float:
+    """Return the seconds that runs take, `at_once` at a time: until the GPU has done all of it, or
     the last process its waiting.
     """
-    return max(
-        SHARED * sum(one.gpu for one in estimates), sum(one.alone for one in estimates) / at_once
-    )
+    gpu = SHARED * sum(estimate.gpu for estimate in estimates)
+    processes = sum(estimate.alone for estimate in estimates) / at_once
+    return max(gpu, processes)
 
 
 @cache
-def _parameters(model: ModelSection, words: int) -> int:
-    return size(jax.eval_shape(build.language_model(model, words).init, jax.random.key(0)))
+def _count_parameters(model: str, words: int) -> int:
+    """Count the parameters of a model, whose section of a recipe is given as JSON."""
+    section = ModelSection.model_validate_json(model)
+    init = build.language_model(section, words).init
+    return size(jax.eval_shape(init, jax.random.key(0)))

@@ -5,26 +5,43 @@ from dataclasses import replace
 from itertools import pairwise
 
 from lib import paper_values, typing_tables
-from lib.page import Item, Judged, Verdict, cannot, judged, not_run, table
-from lib.results import Group, computed, percent
-from lib.svg import Line, curve, figure
+from lib.page import (
+    Item,
+    Judged,
+    Verdict,
+    choose_verdict,
+    judge_by_groups,
+    judge_parts,
+    mark_impossible,
+    mark_not_run,
+    table,
+)
+from lib.paper_values import XuModel
+from lib.results import Group, Result, load_computed, percent, percents
+from lib.svg import Line, curve, curves, figure
 
 PAPER = "xu2023"
 TITLE = "Xu et al. 2023: federated learning of Gboard language models with differential privacy"
 ABOUT = """
-Their privacy figures are recomputed; their accuracies are of millions of phones. DP-FTRL is tried on 5,900 bloggers in cohorts of 100 for
-590 rounds or 290 (LSTM of 1.35M parameters), and on 36,903 steam users, of whom a fifth of the paper's report goals fit, for 200 rounds. So
-few people leave no small ρ at a usable noise; what carries over is how noise, report goals and starts compare.
+Their privacy figures are recomputed; their accuracies are of millions of phones. DP-FTRL is tried
+on 5,900 bloggers in cohorts of 100 for 590 rounds or 290 (LSTM of 1.35M parameters), and on 36,903
+steam users, of whom a fifth of the paper's report goals fit, for 200 rounds. So few people leave no
+small ρ at a usable noise; what carries over is how noise, report goals and starts compare.
 """
 CLOSE = 0.003
 TIED = ("untied", "tied")
-KATZ = "Katz, with history"  # the kind of n-gram that the models replaced
+# The kind of n-gram that the models replaced.
+KATZ = "Katz, with history"
+COMPUTE = "python experiments/compute.py"
 TYPING = (
     "python experiments/keyboard/table.py local/blogs-1600-30k blogs.parquet"
     " experiments/xu2023/results/typing.json …"
 )
-MODELS = ("10,000 words", "30,000 words")  # as typing.json names them
+# As typing.json names them.
+FEWER_WORDS = "10,000 words"
+MORE_WORDS = "30,000 words"
 STARTS = "a start saves about 1,000 rounds; the adaptive clip norm catches up"
+ACCURACY = "AccuracyTop1, %"
 
 
 def items() -> list[Item]:
@@ -32,17 +49,22 @@ def items() -> list[Item]:
         tables(),
         table_1(),
         table_2(),
-        cannot(
-            "Figure 1",
-            "three uses of a language model",
-            "",
-            "a picture; all three work here: docs/keyboard.md",
+        mark_impossible(
+            name="Figure 1",
+            about="three uses of a language model",
+            theirs="",
+            why="a picture; all three work here: docs/keyboard.md",
         ),
-        cannot("Figure 2", "the system", "", "a drawing; ours is docs/fleet.md"),
+        mark_impossible(
+            name="Figure 2",
+            about="the system",
+            theirs="",
+            why="a drawing; ours is docs/fleet.md",
+        ),
         figure_3(),
         figure_4(),
         goals(),
-        tied(),
+        tied_embeddings(),
         first_rounds(),
         pretraining(),
         sums(),
@@ -52,37 +74,19 @@ def items() -> list[Item]:
 
 
 def tables() -> Item:
-    rows, off, near = [], 0.0, 0
-    found = {row["model"]: row for row in computed(PAPER)["models"]}
-    timed = [row for row in found.values() if "min_separation" in row]
-    for name, (
-        rounds,
-        min_separation,
-        max_participations,
-        timer,
-        millions,
-        rho,
-    ) in paper_values.XU_MODELS.items():
-        row = found[name]
-        off = max(off, abs(row["rho"] - rho))
-        near += "min_separation" in row and abs(row["min_separation"] / min_separation - 1) < 0.25
-        ours = (
-            f"{row['min_separation']} / {row['max_participations']}"
-            if "min_separation" in row
-            else ""
-        )
-        setting = f"{millions:g}M, {timer} h" if millions and timer else ""
-        cells = [
-            name,
-            f"{rounds:,}",
-            setting,
-            f"{min_separation} / {max_participations}",
-            ours,
-            rho,
-            f"{row['rho']:.3f}",
-            f"**{row['blt_rho']:.3f}**",
-        ]
-        rows.append(cells)
+    computed = {row["model"]: row for row in load_computed(PAPER)["models"]}
+    off = 0.0
+    # Models whose MinS a simulated fleet gives, and those of them where it is near the printed one.
+    timed = 0
+    near = 0
+    rows = []
+    for name, theirs in paper_values.XU_MODELS.items():
+        row = computed[name]
+        off = max(off, abs(row["rho"] - theirs.rho))
+        if "min_separation" in row:
+            timed += 1
+            near += abs(row["min_separation"] / theirs.min_separation - 1) < 0.25
+        rows.append(_model_row(name, theirs, row))
     head = [
         "model",
         "rounds",
@@ -93,303 +97,359 @@ def tables() -> Item:
         "recomputed",
         "BLT at the same error",
     ]
-    details = (
+    about_cells = (
         "z = 7, 6,500 reports a round. The simulated fleet charges at night, keeps the timer and"
-        " drops out; a BLT has as much noise "
+        " drops out; a BLT has as much noise on the models of the way as their tree."
     )
-    details += "on the models of the way as their tree.\n\n"
     ours = (
-        f"every ρ to {off:.3f}; MinS within a quarter of the printed one for {near} of {len(timed)}"
+        f"every ρ to {off:.3f}; MinS within a quarter of the printed one for {near} of {timed}"
         " by a simulated fleet"
     )
-    verdict, about = (
-        Verdict.HOLDS if near == len(timed) else Verdict.PART,
-        "MinS, MaxP and ρ of 21 models",
-    )
-    command = "python experiments/compute.py"
     return Item(
-        "Tables 1 and 2, privacy",
-        about,
-        "ρ = 0.25 to 1.86",
-        ours,
-        verdict,
-        command=command,
-        details=details + table(head, rows),
+        name="Tables 1 and 2, privacy",
+        about="MinS, MaxP and ρ of 21 models",
+        theirs="ρ = 0.25 to 1.86",
+        ours=ours,
+        verdict=Verdict.HOLDS if near == timed else Verdict.PART,
+        command=COMPUTE,
+        details=f"{about_cells}\n\n{table(head, rows)}",
     )
+
+
+def _model_row(name: str, theirs: XuModel, row: Result) -> list[object]:
+    setting = ""
+    if theirs.millions and theirs.timer_hours:
+        setting = f"{theirs.millions:g}M, {theirs.timer_hours} h"
+    simulated = ""
+    if "min_separation" in row:
+        simulated = f"{row['min_separation']} / {row['max_participations']}"
+    return [
+        name,
+        f"{theirs.rounds:,}",
+        setting,
+        f"{theirs.min_separation} / {theirs.max_participations}",
+        simulated,
+        theirs.rho,
+        f"{row['rho']:.3f}",
+        f"**{row['blt_rho']:.3f}**",
+    ]
 
 
 def table_2() -> Item:
-    found = computed(PAPER)["epsilon_of_rho"]
-    off = max(abs(found[str(rho)] - epsilon) for rho, epsilon in paper_values.XU_EPSILON.items())
-    rows = [
-        [rho, epsilon, f"{found[str(rho)]:.3f}"]
-        for rho, epsilon in sorted(paper_values.XU_EPSILON.items())
-    ]
-    details = table(["ρ", "ε as printed", "recomputed"], rows)
+    computed = load_computed(PAPER)["epsilon_of_rho"]
+    off = 0.0
+    rows = []
+    for rho, epsilon in sorted(paper_values.XU_EPSILON.items()):
+        recomputed = computed[str(rho)]
+        off = max(off, abs(recomputed - epsilon))
+        rows.append([rho, epsilon, f"{recomputed:.3f}"])
     return Item(
-        "Table 2, ε",
-        "ρ as ε at δ = 1e-10",
-        "4.49 to 13.69",
-        f"the same to {off:.3f}",
-        Verdict.HOLDS,
-        command="python experiments/compute.py",
-        details=details,
+        name="Table 2, ε",
+        about="ρ as ε at δ = 1e-10",
+        theirs="4.49 to 13.69",
+        ours=f"the same to {off:.3f}",
+        verdict=Verdict.HOLDS,
+        command=COMPUTE,
+        details=table(["ρ", "ε as printed", "recomputed"], rows),
     )
 
 
-@judged(PAPER, "starts", "Figure 3", "a public start, and a clip norm that adapts", STARTS)
+@judge_by_groups(
+    paper=PAPER,
+    groups="starts",
+    name="Figure 3",
+    about="a public start, and a clip norm that adapts",
+    theirs=STARTS,
+)
 def figure_3(starts: Group) -> Judged:
     names = {
         "random": "random start, S = 3",
         "pretrained": "public start, S = 3",
         "adaptive": "random start, adaptive",
     }
-    svg = figure(
-        "BLT noise at ρ = 78",
-        "round",
-        "AccuracyTop1, %",
-        [curve(starts, run, name) for run, name in names.items()],
-    )
-    end, rounds = starts.last("random").value, starts.curve("random")[-1][0]
-    saved = next((round for round, one in starts.curve("pretrained") if one.value >= end), math.inf)
+    svg = figure("BLT noise at ρ = 78", across="round", up=ACCURACY, lines=curves(starts, names))
+    end = starts.last("random").value
+    rounds, _ = starts.curve("random")[-1]
     apart = end - starts.last("adaptive").value
+    saved = _first_round_with(starts, "pretrained", end)
     ours = (
         f"after {saved} of {rounds} rounds a public start has what a random one ends with; adaptive"
         f" ends {100 * apart:+.2f} points behind"
     )
     return Judged(
-        ours,
-        Verdict.HOLDS if saved < rounds / 2 and abs(apart) < CLOSE else Verdict.PART,
-        "",
-        {"starts.svg": svg},
+        ours=ours,
+        verdict=Verdict.HOLDS if saved < rounds / 2 and abs(apart) < CLOSE else Verdict.PART,
+        figures={"starts.svg": svg},
     )
+
+
+def _first_round_with(group: Group, run: str, least: float) -> float:
+    """Return the first round after which a run is as accurate, infinity where it never is."""
+    for round, accuracy in group.curve(run):
+        if accuracy.value >= least:
+            return round
+    return math.inf
 
 
 def figure_4() -> Item:
     about = "ρ by population, report goal, rounds and MinS"
-    curves = computed(PAPER).get("figure_4")
-    if not curves:
-        return not_run(
-            "Figure 4",
-            about,
-            "larger goals and MinS give smaller ρ",
-            "python experiments/compute.py",
+    theirs = "larger goals and MinS give smaller ρ"
+    computed = load_computed(PAPER).get("figure_4")
+    if not computed:
+        return mark_not_run(name="Figure 4", about=about, theirs=theirs, command=COMPUTE)
+    figures = {}
+    falls = True
+    for across, by_noise in computed.items():
+        is_over_rounds = across == "rounds"
+        lines = [_line_of_pairs(name, pairs) for name, pairs in by_noise.items()]
+        figures[f"rho-{across.replace(' ', '-')}.svg"] = figure(
+            f"ρ by {across}",
+            across=across,
+            up="ρ (zCDP)",
+            lines=lines,
+            log=not is_over_rounds,
+            log_up=True,
         )
-    drawn, falls = {}, True
-    for across, lines in curves.items():
-        made = [Line(name, [(x, y) for x, y in points]) for name, points in lines.items()]
-        drawn[f"rho-{across.replace(' ', '-')}.svg"] = figure(
-            f"ρ by {across}", across, "ρ (zCDP)", made, log=across != "rounds", log_up=True
-        )
-        if across != "rounds":
-            falls &= all(points[-1][1] < points[0][1] for points in lines.values())
-    ours = "so do ours, and a BLT with the same error has less of it everywhere"
-    verdict = Verdict.HOLDS if falls else Verdict.FAILS
+        if not is_over_rounds:
+            falls = falls and all(pairs[-1][1] < pairs[0][1] for pairs in by_noise.values())
     return Item(
-        "Figure 4",
-        about,
-        "larger goals and MinS give smaller ρ",
-        ours,
-        verdict,
-        command="python experiments/compute.py",
-        figures=drawn,
+        name="Figure 4",
+        about=about,
+        theirs=theirs,
+        ours="so do ours, and a BLT with the same error has less of it everywhere",
+        verdict=choose_verdict(holds=falls),
+        command=COMPUTE,
+        figures=figures,
     )
 
 
-@judged(
-    PAPER,
-    "goals",
-    "§2.2",
-    "report goal and noise raised together",
-    "500 with z = 0.54 and 6,500 with z = 7 end alike",
+def _line_of_pairs(name: str, pairs: list[list[float]]) -> Line:
+    return Line(name=name, points=[(across, up) for across, up in pairs])
+
+
+@judge_by_groups(
+    paper=PAPER,
+    groups="goals",
+    name="§2.2",
+    about="report goal and noise raised together",
+    theirs="500 with z = 0.54 and 6,500 with z = 7 end alike",
 )
 def goals(found: Group) -> Judged:
     runs = ("100", "650", "1300")
-    lines = [curve(found, run, f"{run} reports") for run in runs]
-    svg = figure("Report goal and noise raised together, steam", "round", "AccuracyTop1, %", lines)
-    apart = found.last("1300").value - found.last("100").value
-    ours = f"{', '.join(percent(found.last(run)) for run in runs)} % with {', '.join(runs)} reports"
-    return Judged(ours, Verdict.HOLDS if apart > -CLOSE else Verdict.FAILS, "", {"goals.svg": svg})
-
-
-@judged(
-    PAPER,
-    "tied",
-    "§2.3, tied embeddings",
-    "a public start with one embedding for input and output",
-    "harder to train on than two",
-)
-def tied(found: Group) -> Judged:
-    gains = {run: found.last(run).value - found.at(run, 0).value for run in TIED}
-    ours = (
-        ", ".join(
-            f"{run} {percent(found.at(run, 0))} → {percent(found.last(run))}" for run in gains
-        )
-        + " after 100 rounds"
+    svg = figure(
+        "Report goal and noise raised together, steam",
+        across="round",
+        up=ACCURACY,
+        lines=[curve(found, run, f"{run} reports") for run in runs],
     )
-    verdict = Verdict.HOLDS if gains["tied"] < gains["untied"] - CLOSE else Verdict.FAILS
+    ends = percents([found.last(run) for run in runs])
+    apart = found.last("1300").value - found.last("100").value
+    return Judged(
+        ours=f"{ends} % with {', '.join(runs)} reports",
+        verdict=choose_verdict(holds=apart > -CLOSE),
+        figures={"goals.svg": svg},
+    )
+
+
+@judge_by_groups(
+    paper=PAPER,
+    groups="tied",
+    name="§2.3, tied embeddings",
+    about="a public start with one embedding for input and output",
+    theirs="harder to train on than two",
+)
+def tied_embeddings(found: Group) -> Judged:
+    gains = {}
+    changes = []
+    for run in TIED:
+        start = found.at(run, 0)
+        end = found.last(run)
+        gains[run] = end.value - start.value
+        changes.append(f"{run} {percent(start)} → {percent(end)}")
     details = (
         "What differs: their start saw half of C4, ours three epochs of 6M words of Wikipedia, from"
         " which both have far to go."
     )
-    return Judged(ours, verdict, details, {"tied.svg": _tied(found)})
-
-
-@judged(
-    PAPER,
-    "tied",
-    "§2.3, first rounds",
-    "what happens to a public start in the first rounds",
-    "accuracy may fall",
-)
-def first_rounds(found: Group) -> Judged:
-    first = {run: [one.value for round, one in found.curve(run) if round <= 10] for run in TIED}
-    below = max(values[0] - min(values) for values in first.values())
-    dips = {
-        run: max(before - after for before, after in pairwise(values))
-        for run, values in first.items()
-    }
-    ours = " and ".join(f"{run} by {100 * dip:.2f}" for run, dip in dips.items())
-    ours = (
-        f"within ten rounds it falls from one measurement to the next, {ours} points at most, and"
-        f" below its start by {100 * below:.2f}"
+    svg = figure(
+        "A public start, round by round",
+        across="round",
+        up=ACCURACY,
+        lines=[curve(found, run, f"{run} embeddings") for run in TIED],
     )
     return Judged(
-        ours,
-        (
-            Verdict.HOLDS
-            if below > CLOSE
-            else Verdict.PART
-            if max(dips.values()) > CLOSE
-            else Verdict.FAILS
-        ),
+        ours=f"{', '.join(changes)} after 100 rounds",
+        verdict=choose_verdict(holds=gains["tied"] < gains["untied"] - CLOSE),
+        details=details,
+        figures={"tied.svg": svg},
     )
 
 
-def _tied(found: Group) -> str:
-    lines = [curve(found, run, f"{run} embeddings") for run in TIED]
-    return figure("A public start, round by round", "round", "AccuracyTop1, %", lines)
+@judge_by_groups(
+    paper=PAPER,
+    groups="tied",
+    name="§2.3, first rounds",
+    about="what happens to a public start in the first rounds",
+    theirs="accuracy may fall",
+)
+def first_rounds(found: Group) -> Judged:
+    falls = []
+    dips = {}
+    for run in TIED:
+        values = [accuracy.value for round, accuracy in found.curve(run) if round <= 10]
+        falls.append(values[0] - min(values))
+        dips[run] = max(before - after for before, after in pairwise(values))
+    below = max(falls)
+    by_run = " and ".join(f"{run} by {100 * dip:.2f}" for run, dip in dips.items())
+    ours = (
+        f"within ten rounds it falls from one measurement to the next, {by_run} points at most, and"
+        f" below its start by {100 * below:.2f}"
+    )
+    verdict = choose_verdict(holds=below > CLOSE, in_part=max(dips.values()) > CLOSE)
+    return Judged(ours=ours, verdict=verdict)
 
 
-@judged(
-    PAPER,
-    "pretraining",
-    "§2.3, epochs",
-    "how long to train on public text first",
-    "diminishing returns",
+@judge_by_groups(
+    paper=PAPER,
+    groups="pretraining",
+    name="§2.3, epochs",
+    about="how long to train on public text first",
+    theirs="diminishing returns",
 )
 def pretraining(found: Group) -> Judged:
     epochs = ("0", "1", "3", "10")
-    lines = [curve(found, run, f"{run} epochs") for run in epochs]
-    svg = figure("Public text before private rounds", "round", "AccuracyTop1, %", lines)
-    ends = [found.last(run).value for run in epochs]
-    ours = (
-        f"{', '.join(percent(found.last(run)) for run in epochs)} % after {', '.join(epochs)}"
-        " epochs and 290 rounds"
+    svg = figure(
+        "Public text before private rounds",
+        across="round",
+        up=ACCURACY,
+        lines=[curve(found, run, f"{run} epochs") for run in epochs],
     )
-    returns = [later - before for before, later in pairwise(ends)]
+    measured = [found.last(run) for run in epochs]
+    ends = [accuracy.value for accuracy in measured]
+    first, *others = [later - before for before, later in pairwise(ends)]
     return Judged(
-        ours,
-        Verdict.HOLDS if returns[0] > max(returns[1:]) else Verdict.FAILS,
-        "",
-        {"pretraining.svg": svg},
+        ours=f"{percents(measured)} % after {', '.join(epochs)} epochs and 290 rounds",
+        verdict=choose_verdict(holds=first > max(others)),
+        figures={"pretraining.svg": svg},
     )
 
 
-@judged(
-    PAPER, "sums", "§2.4", "sums as secure aggregation makes them, mod M", "no loss is reported"
+@judge_by_groups(
+    paper=PAPER,
+    groups="sums",
+    name="§2.4",
+    about="sums as secure aggregation makes them, mod M",
+    theirs="no loss is reported",
 )
 def sums(found: Group) -> Judged:
-    plain, modular = found.last("plain"), found.last("modular")
+    plain = found.last("plain")
+    modular = found.last("modular")
+    is_close = abs(plain.value - modular.value) < CLOSE
     ours = f"{percent(plain)} with plain sums, {percent(modular)} with sums mod M, after 290 rounds"
-    return Judged(
-        ours, Verdict.HOLDS if abs(plain.value - modular.value) < CLOSE else Verdict.FAILS
-    )
+    return Judged(ours=ours, verdict=choose_verdict(holds=is_close))
 
 
-@judged(
-    PAPER,
-    "rescoring",
-    "Table 2, utility",
-    "30,000 words, to choose among what was nearly typed",
-    "words modified −0.72 to −1.99 %",
+@judge_by_groups(
+    paper=PAPER,
+    groups="rescoring",
+    name="Table 2, utility",
+    about="30,000 words, to choose among what was nearly typed",
+    theirs="words modified −0.72 to −1.99 %",
 )
 def trained_for_rescoring(found: Group) -> Judged:
-    ours = (
-        f"{' and '.join(percent(found.last(run)) for run in ('10000', '30000'))} % with 10,000 and"
-        " 30,000 words"
-    )
-    return Judged(f"{ours}; not typed with yet", Verdict.NOT_RUN)
+    fewer = percent(found.last("10000"))
+    more = percent(found.last("30000"))
+    ours = f"{fewer} and {more} % with 10,000 and 30,000 words; not typed with yet"
+    return Judged(ours=ours, verdict=Verdict.NOT_RUN)
 
 
 def rescoring() -> Item:
-    """Judge by words that people have to mend, once it is measured."""
-    item, found = trained_for_rescoring(), typing_tables.results(PAPER, "typing")
-    if item.seeds == 0 or found is None:
-        return replace(item, command=item.command if item.seeds == 0 else TYPING)
-    modified = {name: one["word_modified_ratio"][0] for name, one in found["models"].items()}
-    larger, others = modified[MODELS[1]], (MODELS[0], found["from"])
-    changes = ", ".join(
-        f"{100 * (larger / modified[name] - 1):+.1f} % from {name}" for name in others
+    """Judge by the words that people have to correct, once it is measured."""
+    item = trained_for_rescoring()
+    if item.seeds == 0:
+        return item
+    typing = typing_tables.load_results(PAPER, "typing")
+    if typing is None:
+        return replace(item, command=TYPING)
+    modified = {}
+    for name, metrics in typing["models"].items():
+        modified[name] = metrics["word_modified_ratio"][0]
+    larger = modified[MORE_WORDS]
+    changes = []
+    is_better = []
+    for name in (FEWER_WORDS, typing["from"]):
+        change = 100 * (larger / modified[name] - 1)
+        changes.append(f"{change:+.1f} % from {name}")
+        is_better.append(larger < modified[name])
+    by_model = ", ".join(changes)
+    return replace(
+        item,
+        ours=f"words modified {by_model}, without privacy; a random start, where theirs was public",
+        verdict=judge_parts(is_better),
+        details=typing_tables.tables(typing),
     )
-    better = [larger < modified[name] for name in others]
-    verdict = Verdict.HOLDS if all(better) else Verdict.PART if any(better) else Verdict.FAILS
-    ours = f"words modified {changes}, without privacy; a random start, where theirs was public"
-    return replace(item, ours=ours, verdict=verdict, details=typing_tables.tables(found))
 
 
-@judged(
-    "ramaswamy2020",
-    "headline",
-    "Table 1, utility",
-    "private models against n-grams, in use",
-    "picked +3.26 to +8.28 %, accuracy +7.72 to +12.49 %",
+@judge_by_groups(
+    paper="ramaswamy2020",
+    groups="headline",
+    name="Table 1, utility",
+    about="private models against n-grams, in use",
+    theirs="picked +3.26 to +8.28 %, accuracy +7.72 to +12.49 %",
 )
 def trained_for_table_1(found: Group) -> Judged:
-    return Judged(f"{percent(found.last('gboard'))} %; not typed with yet", Verdict.NOT_RUN)
+    accuracy = percent(found.last("gboard"))
+    return Judged(ours=f"{accuracy} %; not typed with yet", verdict=Verdict.NOT_RUN)
 
 
 def table_1() -> Item:
-    """Judge what people are spared at Gboard's noise, once it is measured; the table is that of
-    Ramaswamy et al., Table 2.
+    """Judge what people save at Gboard's noise, once it is measured.
+
+    The table is that of Ramaswamy et al., Table 2.
     """
-    item, found = trained_for_table_1(), typing_tables.results("ramaswamy2020", "typing")
-    if item.seeds == 0 or found is None:
+    item = trained_for_table_1()
+    typing = typing_tables.load_results("ramaswamy2020", "typing")
+    if item.seeds == 0 or typing is None:
         return item
-    model, metrics = "noise of Xu et al.", ("picked_rate", "accuracy_top1")
-    ours = "; ".join(
-        f"over {typing_tables.changes(found, model, metrics, baseline)}"
-        for baseline in (KATZ, found["from"])
-    )
+    model = "noise of Xu et al."
+    metrics = ("picked_rate", "accuracy_top1")
+    changes = []
+    for baseline in (KATZ, typing["from"]):
+        change = typing_tables.describe_changes(typing, model, metrics, baseline)
+        changes.append(f"over {change}")
     return replace(
         item,
-        ours=f"at Gboard's noise {ours}",
-        verdict=typing_tables.verdict(found, model, metrics, KATZ),
+        ours=f"at Gboard's noise {'; '.join(changes)}",
+        verdict=typing_tables.judge_changes(typing, model, metrics, KATZ),
     )
 
 
-@judged(
-    PAPER,
-    "mechanisms",
-    "beyond",
-    "better noise at the same ρ",
-    "trees; matrix factorisation named as future work",
+@judge_by_groups(
+    paper=PAPER,
+    groups="mechanisms",
+    name="beyond",
+    about="better noise at the same ρ",
+    theirs="trees; matrix factorisation named as future work",
 )
 def mechanisms(found: Group) -> Judged:
-    kinds, costs = ("tree", "honaker", "blt"), ("78", "312", "1250")
-    lines = [
-        Line(kind, [(float(cost), 100 * found.last(f"{kind}-{cost}").value) for cost in costs])
-        for kind in kinds
-    ]
-    svg = figure("Three kinds of noise, 590 rounds", "ρ", "AccuracyTop1, %", lines, log=True)
-    tree, honaker, blt = (found.last(f"{kind}-78") for kind in kinds)
+    lines = [_line_over_costs(found, kind) for kind in ("tree", "honaker", "blt")]
+    svg = figure("Three kinds of noise, 590 rounds", across="ρ", up=ACCURACY, lines=lines, log=True)
+    tree = found.last("tree-78")
+    honaker = found.last("honaker-78")
+    blt = found.last("blt-78")
     ours = (
         f"at ρ = 78: tree {percent(tree)}, Honaker {percent(honaker)}, BLT {percent(blt)}; no noise"
         f" {percent(found.last('none'))}"
     )
     return Judged(
-        ours,
-        Verdict.HOLDS if blt.value > honaker.value else Verdict.FAILS,
-        "",
-        {"mechanisms.svg": svg},
+        ours=ours,
+        verdict=choose_verdict(holds=blt.value > honaker.value),
+        figures={"mechanisms.svg": svg},
     )
+
+
+def _line_over_costs(found: Group, kind: str) -> Line:
+    points = []
+    for cost in ("78", "312", "1250"):
+        accuracy = found.last(f"{kind}-{cost}")
+        points.append((float(cost), 100 * accuracy.value))
+    return Line(name=kind, points=points)

@@ -32,7 +32,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def made_up(one: run_lists.ListedRun, top1: float) -> results.Result:
-    run = one.loaded().run
+    run = one.load_recipe().run
     rows = [
         {
             "round": round,
@@ -125,7 +125,7 @@ def test_another_result_would_be_another_page(elsewhere):
 
 @pytest.mark.parametrize("one", RUNS, ids=lambda one: f"{one.paper}/{one.id}")
 def test_every_listed_run_has_a_recipe_that_goes_together(one):
-    recipe = one.loaded()
+    recipe = one.load_recipe()
     assert recipe.run.seed == one.seed
     assert recipe.run.rounds % recipe.run.evaluate_every == 0
 
@@ -314,7 +314,14 @@ def test_a_list_that_is_wrong_says_so(content, message, tmp_path, monkeypatch):
 
 def test_a_run_that_fails_is_counted_and_its_reason_printed(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(train, "WORK", tmp_path)
-    lost = run_lists.ListedRun("mcmahan2018", "noise", "nowhere", 1, "paper.toml", ())
+    lost = run_lists.ListedRun(
+        paper="mcmahan2018",
+        group="noise",
+        name="nowhere",
+        seed=1,
+        recipe="paper.toml",
+        settings=(),
+    )
     assert train.run_side_by_side([lost], 2, 600) == 1
     assert "noise-nowhere-1 FAILED" in capfd.readouterr().out
 
@@ -352,7 +359,7 @@ def test_the_noise_of_the_headline_is_that_of_the_papers():
         ),
     }
     for name, answer in theirs.items():
-        recipe = next(one for one in RUNS if one.id == f"headline-{name}-1").loaded()
+        recipe = next(one for one in RUNS if one.id == f"headline-{name}-1").load_recipe()
         asked = Question(
             population=9100,
             rounds=recipe.run.rounds,
