@@ -23,7 +23,7 @@ from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.fleets import assemble
 from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import SimulatedFleet
-from taciturn.privacy.bounding.clipping import Whole
+from taciturn.privacy.bounding.clipping import Digits
 from taciturn.privacy.curator import device_program
 from taciturn.privacy.ledger.ledger import FILE_NAME
 from taciturn.privacy.noise.chacha20 import key_words
@@ -238,12 +238,12 @@ def exact(report, clip_norm):
     """What a report stands for, in float64: an update, and a weight."""
 
     def layer(one):
-        if not isinstance(one, Whole):
+        if not isinstance(one, Digits):
             return np.asarray(one, np.float64)
         whole = np.asarray(one.high, np.float64) * 2**15 + np.asarray(one.low, np.float64)
         return whole * np.float64(np.float32(clip_norm)) * 2.0**-30
 
-    update = jax.tree.map(layer, report.update, is_leaf=lambda node: isinstance(node, Whole))
+    update = jax.tree.map(layer, report.update, is_leaf=lambda node: isinstance(node, Digits))
     return update, float(report.weight) / 2**15
 
 

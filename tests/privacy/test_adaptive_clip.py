@@ -52,14 +52,16 @@ def reports(mechanism, state, norm, users=1, weight=1.0):
 
 
 def test_theorem_1_with_the_papers_figures():
-    assert AdaptiveClip(5.0, 6500 / 20).update_multiplier(7.0) == pytest.approx(7.0004, abs=5e-5)
-    assert AdaptiveClip(5.0, 1e9).update_multiplier(7.0) == pytest.approx(7.0)
+    assert AdaptiveClip(start=5.0, count_stddev=6500 / 20).update_multiplier(7.0) == pytest.approx(
+        7.0004, abs=5e-5
+    )
+    assert AdaptiveClip(start=5.0, count_stddev=1e9).update_multiplier(7.0) == pytest.approx(7.0)
 
 
 @pytest.mark.parametrize("count_stddev", [0.5, 1.0])
 def test_a_count_that_would_cost_more_than_the_round_is_refused(count_stddev):
     with pytest.raises(ValueError, match="raise clipped_count_stddev above 1"):
-        AdaptiveClip(1.0, count_stddev).update_multiplier(2.0)
+        AdaptiveClip(start=1.0, count_stddev=count_stddev).update_multiplier(2.0)
 
 
 def effect(update, bit, clip=CLIP):
@@ -106,11 +108,15 @@ def test_the_papers_closed_form_is_one_gamma_short():
     """Algorithm 1 as printed, C⁰ · exp(−η (Σ b̃ − tγ)): it moves even if exactly a share γ is
     within the estimate, and ours does not.
     """
-    adaptive, gamma, start = AdaptiveClip(1.0, 5.0, target_quantile=0.5), 0.5, 1.0
+    adaptive, gamma, start = (
+        AdaptiveClip(start=1.0, count_stddev=5.0, target_quantile=0.5),
+        0.5,
+        1.0,
+    )
     norms, shares = adaptive.init(), [0.5, 0.8, 0.3]
-    assert float(adaptive.followed(norms, jnp.float32(gamma)).estimate) == start
+    assert float(adaptive.follow(norms, jnp.float32(gamma)).estimate) == start
     for share in shares:
-        norms = adaptive.followed(norms, jnp.float32(share))
+        norms = adaptive.follow(norms, jnp.float32(share))
     last = len(shares) - 1  # t, from 0
     as_printed = start * np.exp(-adaptive.learning_rate * (sum(shares) - last * gamma))
     assert float(norms.estimate) == pytest.approx(
@@ -148,7 +154,7 @@ def test_the_estimate_finds_the_quantile_from_below_and_from_above():
 
     for start in (0.1, 30.0):
         state = mechanism.init(ZERO)._replace(
-            norms=AdaptiveClip(start, 5.0).init()
+            norms=AdaptiveClip(start=start, count_stddev=5.0).init()
         )  # so that both share a program
         for round in range(200):
             state = after(state, noise_key(round))

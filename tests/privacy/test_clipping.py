@@ -23,7 +23,7 @@ from taciturn.data.users import position
 from taciturn.fleets.simulation.in_process import CPU_CHUNK, SimulatedFleet
 from taciturn.privacy.bounding.clipping import (
     MOST_REPORTS,
-    Whole,
+    Digits,
     clip_schedule,
     decode,
     encode,
@@ -345,7 +345,7 @@ def test_one_more_user_moves_what_is_noised_by_exactly_its_report():
     unpack = jax.jit(bound.unpack)
 
     def steps(whole: np.ndarray) -> np.ndarray:
-        layer = Whole(
+        layer = Digits(
             jnp.asarray(whole >> 15, jnp.int32), jnp.asarray(whole & (2**15 - 1), jnp.int32)
         )
         return int64.to_numpy(unpack(bound.public(jnp.int32(0)), {"x": layer})["x"])

@@ -46,7 +46,9 @@ def made(kind: str):
     noise, _, more = kind.partition(" + ")
     match more:
         case "adaptive clip":
-            return adaptive_mechanism(AdaptiveClip(CLIP_NORM, 30.0), 100.0, NOISES[noise](), 300)
+            return adaptive_mechanism(
+                AdaptiveClip(start=CLIP_NORM, count_stddev=30.0), 100.0, NOISES[noise](), 300
+            )
         case "clipped denominator":
             return mechanism(flat_clip(CLIP_NORM), clipped_denominator(20.0), NOISES[noise](), 300)
         case "per layer":

@@ -1,5 +1,6 @@
-"""A clip norm that follows a quantile of the users' updates, privately (Xu et al. 2023, Algorithm
-1; Andrew et al. 2021).
+"""A clip norm that follows a quantile of the users' updates, privately.
+
+The method is that of Xu et al. 2023, Algorithm 1, and Andrew et al. 2021.
 
 Every device also reports one bit: whether its update is shorter than the estimate Cᵗ. The noised
 share of such bits moves the estimate up or down; it becomes the clip norm in force, C_θ, only where
@@ -22,74 +23,88 @@ import jax.numpy as jnp
 
 from taciturn import trees
 from taciturn.core import Update
-
-LEAST_NORM, LARGEST_NORM = 1e-6, 1e6
+from taciturn.privacy.bounding.clipping import LARGEST_CLIP_NORM, LEAST_CLIP_NORM
 
 
 class Norms(NamedTuple):
     """What devices must know; public, as both are private estimates."""
 
-    # C_θ, in force
+    # C_θ, in force.
     clip_norm: jax.Array
-    # Cᵗ, the quantile as followed so far
+    # Cᵗ, the quantile as followed so far.
     estimate: jax.Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdaptiveClip:
-    # C⁰; rather too small than too large, because noise grows with it
+    """How a clip norm is to follow a quantile."""
+
+    # C⁰; rather too small than too large, because noise grows with it.
     start: float
-    # σ_b, of the noise on the count of bits; the paper takes a twentieth of the report goal
+    # σ_b, of the noise on the count of bits; the paper takes a twentieth of the report goal.
     count_stddev: float
-    # γ
+    # γ.
     target_quantile: float = 0.5
-    # η_γ
+    # η_γ.
     learning_rate: float = 0.2
 
     def __post_init__(self) -> None:
-        if not LEAST_NORM <= self.start <= LARGEST_NORM:
+        if not LEAST_CLIP_NORM <= self.start <= LARGEST_CLIP_NORM:
             raise ValueError(
-                f"a clip norm lies between {LEAST_NORM:g} and {LARGEST_NORM:g}; {self.start}"
-                " does not"
+                f"a clip norm lies between {LEAST_CLIP_NORM:g} and {LARGEST_CLIP_NORM:g};"
+                f" {self.start} does not"
             )
-        if not (
-            0 < self.target_quantile < 1
-            and 0 < self.learning_rate < math.inf
-            and self.count_stddev > 0
-        ):
+        is_quantile = 0 < self.target_quantile < 1
+        is_rate = 0 < self.learning_rate < math.inf
+        if not (is_quantile and is_rate and self.count_stddev > 0):
             raise ValueError(
                 "adaptive clipping needs a quantile between 0 and 1, a positive rate and noise on"
                 " its count"
             )
 
     def init(self) -> Norms:
+        """Return the norms of the first round."""
         return Norms(jnp.float32(self.start), jnp.float32(self.start))
 
-    def followed(self, norms: Norms, share: jax.Array) -> Norms:
-        """Return Cᵗ⁺¹ = Cᵗ · exp(−η_γ (b̃ᵗ − γ)), where b̃ᵗ is the noised share of this round.
+    def follow(self, norms: Norms, share: jax.Array) -> Norms:
+        """Return Cᵗ⁺¹ = Cᵗ · exp(−η_γ (b̃ᵗ − γ)).
+
         Departs from the paper, which writes C⁰ · exp(−η_γ (Σ b̃ − tγ)) where t + 1 shares are
         summed, one γ short (docs/errata.md).
+
+        Args:
+            norms: of this round.
+            share: b̃ᵗ, the noised share of this round.
         """
-        moved = norms.estimate * jnp.exp(-self.learning_rate * (share - self.target_quantile))
-        return norms._replace(estimate=jnp.clip(moved, LEAST_NORM, LARGEST_NORM))
+        excess = share - self.target_quantile
+        moved = norms.estimate * jnp.exp(-self.learning_rate * excess)
+        return norms._replace(estimate=jnp.clip(moved, LEAST_CLIP_NORM, LARGEST_CLIP_NORM))
 
     def update_multiplier(self, multiplier: float) -> float:
-        """Return z_Δ, with which update and bit together cost what only an update does at z
-        (Theorem 1).
+        """Return z_Δ, with which update and bit together cost what only an update does at z.
+
+        See Theorem 1.
+
+        Args:
+            multiplier: z.
+
+        Raises:
+            ValueError: if the count costs as much by itself.
         """
         if 2 * self.count_stddev <= multiplier:
-            costs = (
+            raise ValueError(
                 f"a count with noise of standard deviation {self.count_stddev:g} costs more than"
-                " the whole round may"
+                f" the whole round may at a noise multiplier of {multiplier:g}: raise"
+                f" clipped_count_stddev above {multiplier / 2:g}, or take larger cohorts"
             )
-            to_do = f"raise clipped_count_stddev above {multiplier / 2:g}, or take larger cohorts"
-            raise ValueError(f"{costs} at a noise multiplier of {multiplier:g}: {to_do}")
         return (multiplier**-2 - (2 * self.count_stddev) ** -2) ** -0.5
 
 
 def centred_bit(norms: Norms, update: Update, takes_part: jax.Array) -> jax.Array:
-    """Return b − ½ in halves: 1 if the update is within the estimate, −1 if not (or not a number),
-    0 without a user.
+    """Return b − ½ in halves.
+
+    It is 1 if the update is within the estimate, −1 if not (or not a number), 0 without a user.
     """
-    within = trees.norm_upper_bound(update) <= norms.estimate
-    return jnp.where(takes_part, jnp.where(within, 1, -1), 0).astype(jnp.int32)
+    is_within = trees.norm_upper_bound(update) <= norms.estimate
+    bit = jnp.where(is_within, 1, -1)
+    return jnp.where(takes_part, bit, 0).astype(jnp.int32)

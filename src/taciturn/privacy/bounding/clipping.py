@@ -1,5 +1,6 @@
-"""Bound what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), then
-weights, then integers.
+"""Bound what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip).
+
+An update is clipped, then weighted, then made of integers.
 
 **Guarantee:** for every update and weight, NaN, infinity and empty text included, the report stands
 for an update of ℓ2 norm at most weight × clip norm with weight in [0, 1], and up to 65,535 reports
@@ -19,7 +20,8 @@ Integers add exactly, in any order. (Residues, for secure sums, are in secagg_en
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -30,16 +32,17 @@ from taciturn.core import Key, Params, PyTree, Report, Update
 from taciturn.privacy.noise import int64
 from taciturn.privacy.noise.int64 import Int64
 
-# that add up in 32 bits, of `STEPS` each
+# This many add up in 32 bits, of `STEPS` each.
 MOST_REPORTS = 2**16 - 1
+LEAST_CLIP_NORM = 1e-6
+LARGEST_CLIP_NORM = 1e6
 
 
 class ClipSchedule(NamedTuple):
-    """A clip norm for every round, declared before the run; it may only fall (McMahan et al. 2018,
-    Figure 4).
+    """A clip norm for every round, declared before the run; it may only fall.
 
-    Noise follows the clip norm, so that the noise multiplier, and with it the cost of a round,
-    stays the same.
+    See McMahan et al. 2018, Figure 4. Noise follows the clip norm, so that the noise multiplier,
+    and with it the cost of a round, stays the same.
 
     >>> schedule = clip_schedule([(0, 20.0), (100, 10.0)])
     >>> [float(schedule.at(round)) for round in (0, 99, 100, 5000)]
@@ -50,61 +53,70 @@ class ClipSchedule(NamedTuple):
     norms: tuple[float, ...]
 
     def at(self, round: int | jax.Array) -> jax.Array:
+        """Return the clip norm of a round."""
         position = jnp.searchsorted(jnp.asarray(self.starts), round, side="right") - 1
         return jnp.asarray(self.norms, jnp.float32)[position]
 
 
 def clip_schedule(steps: float | list[tuple[int, float]]) -> ClipSchedule:
-    """Build a schedule from a constant clip norm, or from [(first round, clip norm), …]."""
+    """Build a schedule from a constant clip norm, or from [(first round, clip norm), …].
+
+    Raises:
+        ValueError: if it does not start at round 0, rises, or has a norm out of range.
+    """
     if isinstance(steps, int | float):
         steps = [(0, float(steps))]
-    starts, norms = tuple(start for start, _ in steps), tuple(float(norm) for _, norm in steps)
-    if (
-        not starts
-        or starts[0] != 0
-        or any(later <= start for start, later in itertools.pairwise(starts))
-    ):
+    starts = [start for start, _ in steps]
+    norms = [float(norm) for _, norm in steps]
+    if not _are_starts(starts):
         raise ValueError(
-            f"a clip schedule starts at round 0 and its rounds rise; these are {list(starts)}"
+            f"a clip schedule starts at round 0 and its rounds rise; these are {starts}"
         )
-    if any(not 1e-6 <= norm <= 1e6 for norm in norms):
-        raise ValueError(f"a clip norm lies between 1e-6 and 1e6; these are {list(norms)}")
-    if any(later > norm for norm, later in itertools.pairwise(norms)):
-        raise ValueError(f"a clip schedule may only fall; these norms rise: {list(norms)}")
-    return ClipSchedule(starts, norms)
+    if not all(LEAST_CLIP_NORM <= norm <= LARGEST_CLIP_NORM for norm in norms):
+        raise ValueError(f"a clip norm lies between 1e-6 and 1e6; these are {norms}")
+    has_risen = any(norm < later for norm, later in itertools.pairwise(norms))
+    if has_risen:
+        raise ValueError(f"a clip schedule may only fall; these norms rise: {norms}")
+    return ClipSchedule(tuple(starts), tuple(norms))
+
+
+def _are_starts(rounds: Sequence[int]) -> bool:
+    """Tell whether these are rounds at which the steps of a schedule start."""
+    if not rounds or rounds[0] != 0:
+        return False
+    return all(earlier < later for earlier, later in itertools.pairwise(rounds))
 
 
 class Bound(NamedTuple):
     """How an update becomes a bounded report, and by how much one report can move a sum."""
 
-    # round → what devices must know of it
+    # What devices must know of a round.
     public: Callable[[jax.Array], PyTree]
-    # onto the ball; the greedy variant also uses it during local training
+    # Onto the ball; the greedy variant also uses it during local training.
     project: Callable[[PyTree, Update], Update]
-    # into what can be added exactly; the key is for rounding at random
+    # Into what can be added exactly; the key is for rounding at random.
     pack: Callable[[PyTree, Update, Key], PyTree]
-    # the sum of packed reports in integer steps (`Wide`), exactly; in floats where nothing is
-    # bounded
+    # The sum of packed reports in integer steps (`Int64`), exactly; in floats where nothing is
+    # bounded.
     unpack: Callable[[PyTree, PyTree], PyTree]
-    # how long a step is
+    # How long a step is.
     step: Callable[[PyTree], jax.Array]
-    # the largest norm of a report, in steps, whatever the round
+    # The largest norm of a report, in steps, whatever the round.
     reach: float
-    # raises where the bound does not fit the model
+    # Raises where the bound does not fit the model.
     check: Callable[[Params], None]
-    # that there are over a run
+    # All that there are over a run.
     clip_norms: tuple[float, ...] = (math.inf,)
-    modulus: int | None = (
-        # M, where sums are known mod M only; reports do not say their weight then
-        None
-    )
-    # that add up exactly
+    # M, where sums are known mod M only; reports do not say their weight then.
+    modulus: int | None = None
+    # This many add up exactly.
     most_reports: int = MOST_REPORTS
 
 
-class Whole(NamedTuple):
-    """One layer as (high · 2¹⁵ + low) · S · 2⁻³⁰: two sums of 32 bits with room for 65,535
-    reports.
+class Digits(NamedTuple):
+    """One layer as (high · 2¹⁵ + low) · S · 2⁻³⁰.
+
+    They are two sums of 32 bits with room for 65,535 reports.
     """
 
     high: jax.Array
@@ -115,7 +127,7 @@ class Whole(NamedTuple):
 # user has more or fewer according to who is trained beside them. Below it no product of two layers
 # does.
 LARGEST_UPDATE = 1e6
-# bits
+# The bits of a digit.
 DIGIT = 15
 STEPS = 2.0**DIGIT
 REACH = STEPS**2
@@ -124,40 +136,68 @@ REACH = STEPS**2
 def pack(norm: jax.Array, update: Update, _key: Key | None = None) -> PyTree:
     """Round towards zero to multiples of S · 2⁻³⁰, so that no norm grows."""
 
-    def layer(values: jax.Array) -> Whole:
+    def pack_layer(values: jax.Array) -> Digits:
         scaled = jnp.clip(values * (STEPS / norm), -STEPS, STEPS)
         high = jnp.trunc(scaled)
-        return Whole(high.astype(jnp.int32), jnp.trunc((scaled - high) * STEPS).astype(jnp.int32))
+        low = jnp.trunc((scaled - high) * STEPS)
+        return Digits(high.astype(jnp.int32), low.astype(jnp.int32))
 
-    return jax.tree.map(layer, update)
+    return jax.tree.map(pack_layer, update)
 
 
 def unpack(_norm: jax.Array, total: PyTree) -> PyTree:
-    def layer(sums: Whole) -> Int64:
-        high = int64.shift(int64.from_int32(sums.high), DIGIT)
-        return int64.add(high, int64.from_int32(sums.low))
+    """Return the sum of packed reports, in steps."""
+    return jax.tree.map(_unpack_layer, total, is_leaf=_is_packed_layer)
 
-    return jax.tree.map(layer, total, is_leaf=lambda node: isinstance(node, Whole))
+
+def _unpack_layer(sums: Digits) -> Int64:
+    high = int64.shift(int64.from_int32(sums.high), DIGIT)
+    return int64.add(high, int64.from_int32(sums.low))
+
+
+def _is_packed_layer(node: object) -> bool:
+    return isinstance(node, Digits)
 
 
 def step(norm: jax.Array) -> jax.Array:
+    """Return how long a step is: S · 2⁻³⁰."""
     return norm / REACH
 
 
 def flat_clip(clip_norm: float | list[tuple[int, float]]) -> Bound:
     """Clip all layers together: π(Δ, S) = Δ · min(1, S / ‖Δ‖)."""
     schedule = clip_schedule(clip_norm)
-    return Bound(schedule.at, _clip, pack, unpack, step, REACH, lambda params: None, schedule.norms)
+    return Bound(
+        public=schedule.at,
+        project=_clip,
+        pack=pack,
+        unpack=unpack,
+        step=step,
+        reach=REACH,
+        check=_fits_any_model,
+        clip_norms=schedule.norms,
+    )
+
+
+def _fits_any_model(params: Params) -> None:
+    pass
 
 
 def per_layer_clip(
     clip_norm: float | list[tuple[int, float]] | None = None,
     layers: Mapping[str, float] | None = None,
 ) -> Bound:
-    """Clip each layer to its own S_j, with S = √(Σ S_j²): either S_j = S/√m for all m layers, or
-    `layers` given by name. Departs from
-    McMahan et al. 2018: a layer is a leaf of the parameters, so their LSTM has 6 here; they count
-    11, with the four gates apart. Both keep ‖Δ‖ ≤ S.
+    """Clip each layer to its own S_j, with S = √(Σ S_j²).
+
+    Departs from McMahan et al. 2018: a layer is a leaf of the parameters, so their LSTM has 6 here;
+    they count 11, with the four gates apart. Both keep ‖Δ‖ ≤ S.
+
+    Args:
+        clip_norm: S, of which each of m layers gets S/√m.
+        layers: or every S_j, by the layer's name.
+
+    Raises:
+        ValueError: if both are given, or neither.
     """
     if (clip_norm is None) == (layers is None):
         raise ValueError(
@@ -166,50 +206,76 @@ def per_layer_clip(
         )
     total = math.sqrt(sum(norm**2 for norm in layers.values())) if layers else 0.0
     schedule = clip_schedule(total if clip_norm is None else clip_norm)
+    by_layer = _ByLayer(layers, total)
+    return Bound(
+        public=schedule.at,
+        project=by_layer.project,
+        pack=pack,
+        unpack=unpack,
+        step=step,
+        reach=REACH,
+        check=by_layer.check,
+        clip_norms=schedule.norms,
+    )
 
-    def shares(update: Update) -> PyTree:
+
+# Compared by identity, as functions are.
+@dataclass(frozen=True, eq=False)
+class _ByLayer:
+    """What layers share a clip norm in: equal shares, or those of norms that are given."""
+
+    norms: Mapping[str, float] | None
+    # S, where the norms are given.
+    total: float
+
+    def project(self, norm: jax.Array, update: Update) -> Update:
+        """Clip each layer to its share."""
+
+        def clip_layer(layer: jax.Array, share: float) -> jax.Array:
+            # Each S_j is rounded towards zero, so that √(Σ S_j²) ≤ S survives float32.
+            return _clip(norm * (share * (1 - 1e-6)), layer)
+
+        return jax.tree.map(clip_layer, update, self._shares(update))
+
+    def _shares(self, update: Update) -> PyTree:
         names = trees.layer_names(update)
         equal = 1.0 / math.sqrt(len(names))
-        return jax.tree.unflatten(
-            jax.tree.structure(update),
-            [layers[name] / total if layers else equal for name in names],
-        )
+        shares = [self.norms[name] / self.total if self.norms else equal for name in names]
+        return jax.tree.unflatten(jax.tree.structure(update), shares)
 
-    def project(norm: jax.Array, update: Update) -> Update:
-        # Each S_j is rounded towards zero, so that √(Σ S_j²) ≤ S survives float32.
-        return jax.tree.map(
-            lambda layer, share: _clip(norm * (share * (1 - 1e-6)), layer), update, shares(update)
-        )
-
-    def check(params: Params) -> None:
+    def check(self, params: Params) -> None:
+        """Raise unless the norms are those of the model's layers."""
         names = set(trees.layer_names(params))
-        if layers is not None and set(layers) != names:
+        if self.norms is not None and set(self.norms) != names:
             raise ValueError(
-                f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are"
-                f" {sorted(names)}"
+                f"per-layer clip norms are given for {sorted(self.norms)}, but the model's layers"
+                f" are {sorted(names)}"
             )
-
-    return Bound(schedule.at, project, pack, unpack, step, REACH, check, schedule.norms)
 
 
 def no_clip() -> Bound:
     """Clip nothing: for runs without privacy only."""
-
-    def everything(_round: jax.Array) -> jax.Array:
-        return jnp.float32(jnp.inf)
-
-    def as_it_is(_public: PyTree, update: Update, _key: Key | None = None) -> Update:
-        return update
-
     return Bound(
-        everything,
-        as_it_is,
-        as_it_is,
-        as_it_is,
-        lambda public: jnp.float32(1),
-        math.inf,
-        lambda params: None,
+        public=_any_norm,
+        project=_keep,
+        pack=_keep,
+        unpack=_keep,
+        step=_step_of_one,
+        reach=math.inf,
+        check=_fits_any_model,
     )
+
+
+def _any_norm(_round: jax.Array) -> jax.Array:
+    return jnp.float32(jnp.inf)
+
+
+def _keep(_public: PyTree, update: Update, _key: Key | None = None) -> Update:
+    return update
+
+
+def _step_of_one(_public: PyTree) -> jax.Array:
+    return jnp.float32(1)
 
 
 def clip_norm_of(public: PyTree) -> float:
@@ -222,15 +288,22 @@ def clip_norm_of(public: PyTree) -> float:
 
 
 def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
-    """Return the report of one user: clip, weight, round."""
+    """Return the report of one user: clip, weight, round.
+
+    Args:
+        bound: which keeps it within its reach.
+        public: what the round's message says of it.
+        update: any.
+        weight: any; it counts as between 0 and 1.
+        key: for rounding at random.
+    """
     usable = trees.norm_upper_bound(update) <= LARGEST_UPDATE
     update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
-    whole_weight = jnp.floor(
-        jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0) * STEPS
-    )
+    limited_weight = jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0)
+    whole_weight = jnp.floor(limited_weight * STEPS)
     weighted = trees.scale(bound.project(public, update), whole_weight / STEPS)
-    told = whole_weight if bound.modulus is None else jnp.zeros_like(whole_weight)
-    return Report(bound.pack(public, weighted, key), told.astype(jnp.int32))
+    stated = whole_weight if bound.modulus is None else jnp.zeros_like(whole_weight)
+    return Report(bound.pack(public, weighted, key), stated.astype(jnp.int32))
 
 
 def decode(bound: Bound, public: PyTree, total: Report) -> Report:

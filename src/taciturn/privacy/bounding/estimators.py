@@ -1,5 +1,6 @@
-"""The average update as a function of bounded sensitivity: step C) and Lemma 1 of McMahan et al.
-2018.
+"""The average update as a function of bounded sensitivity.
+
+It is step C) and Lemma 1 of McMahan et al. 2018.
 
 **Guarantee:** adding or removing one user, whose report is w·Δ with ‖Δ‖ ≤ S and 0 ≤ w ≤ 1, moves
 what `steps` gives by at most `sensitivity` × S, whatever the other users report, and also if there
@@ -22,47 +23,61 @@ from taciturn.privacy.noise.int64 import Int64
 
 
 class Estimator(NamedTuple):
-    # in floats, for runs without privacy
+    """How the sum of reports becomes an average, and how far one user can move that."""
+
+    # In floats, for runs without privacy.
     apply: Callable[[Report], Estimate]
-    # Σ w_k Δ_k and Σ w_k, in steps → what is noised, in steps
+    # From Σ w_k Δ_k and Σ w_k, in steps, to what is noised, in steps.
     steps: Callable[[Int64, jax.Array], Int64]
-    # by which it is multiplied then
+    # What that is multiplied by then.
     unit: float
-    # by number of coordinates, for each unit of clip norm; before that multiplication
+    # By number of coordinates, for each unit of clip norm; before that multiplication.
     sensitivity: Callable[[int], float]
-    # size of a coordinate, in clip norms, by number of reports
+    # The size of a coordinate, in clip norms, by number of reports.
     largest: Callable[[int], float]
-    # whether it looks at Σ w_k, which not every sum has
+    # Whether it looks at Σ w_k, which not every sum has.
     reads_weight: bool = True
 
 
 def fixed_denominator(expected_weight: float) -> Estimator:
-    """Estimate f̃_f = Σ w_k Δ_k / qW. The denominator is a constant of the recipe, never the weight
-    of those who reported.
+    """Estimate f̃_f = Σ w_k Δ_k / qW.
+
+    The denominator is a constant of the recipe, never the weight of those who reported.
+
+    Raises:
+        ValueError: if it is not a positive number.
     """
-    _check(expected_weight)
+    _check_weight(expected_weight)
     unit = 1.0 / expected_weight
 
     def apply(total: Report) -> Estimate:
         return trees.scale(total.update, unit)
 
     return Estimator(
-        apply,
-        lambda sums, weight: sums,
-        unit,
+        apply=apply,
+        steps=_keep_sums,
+        unit=unit,
         sensitivity=lambda size: 1.0,
         largest=float,
         reads_weight=False,
     )
 
 
+def _keep_sums(sums: Int64, _weight: jax.Array) -> Int64:
+    return sums
+
+
 def clipped_denominator(least_weight: float) -> Estimator:
-    """Estimate f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step. The true Σ w_k is a
-    secret, and a noised sum divided by it would lie on a lattice that reveals it. So the ratio is
-    taken first, in integers, on a lattice that does not depend on it, and noised then; rounding
-    moves each coordinate by up to a step more.
+    """Estimate f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step.
+
+    The true Σ w_k is a secret, and a noised sum divided by it would lie on a lattice that reveals
+    it. So the ratio is taken first, in integers, on a lattice that does not depend on it, and
+    noised then; rounding moves each coordinate by up to a step more.
+
+    Raises:
+        ValueError: if the least weight is out of range.
     """
-    _check(least_weight)
+    _check_weight(least_weight)
     least = math.floor(least_weight * STEPS)
     if not 1 <= least < 2**31:
         raise ValueError(
@@ -71,32 +86,46 @@ def clipped_denominator(least_weight: float) -> Estimator:
         )
 
     def apply(total: Report) -> Estimate:
-        return trees.scale(total.update, 1.0 / jnp.maximum(least_weight, total.weight))
+        denominator = jnp.maximum(least_weight, total.weight)
+        return trees.scale(total.update, 1.0 / denominator)
 
     def steps(sums: Int64, weight: jax.Array) -> Int64:
         # A sum has up to 2⁴⁶ steps and a weight fifteen bits after the point: nothing runs over.
-        return int64.divide(int64.shift(sums, DIGIT), jnp.maximum(jnp.int32(least), weight))
+        denominator = jnp.maximum(jnp.int32(least), weight)
+        return int64.divide(int64.shift(sums, DIGIT), denominator)
 
     def sensitivity(size: int) -> float:
         return 2.0 * STEPS / least + math.sqrt(size) / REACH
 
-    return Estimator(apply, steps, unit=1.0, sensitivity=sensitivity, largest=lambda reports: 1.0)
+    return Estimator(
+        apply=apply,
+        steps=steps,
+        unit=1.0,
+        sensitivity=sensitivity,
+        largest=lambda reports: 1.0,
+    )
 
 
 def mean() -> Estimator:
-    """Estimate Σ w_k Δ_k / Σ w_k: one user among few can move it anywhere, so for runs without
-    privacy only.
+    """Estimate Σ w_k Δ_k / Σ w_k.
+
+    One user among few can move it anywhere, so it is for runs without privacy only.
     """
 
     def apply(total: Report) -> Estimate:
-        return trees.scale(
-            total.update, jnp.where(total.weight > 0, 1.0 / jnp.maximum(total.weight, 1e-30), 0.0)
-        )
+        reciprocal = 1.0 / jnp.maximum(total.weight, 1e-30)
+        return trees.scale(total.update, jnp.where(total.weight > 0, reciprocal, 0.0))
 
-    return Estimator(apply, lambda sums, weight: sums, 1.0, lambda size: math.inf, float)
+    return Estimator(
+        apply=apply,
+        steps=_keep_sums,
+        unit=1.0,
+        sensitivity=lambda size: math.inf,
+        largest=float,
+    )
 
 
-def _check(weight: float) -> None:
+def _check_weight(weight: float) -> None:
     if not 0 < weight < math.inf:
         raise ValueError(
             f"the expected weight of a cohort, qW, must be a positive number; {weight} is not"

@@ -78,7 +78,7 @@ def choose_grid(noise: Noise, *, deviation: float, reach: float, largest: float,
         deviation: the standard deviation of its white noise.
         reach: the most by which one user moves the sums, in ℓ2 norm.
         largest: no sum is larger.
-        size: how many numbers are noised in a row.
+        size: how many sums there are.
 
     Raises:
         ValueError: there is no room for such noise, or its feedback would be rounded too coarsely.
@@ -110,14 +110,16 @@ def _refuse_coarse_feedback(noise: Noise, *, reach: float, size: int, bits: int)
         )
 
 
-def _bound_distance(size: int, grid: Grid) -> float:
-    """Return how far white noise on this many numbers is from normal noise, in total variation."""
+def _distance_of_draw(size: int, grid: Grid) -> float:
+    """Return how far white noise on this many numbers is from rounded normals, at most, in total
+    variation.
+    """
     return size * (grid.spread.distance + 2.0**-180)
 
 
-def _round_up_distance(noise: Noise, of_one_draw: float, rows: int) -> float:
-    """Return the distance, in total variation, of all noise of these rows from what their cost is
-    computed for.
+def _distance_of_rows(noise: Noise, of_one_draw: float, rows: int) -> float:
+    """Return how far all noise of these rows is from the noise that their cost is computed for, in
+    total variation, rounded up.
     """
     return of_one_draw * noise.draws(rows) * (1 + 1e-9)
 
@@ -151,10 +153,17 @@ def mechanism(
     _refuse_unsuitable(bound, estimator, noise, most_reports)
     if noise.multiplier > 0:
         parts = _NoisedMechanism(
-            bound=bound, estimator=estimator, noise=noise, most_reports=most_reports
+            bound=bound,
+            estimator=estimator,
+            noise=noise,
+            most_reports=most_reports,
         )
     else:
-        parts = _MechanismWithoutNoise(bound=bound, estimator=estimator, noise=noise)
+        parts = _MechanismWithoutNoise(
+            bound=bound,
+            estimator=estimator,
+            noise=noise,
+        )
     return Mechanism(
         init=parts.init,
         public=parts.public,
@@ -174,6 +183,7 @@ def _is_correlated(noise: Noise) -> bool:
 
 
 def _refuse_unsuitable(bound: Bound, estimator: Estimator, noise: Noise, most_reports: int) -> None:
+    """Refuse parts with which a sum would overflow, or noise would protect nobody."""
     is_private = noise.multiplier > 0
     if bound.modulus is not None and estimator.reads_weight:
         raise ValueError(
@@ -212,6 +222,7 @@ class _NoisedMechanism:
         """
         self.bound.check(params)
         size = trees.size(params)
+        # It raises where the noise does not fit.
         self._choose_grid(size)
         return State(jnp.int32(0), self.noise.init(size))
 
@@ -222,16 +233,18 @@ class _NoisedMechanism:
     def release(self, state: State, total: Report, key: NoiseKey) -> tuple[Release, State]:
         """Noise what the estimator makes of a total, as integers; then turn it into floats."""
         public = self.public(state)
-        sums, layout = _flatten(self.bound.unpack(public, total.update))
+        layers = self.bound.unpack(public, total.update)
+        sums, layout = _flatten(layers)
         size = sums.low.size
         grid = self._choose_grid(size)
-        noise, noise_state = self._next_noise(state, key, size)
+        noise, noise_state = self._draw_noise(state, key, size)
         exact = self.estimator.steps(sums, total.weight)
         on_grid = int64.shift(exact, grid.bits)
         noised = int64.add(on_grid, noise)
         # From here on, everything is a function of what is noised.
         unit = self.estimator.unit * 2.0**-grid.bits
-        row = int64.to_float(noised, self.bound.step(public) * unit)
+        step = self.bound.step(public)
+        row = int64.to_float(noised, step * unit)
         estimate = _unflatten(row, layout)
         after = State(
             round=state.round + 1,
@@ -241,7 +254,7 @@ class _NoisedMechanism:
 
     def follow(self, state: State, release: Release, key: NoiseKey) -> State:
         """Return the state after a release that is on record, as `release` does."""
-        _, noise_state = self._next_noise(state, key, trees.size(release.estimate))
+        _, noise_state = self._draw_noise(state, key, trees.size(release.estimate))
         return State(state.round + 1, noise_state)
 
     def event(self, participation: Participation) -> DpEvent:
@@ -250,11 +263,11 @@ class _NoisedMechanism:
 
     def distance(self, size: int, rows: int) -> float:
         """Return the total variation between its noise and the ideal, at most."""
-        of_one_draw = _bound_distance(size, self._choose_grid(size))
-        return _round_up_distance(self.noise, of_one_draw, rows)
+        of_one_draw = _distance_of_draw(size, self._choose_grid(size))
+        return _distance_of_rows(self.noise, of_one_draw, rows)
 
-    def _next_noise(self, state: State, key: NoiseKey, size: int) -> tuple[Int64, PyTree]:
-        """Return the noise of this round, and the state that the next one continues from."""
+    def _draw_noise(self, state: State, key: NoiseKey, size: int) -> tuple[Int64, PyTree]:
+        """Return the noise of this round, and the state of the noise after it."""
         spread = self._choose_grid(size).spread
 
         def draw(stream: jax.Array | int) -> Int64:
@@ -318,17 +331,15 @@ def adaptive_mechanism(
         )
     parts = _AdaptiveMechanism(
         clip=clip,
-        # z_Δ: with it, update and bit together cost what an update does at z.
         multiplier=clip.update_multiplier(noise.multiplier),
-        # Reports have the same reach in steps under every clip norm.
         reports=flat_clip(clip.start),
         report_goal=report_goal,
         unit=fixed_denominator(report_goal).unit,
         noise=noise,
         restarts=jnp.array(noise.strategy.restarts, jnp.int32),
-        # Of halves, which is what a bit is counted in.
         counting=choose_grid(
             noise,
+            # In halves, which is what a bit is counted in.
             deviation=2 * clip.count_stddev,
             reach=1.0,
             largest=float(most_reports),
@@ -354,12 +365,17 @@ class _AdaptiveMechanism:
     """The functions of a `Mechanism` whose clip norm adapts, and the constants they share."""
 
     clip: AdaptiveClip
+    # z_Δ: with it, update and bit together cost what an update alone does at z.
     multiplier: float
+    # How updates become reports; their reach in steps is the same under every clip norm.
     reports: Bound
     report_goal: float
+    # By which a sum is multiplied: 1 / report goal.
     unit: float
     noise: Noise
+    # R, in rounds.
     restarts: jax.Array
+    # The grid of the count of bits.
     counting: Grid
     most_reports: int
 
@@ -370,6 +386,7 @@ class _AdaptiveMechanism:
             ValueError: the noise does not fit the model.
         """
         size = trees.size(params)
+        # It raises where the noise does not fit.
         self._choose_grid(size)
         return AdaptiveState(
             round=jnp.int32(0),
@@ -399,15 +416,17 @@ class _AdaptiveMechanism:
         """Noise the sums of updates and of bits, as integers; then turn them into floats."""
         clip_norm = state.norms.clip_norm
         updates, halves = total.update
-        sums, layout = _flatten(self.reports.unpack(clip_norm, updates))
+        layers = self.reports.unpack(clip_norm, updates)
+        sums, layout = _flatten(layers)
         size = sums.low.size
         grid = self._choose_grid(size)
-        noise, noise_state = self._next_noise(state, key, size)
+        noise, noise_state = self._draw_noise(state, key, size)
         noised_sums = self._add_noise(sums, noise, grid)
         noised_count = self._add_noise_to_count(halves, noise)
         # From here on, everything is a function of what is noised.
         unit = self.unit * 2.0**-grid.bits
-        row = int64.to_float(noised_sums, self.reports.step(clip_norm) * unit)
+        step = self.reports.step(clip_norm)
+        row = int64.to_float(noised_sums, step * unit)
         estimate = _unflatten(row, layout)
         counted = int64.to_float(noised_count, 2.0**-self.counting.bits)
         share = 0.5 + counted / 2 / self.report_goal
@@ -417,7 +436,7 @@ class _AdaptiveMechanism:
     def follow(self, state: AdaptiveState, release: Release, key: NoiseKey) -> AdaptiveState:
         """Return the state after a release that is on record, as `release` does."""
         assert release.share is not None
-        _, noise_state = self._next_noise(state, key, trees.size(release.estimate))
+        _, noise_state = self._draw_noise(state, key, trees.size(release.estimate))
         return self._move_on(state, release.share, noise_state)
 
     def event(self, participation: Participation) -> DpEvent:
@@ -432,13 +451,14 @@ class _AdaptiveMechanism:
 
     def distance(self, size: int, rows: int) -> float:
         """Return the total variation between its noise and the ideal, at most."""
-        of_updates = _bound_distance(size, self._choose_grid(size))
-        of_count = _bound_distance(1, self.counting)
-        return _round_up_distance(self.noise, of_updates + of_count, rows)
+        of_updates = _distance_of_draw(size, self._choose_grid(size))
+        of_count = _distance_of_draw(1, self.counting)
+        return _distance_of_rows(self.noise, of_updates + of_count, rows)
 
-    def _next_noise(self, state: AdaptiveState, key: NoiseKey, size: int) -> tuple[Int64, PyTree]:
-        """Return the noise of this round, on the updates and behind them on the count, and the
-        state that the next one continues from.
+    def _draw_noise(self, state: AdaptiveState, key: NoiseKey, size: int) -> tuple[Int64, PyTree]:
+        """Return the noise of this round, and the state of the noise after it.
+
+        The noise of the count is the last number, behind that of the updates.
         """
         spread = self._choose_grid(size).spread
 
@@ -484,7 +504,7 @@ class _AdaptiveMechanism:
         self, state: AdaptiveState, share: jax.Array, noise_state: PyTree
     ) -> AdaptiveState:
         """Set C_θ ← Cᵗ⁺¹ if t ∈ R."""
-        norms = self.clip.followed(state.norms, share)
+        norms = self.clip.follow(state.norms, share)
         is_restart = jnp.any(state.round + 1 == self.restarts)
         in_force = jnp.where(is_restart, norms.estimate, norms.clip_norm)
         return AdaptiveState(
