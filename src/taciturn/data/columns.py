@@ -63,10 +63,10 @@ class Columns:
 
     def _resolve(self, role: str, names: list[str], path: Place) -> str | None:
         """Return the name of the column with a role; None only for the time, which is optional."""
-        given = getattr(self, role)
+        named = getattr(self, role)
         usual = (name for name in USUAL[role] if name in names)
-        chosen = given or next(usual, None)
-        if chosen is None and given is None and role == "time":
+        chosen = named or next(usual, None)
+        if chosen is None and named is None and role == "time":
             return None
         if chosen not in names:
             raise self._missing(role, names, path)
@@ -76,8 +76,8 @@ class Columns:
 
     def _missing(self, role: str, names: list[str], path: Place) -> DataError:
         """Return the error that a file lacks the column with a role."""
-        # Without a header line, what stands in its place may be somebody's text: it is not
-        # repeated.
+        # Without a header line, what stands in its place may be somebody's text, which no error
+        # may repeat.
         if self._has_familiar_name(names):
             listed = f"its columns are {', '.join(names)}"
         else:

@@ -174,6 +174,7 @@ def describe_giants() -> str:
 
 
 def read_batches(*files: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files, one file after another."""
     for file in files:
         with pa.OSFile(str(file)) as source:
             yield from pa.ipc.open_stream(source)

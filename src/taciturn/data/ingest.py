@@ -116,7 +116,12 @@ def ingest(
         user_ids = filter(None, map(user_id, opt_outs))
         opted_out = remember_opt_outs(folder, writer.salt, user_ids)
         tokenizer = _Tokenizer(rules, salt=writer.salt, opted_out=opted_out)
-        tally = _write_users(writer, source, tokenizer, progress)
+        tally = _write_users(
+            writer,
+            source=source,
+            tokenizer=tokenizer,
+            progress=progress,
+        )
         return writer.finish(
             about=_describe_build(source, rules, len(opted_out)),
             counts=_count_build(source, tally),
@@ -131,7 +136,7 @@ def _check_apart(source: Source, folder: Path) -> None:
 
 
 def _write_users(
-    writer: PopulationWriter, source: Source, tokenizer: "_Tokenizer", progress: StageProgress
+    writer: PopulationWriter, *, source: Source, tokenizer: "_Tokenizer", progress: StageProgress
 ) -> Tally:
     """Write every user that a source has text of; return what was counted on the way."""
     tally = Tally()

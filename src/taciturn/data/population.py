@@ -87,7 +87,7 @@ class Population:
     def pin_ledger(self, ledger: NamedLedger) -> None:
         """Record a ledger, in the manifest and in a file that outlives it.
 
-        A lost ledger is so not mistaken for one that never existed.
+        So a lost ledger is not mistaken for one that never existed.
         """
         private = self.folder / "private"
         content = ledger._asdict()
@@ -415,6 +415,7 @@ def write_population(
 
 
 def hashed_id(salt: bytes, user: str) -> str:
+    """Return what stands for a user on disk."""
     return hmac.new(salt, user.encode(), hashlib.sha256).hexdigest()[:24]
 
 
@@ -520,12 +521,12 @@ def _find_way(folder: Path, to: Path) -> str:
 def _share_salt(folder: Path, other: Path) -> bytes:
     """Give a folder the salt of another, and return it."""
     salt = _open_salt(other)
-    own = folder / "private" / "salt"
-    if own.exists() and _open_salt(folder) != salt:
+    path = folder / "private" / "salt"
+    if path.exists() and _open_salt(folder) != salt:
         raise DataError(
             f"{folder} knows its people by other hashes than {other}; build another folder"
         )
-    write_atomically(own, salt, 0o600)
+    write_atomically(path, salt, 0o600)
     return salt
 
 

@@ -54,7 +54,12 @@ class PublicCorpus:
             )
 
     def save(self, folder: Path) -> None:
-        _write_documents(folder, self.documents, self.vocabulary, self.source)
+        _write_documents(
+            folder,
+            documents=self.documents,
+            vocabulary=self.vocabulary,
+            source=self.source,
+        )
 
     @classmethod
     def load(cls, folder: Path) -> "PublicCorpus":
@@ -103,7 +108,12 @@ def ingest_public(
             language=language,
         )
     texts = _read_texts(source, partial(progress, "tokenising"))
-    _write_documents(folder, _encode_documents(vocabulary, texts), vocabulary, name)
+    _write_documents(
+        folder,
+        documents=_encode_documents(vocabulary, texts),
+        vocabulary=vocabulary,
+        source=name,
+    )
 
 
 def _encode_documents(vocabulary: Vocabulary, texts: Iterable[str]) -> Iterator[list[int]]:
@@ -119,7 +129,7 @@ def _read_texts(source: Source, progress: Progress) -> Iterator[str]:
 
 
 def _write_documents(
-    folder: Path, documents: Iterable, vocabulary: Vocabulary, source: str
+    folder: Path, *, documents: Iterable, vocabulary: Vocabulary, source: str
 ) -> None:
     """Write a corpus; refuse one without text."""
     with new_folder(folder, "name a new --out") as new:

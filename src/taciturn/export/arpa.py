@@ -304,7 +304,7 @@ class _Table(NamedTuple):
         return _Table(words=self.words[rows], values=self.values[rows], lines=self.lines[rows])
 
 
-def _read_table(lines: _Lines, n: int, size: int, ids: dict[bytes, int]) -> _Table:
+def _read_table(lines: _Lines, *, n: int, size: int, ids: dict[bytes, int]) -> _Table:
     words = array("i")
     values = array("f")
     numbers = array("q")
@@ -328,10 +328,10 @@ def _read_longer(
     lines: _Lines, *, n: int, size: int, ids: dict[bytes, int], levels: Sequence[Level]
 ) -> Level:
     """Return the n-grams of one length above the first, sorted."""
-    table = _read_table(lines, n, size, ids)
+    table = _read_table(lines, n=n, size=size, ids=ids)
     table = table.select(_is_within_message(table.words))
     contexts = _find_contexts(table.words, levels)
-    _check_none(contexts < 0, table, lines, MISSING)
+    _check_none(contexts < 0, table, lines=lines, reason=MISSING)
     keys = join_keys(contexts, table.words[:, -1], len(levels[0].keys))
     by_key = np.argsort(keys, kind="stable")
     return _make_level(keys[by_key], table.select(by_key), lines)
@@ -340,7 +340,8 @@ def _read_longer(
 def _make_level(keys: np.ndarray, table: _Table, lines: _Lines) -> Level:
     """Return the level of n-grams that are sorted by key."""
     is_repeated = keys[1:] == keys[:-1]
-    _check_none(is_repeated, table.select(slice(1, None)), lines, REPEATED)
+    repetitions = table.select(slice(1, None))
+    _check_none(is_repeated, repetitions, lines=lines, reason=REPEATED)
     probability, backoff = table.values.T.copy()
     return Level(keys, probability, backoff)
 
@@ -354,7 +355,7 @@ def _find_contexts(words: np.ndarray, levels: Sequence[Level]) -> np.ndarray:
     return contexts
 
 
-def _check_none(is_wrong: np.ndarray, table: _Table, lines: _Lines, reason: str) -> None:
+def _check_none(is_wrong: np.ndarray, table: _Table, *, lines: _Lines, reason: str) -> None:
     """Refuse a file at the first n-gram of a table that is wrong."""
     if np.any(is_wrong):
         raise lines.error(reason, table.lines[np.argmax(is_wrong)])

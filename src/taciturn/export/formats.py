@@ -284,9 +284,9 @@ class Export:
         kept = np.setdiff1d(everything, self._ids_of(self.blocked))
         texts = samples(
             self.model,
-            self.words,
-            jax.random.key(1),
-            functools.partial(self.progress, "sampling"),
+            words=self.words,
+            key=jax.random.key(1),
+            progress=functools.partial(self.progress, "sampling"),
         )
         numbers = self._renumber(kept)
         # Katz: pruned Kneser–Ney is worse (Chelba et al. 2010).
@@ -442,7 +442,12 @@ def page_script(
         return javascript_ngram(prune(model, PAGE_ENTRIES), about)
     if not isinstance(model, Recurrent) or kind is None or kind.javascript_cell is None:
         raise _no_cell("JavaScript", loaded)
-    return javascript_model(model.weights, kind.javascript_cell, sorted(model.restarts), about)
+    return javascript_model(
+        model.weights,
+        cell=kind.javascript_cell,
+        restarts=sorted(model.restarts),
+        about=about,
+    )
 
 
 def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:

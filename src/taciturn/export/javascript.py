@@ -209,7 +209,9 @@ def _write_comment(plain: Iterable[str], about: Published) -> str:
     paragraphs = [f"Taciturn keyboard model «{about.name}»", *plain]
     if about.guarantee:
         paragraphs.append(f"Ledger row: {about.guarantee.head}")
-    lines = [line for text in paragraphs for line in textwrap.wrap(text, COMMENT_WIDTH)]
+    lines = []
+    for paragraph in paragraphs:
+        lines += textwrap.wrap(paragraph, COMMENT_WIDTH)
     comment = "\n".join(f" * {line}" for line in lines)
     # Nothing in it may end the comment or the page's <script>.
     return re.sub(r"\*/|<", lambda found: f"{found[0][0]} {found[0][1:]}", comment)

@@ -118,7 +118,7 @@ def _add_model(graph: "_Graph", cell: Cell, weights: StepWeights) -> _Outputs:
     words = graph.store(weights.words.T)
     is_tied = weights.embedding is weights.words
     embedding = words if is_tied else graph.store(weights.embedding.T)
-    output, carry = _add_cell(graph, cell, weights, embedding)
+    output, carry = _add_cell(graph, cell, weights=weights, embedding=embedding)
     fed_back = graph.multiply(output, weights.projection)
     context = graph.multiply(fed_back, weights.to_context)
     scores = graph.add("MatMul", context, graph.widen(words))
@@ -130,7 +130,7 @@ def _add_model(graph: "_Graph", cell: Cell, weights: StepWeights) -> _Outputs:
 
 
 def _add_cell(
-    graph: "_Graph", cell: Cell, weights: StepWeights, embedding: Stored
+    graph: "_Graph", cell: Cell, *, weights: StepWeights, embedding: Stored
 ) -> tuple[str, str]:
     """Add a step of the recurrence; return the names of its output and its carry."""
     from_word = graph.multiply(graph.column(embedding, "word"), weights.input)
