@@ -11,8 +11,9 @@ people whom the private model was trained on lose nothing. A device trains it as
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ import jax
 import numpy as np
 
 from taciturn import trees
-from taciturn.algorithms.fine_tuning import rehearsing
+from taciturn.algorithms.fine_tuning import with_rehearsal
 from taciturn.algorithms.local_training import LocalTraining, UserUpdate, fedavg_update
 from taciturn.core import END, UNKNOWN, Key, LanguageModel, Message, Params, UserData
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
@@ -130,12 +131,62 @@ def personalise(
     messages = _read_text(text, vocabulary)
     if delete_text:
         _check_nothing_left_out(text, messages.left_out)
+    learned = _learn(
+        loaded,
+        card=card,
+        messages=messages,
+        learning=learning,
+        progress=progress,
+    )
+    _check_improved(learned, text, len(messages.held_out))
+    _save(
+        out,
+        params=learned.params,
+        card=card,
+        general=learning.general,
+    )
+    if as_it_was is not None:
+        _delete(text, as_it_was, out)
+    words = messages.words()
+    return Personal(
+        before=learned.before,
+        after=learned.after,
+        messages=len(messages.learned) + len(messages.held_out),
+        held_out=len(messages.held_out),
+        words=len(words),
+        unknown=words.count(UNKNOWN),
+        left_out=messages.left_out,
+    )
+
+
+class _Learned(NamedTuple):
+    """What came out of training."""
+
+    params: Params
+    # On the messages that are held out, as the model was and as it is.
+    before: Scores
+    after: Scores
+
+
+def _learn(
+    loaded: LoadedModel,
+    *,
+    card: ModelCard,
+    messages: _Text,
+    learning: Learning,
+    progress: Progress,
+) -> _Learned:
+    vocabulary = loaded.vocabulary
     settings = ModelSection(**card.architecture)
     network = build.language_model(settings, len(vocabulary))
     cut = _cut_as_trained(card, vocabulary)
-    held_out = Texts.of(map(list, messages.held_out), len(vocabulary))
-    cut_to_measure = cut if card.sentences else WINDOW
-    before = evaluate(network, loaded.params, held_out, cut_to_measure)
+    measure = partial(
+        evaluate,
+        network,
+        texts=Texts.of(map(list, messages.held_out), len(vocabulary)),
+        cut=cut if card.sentences else WINDOW,
+    )
+    before = measure(loaded.params)
     params = train_personal_model(
         network,
         loaded.params,
@@ -145,20 +196,10 @@ def personalise(
         dropout=settings.dropout > 0,
         progress=progress,
     )
-    after = evaluate(network, params, held_out, cut_to_measure)
-    _check_improved(before, after, text, len(messages.held_out))
-    _save(out, params, card, learning.general)
-    if as_it_was is not None:
-        _delete(text, as_it_was, out)
-    words = messages.words()
-    return Personal(
+    return _Learned(
+        params=params,
         before=before,
-        after=after,
-        messages=len(messages.learned) + len(messages.held_out),
-        held_out=len(messages.held_out),
-        words=len(words),
-        unknown=words.count(UNKNOWN),
-        left_out=messages.left_out,
+        after=measure(params),
     )
 
 
@@ -174,7 +215,7 @@ def _card_to_train(loaded: LoadedModel, model: Path) -> ModelCard:
 def _check_same_words(general: PublicCorpus | None, vocabulary: Vocabulary, model: Path) -> None:
     if general is not None and general.vocabulary.words != vocabulary.words:
         raise DataError(
-            f"the general text has other words than the model; make it with --vocabulary {model}"
+            f"the general text has other words than the model; make it with `vocabulary={model}`"
         )
 
 
@@ -183,7 +224,7 @@ def _check_nothing_left_out(text: Path, left_out: dict[str, int]) -> None:
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
         raise DataError(
             f"not all of {text} could be used ({reasons}), so it is not deleted: correct it, or"
-            " leave out --delete-text"
+            " leave out `delete_text`"
         )
 
 
@@ -194,21 +235,21 @@ def _cut_as_trained(card: ModelCard, vocabulary: Vocabulary) -> Cut:
     return Unrolls(UNROLL)
 
 
-def _check_improved(before: Scores, after: Scores, text: Path, held_out: int) -> None:
+def _check_improved(learned: _Learned, text: Path, held_out: int) -> None:
     # A loss that is NaN is no improvement either.
-    if after["loss"].value < before["loss"].value:
+    if learned.after["loss"].value < learned.before["loss"].value:
         return
-    was = f"{before['perplexity'].value:.1f}"
-    now = f"{after['perplexity'].value:.1f}"
+    was = f"{learned.before['perplexity'].value:.1f}"
+    now = f"{learned.after['perplexity'].value:.1f}"
     worse = f"on the last {held_out} messages of {text} its perplexity went from {was} to {now}"
     to_do = (
-        "It was not kept, and the text stays; try a lower --learning-rate, fewer --epochs, or more"
+        "It was not kept, and the text stays; try a lower `learning_rate`, fewer `epochs`, or more"
         " text"
     )
     raise DataError(f"the model did not improve: {worse}. {to_do}")
 
 
-def _save(out: Path, params: Params, card: ModelCard, general: PublicCorpus | None) -> None:
+def _save(out: Path, *, params: Params, card: ModelCard, general: PublicCorpus | None) -> None:
     """Save the model as a personal one, readable by its owner only."""
     sources = [*card.public_sources]
     if general is not None:
@@ -241,34 +282,48 @@ def train_personal_model(
         dropout: whether the model draws, for its dropout.
         progress: called with epochs done, and of how many.
     """
-    update = _device_update(network, cut, learning, dropout)
+    update = _device_update(
+        network,
+        cut=cut,
+        learning=learning,
+        dropout=dropout,
+    )
+    train_epoch = _compile_epoch(update)
     owner = _owner_data(messages, cut)
-
-    @jax.jit
-    def train_epoch(params: Params, owner: UserData, key: Key) -> Params:
-        return trees.add(params, update(Message(params, ()), owner, key))
-
+    first_key = jax.random.key(0)
     progress(0, learning.epochs)
     for epoch in range(learning.epochs):
-        key = jax.random.fold_in(jax.random.key(0), epoch)
+        key = jax.random.fold_in(first_key, epoch)
         params = jax.block_until_ready(train_epoch(params, owner, key))
         progress(epoch + 1, learning.epochs)
     return params
 
 
 def _device_update(
-    network: LanguageModel, cut: Cut, learning: Learning, dropout: bool
+    network: LanguageModel, *, cut: Cut, learning: Learning, dropout: bool
 ) -> UserUpdate:
     """Return what a device computes in a round, with rehearsal where there is general text."""
     step = sgd_step(network)
     if learning.general is not None:
         general = build.general_rows(learning.general, cut)
-        step = rehearsing(step, general, learning.user_share)
+        step = with_rehearsal(
+            step,
+            general=general,
+            user_share=learning.user_share,
+        )
     local = LocalTraining(
         learning_rate=learning.learning_rate,
         keyed=dropout or learning.general is not None,
     )
     return fedavg_update(step, local)
+
+
+def _compile_epoch(update: UserUpdate) -> Callable[[Params, UserData, Key], Params]:
+    @jax.jit
+    def train_epoch(params: Params, owner: UserData, key: Key) -> Params:
+        return trees.add(params, update(Message(params, ()), owner, key))
+
+    return train_epoch
 
 
 def _owner_data(messages: Messages, cut: Cut) -> UserData:
@@ -315,12 +370,19 @@ def _read_text(path: Path, vocabulary: Vocabulary) -> _Text:
         held_out=messages[-last:],
         left_out=left_out,
     )
-    _check_known_words(path, vocabulary, "first", text.learned)
-    _check_known_words(path, vocabulary, "last", text.held_out)
+    for which, messages in (("first", text.learned), ("last", text.held_out)):
+        _check_known_words(
+            path,
+            vocabulary=vocabulary,
+            which=which,
+            messages=messages,
+        )
     return text
 
 
-def _check_known_words(path: Path, vocabulary: Vocabulary, which: str, messages: Messages) -> None:
+def _check_known_words(
+    path: Path, *, vocabulary: Vocabulary, which: str, messages: Messages
+) -> None:
     for message in messages:
         if any(word >= vocabulary.first_word for word in message):
             return
@@ -340,7 +402,7 @@ def _check_deletable(path: Path) -> os.stat_result:
     status = path.lstat()
     reason = _reason_not_to_delete(status)
     if reason:
-        raise DataError(f"{path} {reason}, so it cannot be deleted; leave out --delete-text")
+        raise DataError(f"{path} {reason}, so it cannot be deleted; leave out `delete_text`")
     return status
 
 
