@@ -42,14 +42,14 @@ def vocabulary_and_model(text: str = SENTENCES, times: int = 6) -> tuple[Vocabul
 def script(name: str = "Private", text: str = SENTENCES, epsilon: float = 8.0) -> str:
     vocabulary, model = vocabulary_and_model(text)
     guarantee = Guarantee(
-        "made up",
-        10,
-        epsilon,
-        1e-10,
-        1.0,
-        "pld",
-        "zero out one user",
-        "operating system",
+        run="made up",
+        releases=10,
+        epsilon=epsilon,
+        delta=1e-10,
+        rho=1.0,
+        accountant="pld",
+        adjacency="zero out one user",
+        randomness="operating system",
         head="ab" * 32,
     )
     return javascript_ngram(

@@ -5,7 +5,7 @@ words drawn at random. n_u synthetic users share it, with n_e copies each among 
 the others are public. A run trains on them like on anyone else, and audit/secret_sharer.py then
 asks the model what it remembers.
 
-Departs from the paper: a canary is drawn from words alone. Punctuation that ends a sentence would
+Departs from the paper: a canary is drawn only from words. Punctuation that ends a sentence would
 make two of it.
 """
 

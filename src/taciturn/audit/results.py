@@ -167,7 +167,10 @@ class MembershipResults:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResults:
-    """All that can be said about a run from outside; this alone knows the JSON of audit.json."""
+    """All that can be said about a run from outside.
+
+    Only this type knows the JSON of audit.json.
+    """
 
     # The run's folder, as it was named.
     run: str

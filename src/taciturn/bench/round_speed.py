@@ -140,7 +140,7 @@ def round_speed(population: Population, recipe: Recipe, times: int) -> tuple[Rou
     """Time a whole round, and the same work without any privacy.
 
     Returns:
-        The best of so many times, and the parameters that were trained on.
+        The best of these times, and the parameters that were trained on.
     """
     users = len(population)
     key = jax.random.key(0)

@@ -291,7 +291,7 @@ class Predictor:
         weight: float = 1.0,
         private: bool = False,
     ) -> list[Reading]:
-        """Rank readings by what the model expects next; in a private field by the taps alone.
+        """Rank readings by what the model expects next; in a private field only by the taps.
 
         Args:
             text: before the word that was tapped.

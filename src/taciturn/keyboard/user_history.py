@@ -5,8 +5,8 @@ the last n − 1 words, h' those without the first of them, and p_0 the model be
 
     p_n(w | h) = (c(h w) + κ_n · p_{n−1}(w | h')) / (c(h) + κ_n)
 
-so the user's words count as soon as they are typed, and where nothing was typed yet the model below
-decides alone.
+so the user's words count as soon as they are typed, and where nothing was typed yet only the model
+below decides.
 """
 
 from __future__ import annotations
