@@ -23,7 +23,7 @@ import argparse
 import collections
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -48,58 +48,73 @@ from taciturn.models.cells import lstm_cell
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.layers import dot, dropout, transpose
 
-END_OF_SENTENCE, NOTHING = "<eos>", -1
-LAYERS, UNROLL = 2, 5
-State = tuple[tuple[jax.Array, jax.Array], ...]  # of each layer: what it feeds back, and its cell
+END_OF_SENTENCE = "<eos>"
+# In place of a word, where rows are filled up.
+NOTHING = -1
+LAYERS = 2
+UNROLL = 5
+# Of each layer: what it feeds back, and its cell.
+State = tuple[tuple[jax.Array, jax.Array], ...]
+
+
+# What identifies a row of the results, and how well it did.
+IDENTIFYING = ("round", "node", "epoch", "valid")
+# Arguments that say where files are, and nothing of how a part was trained.
+PLACES = ("out", "prepare", "ptb")
 
 
 class Settings(NamedTuple):
     dropout: float
-    clip: float  # of a gradient's norm, for all nodes together
+    # Of a gradient's norm, for all nodes together.
+    clip: float
     momentum: float
-    product: str  # what factors of a matrix product are rounded to; sums are float32
+    # What factors of a matrix product are rounded to; sums are float32.
+    product: str
 
 
 # Text
 
 
 def prepare(parquet: Path, out: Path) -> None:
-    """The words of the training text, the most frequent first, and all three texts as numbers."""
-    from pyarrow import parquet as reader  # needed for nothing else, and not everywhere
+    """Write all three texts as numbers of words, those of the training text, the most frequent
+    first.
+    """
+    words = _read_words(parquet)
+    counts = collections.Counter(words["train"])
+    by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
+    ids = {word: index for index, word in enumerate(by_frequency)}
+    texts: dict[str, Any] = {}
+    for split, text in words.items():
+        texts[split] = np.array([ids[word] for word in text], np.uint16)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(out, **texts)
+    sizes = ", ".join(f"{split} {len(text):,}" for split, text in texts.items())
+    print(f"{len(ids):,} words; {sizes}")
+
+
+def _read_words(parquet: Path) -> dict[str, list[str]]:
+    # Needed for nothing else, and not everywhere.
+    from pyarrow import parquet as reader
 
     table = reader.read_table(parquet, columns=["split", "text"]).to_pydict()
     words: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     for split, line in zip(table["split"], table["text"], strict=True):
         words[split] += [*line.split(), END_OF_SENTENCE]
-    counts = collections.Counter(words["train"])
-    ids = {
-        word: index
-        for index, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word)))
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(
-        out,
-        **{
-            split: np.array([ids[word] for word in text], np.uint16)
-            for split, text in words.items()
-        },
-    )
-    print(
-        f"{len(ids):,} words;", ", ".join(f"{split} {len(text):,}" for split, text in words.items())
-    )
+    return words
 
 
 def windows(text: np.ndarray, rows: int, length: int) -> np.ndarray:
-    """[windows, length + 1, rows]: rows side by side, cut into windows that overlap by one word;
+    """Return [windows, length + 1, rows]: rows side by side, in windows that overlap by one word;
     filled up with NOTHING at the end.
     """
-    targets = -(-(len(text) - 1) // rows)  # of a row
-    count = -(-targets // length)
-    padded = np.full(rows * targets + 1, NOTHING, np.int32)
+    targets_of_a_row = -(-(len(text) - 1) // rows)
+    count = -(-targets_of_a_row // length)
+    padded = np.full(rows * targets_of_a_row + 1, NOTHING, np.int32)
     padded[: len(text)] = text
-    result = np.full((count * length + 1, rows), NOTHING, np.int32)
-    result[: targets + 1] = padded[np.arange(targets + 1)[:, None] + targets * np.arange(rows)]
-    return result[np.arange(count)[:, None] * length + np.arange(length + 1)]
+    starts = targets_of_a_row * np.arange(rows)
+    side_by_side = np.full((count * length + 1, rows), NOTHING, np.int32)
+    side_by_side[: targets_of_a_row + 1] = padded[np.arange(targets_of_a_row + 1)[:, None] + starts]
+    return side_by_side[np.arange(count)[:, None] * length + np.arange(length + 1)]
 
 
 # Model
@@ -107,8 +122,8 @@ def windows(text: np.ndarray, rows: int, length: int) -> np.ndarray:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def times(product: str, left: jax.Array, right: jax.Array) -> jax.Array:
-    """left @ right, whose gradients are added up in float32 too; automatic differentiation would
-    round them to `product`.
+    """Return left @ right, whose gradients are added up in float32 too; automatic differentiation
+    would round them to `product`.
     """
     return dot(left, right, product)
 
@@ -119,26 +134,29 @@ def _times_forward(product, left, right):
 
 def _times_backward(product, saved, gradient):
     left, right = saved
-    return dot(gradient, right.T, product), dot(flat(left).T, flat(gradient), product)
+    d_left = dot(gradient, right.T, product)
+    d_right = dot(flat(left).T, flat(gradient), product)
+    return d_left, d_right
 
 
 times.defvjp(_times_forward, _times_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def carried(
+def run_layer(
     product: str, gates: jax.Array, recurrent: jax.Array, start: tuple[jax.Array, jax.Array]
-):
-    """models/recurrence.py from a state other than zero: [length, rows, gates] → outputs, and the
-    state at the end.
+) -> Any:
+    """Run models/recurrence.py from a state other than zero: [length, rows, gates] → outputs, and
+    the state at the end.
 
     No gradient flows through either state: back-propagation is truncated at both ends of a window.
     """
-    return _carried_forward(product, gates, recurrent, start)[0]
+    return _run_layer_forward(product, gates, recurrent, start)[0]
 
 
-def _carried_forward(product, gates, recurrent, start):
-    matrix = recurrent.astype(product)  # once, not at every step
+def _run_layer_forward(product, gates, recurrent, start):
+    # Rounded once, not at every step.
+    matrix = recurrent.astype(product)
 
     def step(state, x):
         fed_back, carry = state
@@ -150,28 +168,30 @@ def _carried_forward(product, gates, recurrent, start):
     return (outputs, end), (outputs, totals, carries, recurrent, start)
 
 
-def _carried_backward(product, saved, gradient):
+def _run_layer_backward(product, saved, gradient):
     outputs, totals, carries, recurrent, start = saved
+    d_outputs, _ = gradient
     back = transpose(recurrent.astype(product))
+
+    def cell(total, carry):
+        return lstm_cell(total, jnp.zeros_like(total), carry)
 
     def step(state, inputs):
         d_fed_back, d_carry = state
         d_output, total, carry = inputs
-        _, pull_back = jax.vjp(
-            lambda total, carry: lstm_cell(total, jnp.zeros_like(total), carry), total, carry
-        )
+        _, pull_back = jax.vjp(cell, total, carry)
         d_total, d_carry = pull_back((d_output + d_fed_back, d_carry))
         return (dot(d_total, back, product), d_carry), d_total
 
     nothing = jax.tree.map(jnp.zeros_like, start)
-    _, d_gates = jax.lax.scan(
-        step, nothing, (gradient[0], totals, carries), reverse=True, unroll=UNROLL
-    )
+    inputs = (d_outputs, totals, carries)
+    _, d_gates = jax.lax.scan(step, nothing, inputs, reverse=True, unroll=UNROLL)
     fed_back = jnp.concatenate([start[0][None], outputs[:-1]])
-    return d_gates, dot(flat(fed_back).T, flat(d_gates), product), nothing
+    d_recurrent = dot(flat(fed_back).T, flat(d_gates), product)
+    return d_gates, d_recurrent, nothing
 
 
-carried.defvjp(_carried_forward, _carried_backward)
+run_layer.defvjp(_run_layer_forward, _run_layer_backward)
 
 
 def flat(values: jax.Array) -> jax.Array:
@@ -186,34 +206,44 @@ def zero_state(params: Params, rows: int) -> State:
 def window_loss(
     settings: Settings, params: Params, state: State, tokens: jax.Array, key: Key | None
 ) -> tuple[jax.Array, State]:
-    """−Σ log p over the words of a window, divided by its rows, and the state to go on with. One
-    dropout mask for a window.
+    """Return −Σ log p over the words of a window, divided by its rows, and the state to resume
+    with. There is one dropout mask for a window.
     """
-    inputs, targets = tokens[:-1], tokens[1:]
+    inputs = tokens[:-1]
+    targets = tokens[1:]
     keys = [None] * (LAYERS + 1) if key is None else list(jax.random.split(key, LAYERS + 1))
-    values = dropout(params["embedding"][inputs], settings.dropout, keys[0], alike_in_time=True)
+
+    def drop(values: jax.Array, key: Key | None) -> jax.Array:
+        return dropout(values, settings.dropout, key, alike_in_time=True)
+
+    values = drop(params["embedding"][inputs], keys[0])
     ends = []
     for index in range(LAYERS):
         layer = params["layers"][f"{index}"]
         gates = times(settings.product, values, layer["input"]) + layer["gate_bias"]
-        values, end = carried(settings.product, gates, layer["recurrent"], state[index])
-        values = dropout(values, settings.dropout, keys[index + 1], alike_in_time=True)
+        values, end = run_layer(settings.product, gates, layer["recurrent"], state[index])
+        values = drop(values, keys[index + 1])
         ends.append(end)
     scores = times(settings.product, values, params["embedding"].T) + params["word_bias"]
+    losses = jnp.where(targets == NOTHING, 0.0, _word_losses(scores, targets))
+    return jnp.sum(losses) / tokens.shape[1], tuple(ends)
+
+
+def _word_losses(scores: jax.Array, targets: jax.Array) -> jax.Array:
     is_target = jnp.arange(scores.shape[-1]) == targets[..., None]
-    losses = jax.nn.logsumexp(scores, axis=-1) - jnp.sum(jnp.where(is_target, scores, 0.0), axis=-1)
-    return jnp.sum(jnp.where(targets == NOTHING, 0.0, losses)) / tokens.shape[1], tuple(ends)
+    target_scores = jnp.sum(jnp.where(is_target, scores, 0.0), axis=-1)
+    return jax.nn.logsumexp(scores, axis=-1) - target_scores
 
 
 def perplexity(losses: jax.Array, text: jax.Array) -> float:
-    """Of the losses of windows, as `window_loss` gives them."""
+    """Return the perplexity of windows whose losses are as `window_loss` gives them."""
     words = np.sum(np.asarray(text[..., 1:, :]) != NOTHING)
     return float(np.exp(np.sum(np.asarray(losses, np.float64)) * text.shape[-1] / words))
 
 
 @partial(jax.jit, static_argnums=0)
 def evaluate(settings: Settings, params: Params, text: jax.Array) -> jax.Array:
-    """The losses of all windows of a text, without dropout."""
+    """Return the losses of all windows of a text, without dropout."""
 
     def read(state: State, tokens: jax.Array) -> tuple[State, jax.Array]:
         loss, state = window_loss(settings, params, state, tokens, None)
@@ -228,19 +258,24 @@ def evaluate(settings: Settings, params: Params, text: jax.Array) -> jax.Array:
 def train_epoch(
     settings: Settings, params: Params, text: jax.Array, rate: jax.Array, key: Key
 ) -> tuple[Params, jax.Array]:
-    """One pass of SGD over a node's text; the model and the losses on the way."""
+    """Pass once over a node's text with SGD; return the model and the losses on the way."""
+    loss_and_gradient = jax.value_and_grad(partial(window_loss, settings), has_aux=True)
+
+    def move(param: jax.Array, gradient: jax.Array) -> jax.Array:
+        return param - rate * gradient
 
     def step(
         carry: tuple[Params, State], inputs: tuple[jax.Array, Key]
     ) -> tuple[tuple[Params, State], jax.Array]:
         params, state = carry
-        value_and_gradient = jax.value_and_grad(partial(window_loss, settings), has_aux=True)
-        (loss, state), gradient = value_and_gradient(params, state, *inputs)
+        tokens, key = inputs
+        (loss, state), gradient = loss_and_gradient(params, state, tokens, key)
         gradient = clip_locally(gradient, settings.clip, nodes=1)
-        return (jax.tree.map(lambda p, g: p - rate * g, params, gradient), state), loss
+        return (jax.tree.map(move, params, gradient), state), loss
 
-    start = params, zero_state(params, text.shape[-1])
-    (params, _), losses = jax.lax.scan(step, start, (text, jax.random.split(key, len(text))))
+    start = (params, zero_state(params, text.shape[-1]))
+    keys = jax.random.split(key, len(text))
+    (params, _), losses = jax.lax.scan(step, start, (text, keys))
     return params, losses
 
 
@@ -251,10 +286,10 @@ train_alone = jax.jit(train_epoch, static_argnums=0)
 def train_side_by_side(
     settings: Settings, params: Params, text: jax.Array, rate: jax.Array, key: Key
 ):
-    """An epoch on every node: params and text have the nodes first."""
-    return jax.vmap(partial(train_epoch, settings), (0, 0, None, 0))(
-        params, text, rate, jax.random.split(key, len(text))
-    )
+    """Train for an epoch on every node: params and text have the nodes first."""
+    keys = jax.random.split(key, len(text))
+    train_nodes = jax.vmap(partial(train_epoch, settings), (0, 0, None, 0))
+    return train_nodes(params, text, rate, keys)
 
 
 @jax.jit
@@ -272,36 +307,51 @@ def compressed_epoch(
     rate: jax.Array,
     key: Key,
 ) -> tuple[Params, Memory, jax.Array]:
-    """Lin et al.'s algorithm over one pass: text [nodes, windows, …], entries to send [windows] for
-    each leaf.
+    """Run Lin et al.'s algorithm over one pass: text [nodes, windows, …], entries to send [windows]
+    for each leaf.
     """
-    nodes = len(text)
+    nodes, windows, *_ = text.shape
+    on_nodes = jax.vmap(partial(_node_step, settings, nodes), (None, 0, 0, 0, 0, None))
 
-    def on_a_node(
-        params: Params, memory: Memory, state: State, tokens: jax.Array, key: Key, entries: PyTree
-    ):
-        def share_of_loss(params: Params) -> tuple[jax.Array, State]:
-            loss, after = window_loss(settings, params, state, tokens, key)
-            return loss / nodes, after
-
-        (loss, state), gradient = jax.value_and_grad(share_of_loss, has_aux=True)(params)
-        gradient = clip_locally(gradient, settings.clip, nodes)
-        upload, memory = compress(memory, gradient, entries, settings.momentum)
-        return upload.values, memory, state, loss
+    def move(param: jax.Array, uploads: jax.Array) -> jax.Array:
+        return param - rate * jnp.sum(uploads, axis=0)
 
     def step(carry: tuple[Params, Memory, State], inputs: tuple[jax.Array, Key, PyTree]):
         params, memories, states = carry
         tokens, key, entries = inputs
-        uploads, memories, states, losses = jax.vmap(on_a_node, (None, 0, 0, 0, 0, None))(
-            params, memories, states, tokens, jax.random.split(key, nodes), entries
+        keys = jax.random.split(key, nodes)
+        uploads, memories, states, losses = on_nodes(
+            params, memories, states, tokens, keys, entries
         )
-        params = jax.tree.map(lambda p, u: p - rate * jnp.sum(u, axis=0), params, uploads)
+        params = jax.tree.map(move, params, uploads)
         return (params, memories, states), losses * nodes
 
-    start = params, memories, on_every_node(zero_state(params, text.shape[-1]), nodes)
-    inputs = jnp.swapaxes(text, 0, 1), jax.random.split(key, text.shape[1]), entries
-    (params, memories, _), losses = jax.lax.scan(step, start, inputs)
+    states = on_every_node(zero_state(params, text.shape[-1]), nodes)
+    inputs = (jnp.swapaxes(text, 0, 1), jax.random.split(key, windows), entries)
+    (params, memories, _), losses = jax.lax.scan(step, (params, memories, states), inputs)
     return params, memories, losses
+
+
+def _node_step(
+    settings: Settings,
+    nodes: int,
+    params: Params,
+    memory: Memory,
+    state: State,
+    tokens: jax.Array,
+    key: Key,
+    entries: PyTree,
+) -> tuple[PyTree, Memory, State, jax.Array]:
+    """Return what a node uploads in an iteration, what it keeps, and its share of the loss."""
+
+    def share_of_loss(params: Params) -> tuple[jax.Array, State]:
+        loss, after = window_loss(settings, params, state, tokens, key)
+        return loss / nodes, after
+
+    (loss, after), gradient = jax.value_and_grad(share_of_loss, has_aux=True)(params)
+    gradient = clip_locally(gradient, settings.clip, nodes)
+    upload, memory = compress(memory, gradient, entries, settings.momentum)
+    return upload.values, memory, after, loss
 
 
 def on_every_node(values: PyTree, nodes: int) -> PyTree:
@@ -315,7 +365,7 @@ class Progress(NamedTuple):
     row: dict[str, Any]
 
 
-def several_epochs(
+def average_epochs(
     settings: Settings,
     params: Params,
     text: jax.Array,
@@ -323,46 +373,53 @@ def several_epochs(
     rates: list[float],
     key: Key,
 ) -> Iterator[Progress]:
-    """One number of epochs and one rate for each round. Every node uploads a model in every round,
-    in the first to the next node.
+    """Average models, with one number of epochs and one rate for each round. Every node uploads a
+    model in every round, in the first to the next node.
     """
-    nodes, model_bytes, uploads = len(text), 4 * trees.size(params), 0
-
-    def progress(
-        params: Params, losses: jax.Array, seen: jax.Array, row: dict[str, Any]
-    ) -> Progress:
-        train = perplexity(losses, seen)
-        return Progress(
-            params, row | {"train": train, "uploads": uploads, "bytes": uploads * model_bytes}
-        )
-
+    nodes = len(text)
+    model_bytes = 4 * trees.size(params)
+    uploads = 0
     for node in range(nodes):
-        for epoch in range(epochs[0]):
-            epoch_key = jax.random.fold_in(jax.random.fold_in(key, node), epoch)
-            params, losses = train_alone(settings, params, text[node], rates[0], epoch_key)
+        keys = _epoch_keys(jax.random.fold_in(key, node), epochs[0])
+        params, losses = _train_epochs(train_alone, settings, params, text[node], rates[0], keys)
         uploads += 1
-        yield progress(
-            params,
-            losses,
-            text[node],
-            {"round": 1, "node": node + 1, "epochs": epochs[0], "rate": rates[0]},
-        )
+        row = {"round": 1, "node": node + 1, "epochs": epochs[0], "rate": rates[0]}
+        row["train"] = perplexity(losses, text[node])
+        yield Progress(params, row | {"uploads": uploads, "bytes": uploads * model_bytes})
     for index in range(1, len(epochs)):
-        local = on_every_node(params, nodes)
-        for epoch in range(epochs[index]):
-            epoch_key = jax.random.fold_in(jax.random.fold_in(key, nodes + index), epoch)
-            local, losses = train_side_by_side(settings, local, text, rates[index], epoch_key)
+        keys = _epoch_keys(jax.random.fold_in(key, nodes + index), epochs[index])
+        copies = on_every_node(params, nodes)
+        local, losses = _train_epochs(
+            train_side_by_side, settings, copies, text, rates[index], keys
+        )
         params = average(local)
         uploads += nodes
-        yield progress(
-            params,
-            losses,
-            text,
-            {"round": index + 1, "epochs": epochs[index], "rate": rates[index]},
-        )
+        row = {"round": index + 1, "epochs": epochs[index], "rate": rates[index]}
+        row["train"] = perplexity(losses, text)
+        yield Progress(params, row | {"uploads": uploads, "bytes": uploads * model_bytes})
 
 
-def deep_gradient_compression(
+def _epoch_keys(key: Key, epochs: int) -> list[Key]:
+    return [jax.random.fold_in(key, epoch) for epoch in range(epochs)]
+
+
+def _train_epochs(
+    train: Callable,
+    settings: Settings,
+    params: Params,
+    text: jax.Array,
+    rate: float,
+    keys: list[Key],
+) -> tuple[Params, jax.Array]:
+    """Train for an epoch with each key; return the losses of the last."""
+    losses = None
+    for key in keys:
+        params, losses = train(settings, params, text, rate, key)
+    assert losses is not None, "a round has an epoch at least"
+    return params, losses
+
+
+def compress_gradients(
     settings: Settings,
     params: Params,
     text: jax.Array,
@@ -370,36 +427,37 @@ def deep_gradient_compression(
     warm_up: Fraction,
     key: Key,
 ) -> Iterator[Progress]:
-    """One rate for each epoch; `bytes_after_warm_up` leaves out what the warm-up sent, which may be
-    most of it.
+    """Compress gradients, with one rate for each epoch; `bytes_after_warm_up` leaves out what the
+    warm-up sent, which may be most of it.
     """
-    nodes, iterations = text.shape[:2]
+    nodes, iterations, *_ = text.shape
     memories = on_every_node(empty_memory(params), nodes)
-    uploads = sent = sent_after_warm_up = 0
+    uploads = 0
+    sent = 0
+    sent_after_warm_up = 0
     for epoch, rate in enumerate(rates):
         starts = [epoch + Fraction(index, iterations) for index in range(iterations)]
         entries = [entries_sent(params, share_sent(start, warm_up)) for start in starts]
         stacked = jax.tree.map(lambda *counts: jnp.array(counts, jnp.int32), *entries)
+        epoch_key = jax.random.fold_in(key, epoch)
         params, memories, losses = compressed_epoch(
-            settings, params, memories, text, stacked, rate, jax.random.fold_in(key, epoch)
+            settings, params, memories, text, stacked, rate, epoch_key
         )
-        sizes = [nodes * upload_bytes(one) for one in entries]
         uploads += nodes * iterations
-        sent += sum(sizes)
-        sent_after_warm_up += sum(
-            size for size, start in zip(sizes, starts, strict=True) if start >= warm_up
-        )
-        yield Progress(
-            params,
-            {
-                "epoch": epoch + 1,
-                "rate": rate,
-                "train": perplexity(losses, text),
-                "uploads": uploads,
-                "bytes": sent,
-                "bytes_after_warm_up": sent_after_warm_up,
-            },
-        )
+        for start, counts in zip(starts, entries, strict=True):
+            size = nodes * upload_bytes(counts)
+            sent += size
+            if start >= warm_up:
+                sent_after_warm_up += size
+        row = {
+            "epoch": epoch + 1,
+            "rate": rate,
+            "train": perplexity(losses, text),
+            "uploads": uploads,
+            "bytes": sent,
+            "bytes_after_warm_up": sent_after_warm_up,
+        }
+        yield Progress(params, row)
 
 
 # Both parts
@@ -415,52 +473,76 @@ def follow(
     """Measure after every round and write it down at once. The test text is read where the
     validation text is read best so far.
     """
-    begin = last = time.monotonic()
-    rows, best = [], {"valid": float("inf")}
+    begin = time.monotonic()
+    last = begin
+    rows = []
+    best: dict[str, Any] = {"valid": float("inf")}
     for params, row in progress:
-        row["valid"] = perplexity(evaluate(settings, params, texts["valid"]), texts["valid"])
+        row["valid"] = _read_perplexity(settings, params, texts["valid"])
         if row["valid"] < best["valid"]:
-            test = perplexity(evaluate(settings, params, texts["test"]), texts["test"])
-            best = {
-                name: row[name] for name in row if name in ("round", "node", "epoch", "valid")
-            } | {"test": test}
+            best = {name: row[name] for name in row if name in IDENTIFYING}
+            best["test"] = _read_perplexity(settings, params, texts["test"])
         now = time.monotonic()
         row["seconds"] = round(now - begin, 1)
-        took, last = now - last, now
+        took = now - last
+        last = now
         rows.append(row)
         print(part, *(f"{name} {value:,.5g}" for name, value in row.items()), flush=True)
-        written = json.loads(args.out.read_text()) if args.out.exists() else {}
-        written[part] = {
-            "arguments": {
-                name: str(value)
-                for name, value in vars(args).items()
-                if name not in ("out", "prepare", "ptb")
-            },
+        content = {
+            "arguments": _arguments_of(args),
             "parameters": trees.size(params),
             "best": best,
             "uploads": row["uploads"],
             "bytes": row["bytes"],
             "rows": rows,
         }
-        args.out.write_text(json.dumps(written, indent=1) + "\n")
+        _write_part(args.out, part, content)
         if now - begin + took > args.time_limit:
             print(f"{part}: no time for another round")
             break
     print(f"{part}: best after {best}")
 
 
-def schedule(args: argparse.Namespace) -> tuple[list[int], list[float], list[float]]:
-    """Epochs and rate of each round; rate of each epoch of compressed gradients."""
-    falling = np.rint(np.linspace(*args.epochs, args.rounds - 1)).astype(int).tolist()
-    rates = np.geomspace(*args.rates, args.rounds).tolist()
-    compressed = [
-        args.dgc_rate * args.dgc_decay ** max(0, epoch + 1 - args.dgc_hold)
-        for epoch in range(args.dgc_epochs)
-    ]
-    return [args.first_epochs, *falling], rates, compressed
+def _read_perplexity(settings: Settings, params: Params, text: jax.Array) -> float:
+    return perplexity(evaluate(settings, params, text), text)
 
 
-def arguments() -> argparse.Namespace:
+def _arguments_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return what says how a part was trained."""
+    return {name: str(value) for name, value in vars(args).items() if name not in PLACES}
+
+
+def _write_part(out: Path, part: str, content: dict[str, Any]) -> None:
+    """Write a part of the results; other parts that are there are kept."""
+    written = json.loads(out.read_text()) if out.exists() else {}
+    written[part] = content
+    out.write_text(json.dumps(written, indent=1) + "\n")
+
+
+class Schedule(NamedTuple):
+    # Epochs and rate of each round.
+    epochs: list[int]
+    rates: list[float]
+    # The rate of each epoch of compressed gradients.
+    compressed_rates: list[float]
+
+
+def make_schedule(args: argparse.Namespace) -> Schedule:
+    most_epochs, least_epochs = args.epochs
+    falling = np.rint(np.linspace(most_epochs, least_epochs, args.rounds - 1)).astype(int)
+    first_rate, last_rate = args.rates
+    compressed_rates = []
+    for epoch in range(args.dgc_epochs):
+        epochs_after_hold = max(0, epoch + 1 - args.dgc_hold)
+        compressed_rates.append(args.dgc_rate * args.dgc_decay**epochs_after_hold)
+    return Schedule(
+        epochs=[args.first_epochs, *falling.tolist()],
+        rates=np.geomspace(first_rate, last_rate, args.rounds).tolist(),
+        compressed_rates=compressed_rates,
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -490,13 +572,27 @@ def arguments() -> argparse.Namespace:
     option("--nodes", type=int, default=4)
     option("--rows", type=int, default=20, help="of a node's batch")
     option("--length", type=int, default=35, help="words of a window")
-    option("--words", type=int, default=None, help="only so many words of each text")
+    option("--words", type=int, default=None, help="only this many words of each text")
     option(
         "--clip",
         type=float,
         default=5.0,
         help="largest norm of a gradient; of one of N nodes, by N^-1/2 of it",
     )
+    _add_epochs_options(parser)
+    _add_dgc_options(parser)
+    option(
+        "--product",
+        choices=("bfloat16", "float32"),
+        default=None,
+        help="bfloat16 on a GPU unless given",
+    )
+    option("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def _add_epochs_options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
     option("--rounds", type=int, default=28)
     option("--first-epochs", type=int, default=10, help="on each node in the first round")
     option(
@@ -513,6 +609,10 @@ def arguments() -> argparse.Namespace:
         default=(1.0, 0.27),
         help="in the first round and in the last",
     )
+
+
+def _add_dgc_options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
     option("--dgc-epochs", type=int, default=40)
     option("--dgc-rate", type=float, default=1.0)
     option("--dgc-hold", type=int, default=26, help="epochs at that rate")
@@ -526,48 +626,57 @@ def arguments() -> argparse.Namespace:
         default=Fraction(1),
         help="epochs until only a thousandth is sent",
     )
-    option(
-        "--product",
-        choices=("bfloat16", "float32"),
-        default=None,
-        help="bfloat16 on a GPU unless told",
-    )
-    option("--seed", type=int, default=0)
-    return parser.parse_args()
+
+
+def read_texts(ptb: Path, most_words: int | None) -> dict[str, np.ndarray]:
+    """Return each text as numbers, and no more than this many words of it."""
+    texts = {}
+    with np.load(ptb) as file:
+        for split in ("train", "valid", "test"):
+            texts[split] = file[split][:most_words].astype(np.int32)
+    return texts
+
+
+def count_vocabulary(ptb: Path) -> int:
+    with np.load(ptb) as file:
+        return 1 + int(file["train"].max())
+
+
+def deal_to_nodes(text: np.ndarray, nodes: int, rows: int, length: int) -> jax.Array:
+    """Return the windows of each node's part of the training text."""
+    words_of_a_node = len(text) // nodes
+    parts = text[: words_of_a_node * nodes].reshape(nodes, -1)
+    return jnp.array([windows(part, rows, length) for part in parts])
 
 
 def main() -> None:
-    args = arguments()
+    args = parse_arguments()
     if args.prepare:
         prepare(args.prepare, args.ptb)
         return
-    product = args.product or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
-    settings = Settings(args.dropout, args.clip, args.momentum, product)
-    with np.load(args.ptb) as texts:
-        vocabulary = 1 + int(texts["train"].max())
-        words = {
-            split: texts[split][: args.words].astype(np.int32)
-            for split in ("train", "valid", "test")
-        }
-    parts = words["train"][: len(words["train"]) // args.nodes * args.nodes].reshape(args.nodes, -1)
-    nodes = jnp.array([windows(part, args.rows, args.length) for part in parts])
-    held_out = {
-        split: jnp.array(windows(words[split], args.rows, args.length))
-        for split in ("valid", "test")
-    }
+    usual_product = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    settings = Settings(
+        dropout=args.dropout,
+        clip=args.clip,
+        momentum=args.momentum,
+        product=args.product or usual_product,
+    )
+    texts = read_texts(args.ptb, args.words)
+    nodes = deal_to_nodes(texts["train"], args.nodes, args.rows, args.length)
+    held_out = {}
+    for split in ("valid", "test"):
+        held_out[split] = jnp.array(windows(texts[split], args.rows, args.length))
     init_key, key = jax.random.split(jax.random.key(args.seed))
+    vocabulary = count_vocabulary(args.ptb)
     params = deep_lstm(vocabulary, args.units, args.units, LAYERS, tied=True).init(init_key)
-    epochs, rates, compressed = schedule(args)
+    schedule = make_schedule(args)
     if args.part != "dgc":
-        follow(
-            "epochs",
-            several_epochs(settings, params, nodes, epochs, rates, key),
-            settings,
-            held_out,
-            args,
-        )
+        progress = average_epochs(settings, params, nodes, schedule.epochs, schedule.rates, key)
+        follow("epochs", progress, settings, held_out, args)
     if args.part != "epochs":
-        progress = deep_gradient_compression(settings, params, nodes, compressed, args.warm_up, key)
+        progress = compress_gradients(
+            settings, params, nodes, schedule.compressed_rates, args.warm_up, key
+        )
         follow("dgc", progress, settings, held_out, args)
 
 
