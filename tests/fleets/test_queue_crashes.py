@@ -41,7 +41,7 @@ from taciturn.runs import run
 USERS, SIZE, ROUNDS, SAVE_EVERY = 40, 4, 9, 3
 
 
-CLAIM = MinSeparation(SIZE, min_separation=2, max_participations=3, rounds=ROUNDS)
+CLAIM = MinSeparation(size=SIZE, min_separation=2, max_participations=3, rounds=ROUNDS)
 
 
 START = {"x": jnp.zeros(6)}

@@ -44,7 +44,12 @@ def test_zcdp_of_every_model_as_printed(model):
         SQUARED[model],
     )
     assert tree_sensitivity_squared(rounds, min_separation, max_participations) == squared
-    claim = MinSeparation(6500, min_separation, max_participations, rounds)
+    claim = MinSeparation(
+        size=6500,
+        min_separation=min_separation,
+        max_participations=max_participations,
+        rounds=rounds,
+    )
     cost = repeat(claim.event(XU_NOISE_MULTIPLIER, tree(rounds, honaker=True)), rounds)
     assert rho(cost) == pytest.approx(squared / (2 * XU_NOISE_MULTIPLIER**2))
     assert rho(cost) == pytest.approx(

@@ -372,7 +372,13 @@ def test_one_release_without_privacy_makes_a_composition_cost_infinity():
     )
 
 
-@pytest.mark.parametrize("claim", [MinSeparation(10, 3, 2, 20), CyclicPoisson(0.5, 4, 20)])
+@pytest.mark.parametrize(
+    "claim",
+    [
+        MinSeparation(size=10, min_separation=3, max_participations=2, rounds=20),
+        CyclicPoisson(0.5, 4, 20),
+    ],
+)
 def test_all_rounds_of_correlated_noise_are_charged_with_the_first(claim):
     """When to stop may depend on what was seen. The twin: only the rounds so far would cost
     less.

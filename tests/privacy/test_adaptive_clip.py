@@ -232,7 +232,7 @@ def same_bits(left, right) -> bool:
 
 
 def test_the_cost_is_that_of_z_and_its_claim_mentions_the_count():
-    claim = MinSeparation(100, 3, 4, 15)
+    claim = MinSeparation(size=100, min_separation=3, max_participations=4, rounds=15)
     event, plain = (
         private().event(claim),
         claim.event(MULTIPLIER, tree(MULTIPLIER, 4, 4, 8).strategy),

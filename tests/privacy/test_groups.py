@@ -101,7 +101,9 @@ def test_two_devices_cost_far_less_than_they_would_without_sampling():
 
 
 def test_without_sampling_a_group_is_one_user_of_multiplied_sensitivity():
-    event = MinSeparation(10, 4, 3, 20).event(5.0, tree(20, honaker=False))
+    event = MinSeparation(size=10, min_separation=4, max_participations=3, rounds=20).event(
+        5.0, tree(20, honaker=False)
+    )
     mu = math.sqrt(2 * rho(repeat(event, 20)))
     for users in (1, 2, 4):
         assert group_epsilon(event, 20, 1e-6, users) == pytest.approx(

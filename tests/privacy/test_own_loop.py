@@ -114,7 +114,7 @@ def test_the_ledger_does_not_reveal_users_data(tmp_path):
 
 
 def test_the_participation_log_is_deleted_with_its_curator(tmp_path):
-    claim = MinSeparation(5, 1, 3, 10)
+    claim = MinSeparation(size=5, min_separation=1, max_participations=3, rounds=10)
     plain = mean()
     algorithm = plain._replace(
         mechanism=mechanism(flat_clip(1.0), fixed_denominator(5.0), gaussian(1)),

@@ -233,7 +233,7 @@ def test_a_fleet_that_breaks_the_claim_is_stopped_before_the_sum(people, tmp_pat
 
 def test_a_round_with_too_few_rested_users_is_refused(people, tmp_path):
     of = algorithm(
-        MinSeparation(5, 2, 3, 9),
+        MinSeparation(size=5, min_separation=2, max_participations=3, rounds=9),
         mechanism(flat_clip(1.0), fixed_denominator(5.0), blt(1.0, Buffers(17, (0.9,), (0.4,)))),
     )
     door = opened(people, tmp_path, of)

@@ -66,7 +66,11 @@ class Loop:
 
 @functools.cache  # so that it is compiled once
 def parts(ftrl: bool):
-    claim = MinSeparation(5, 2, 4, 12) if ftrl else PoissonSampling(0.5)
+    claim = (
+        MinSeparation(size=5, min_separation=2, max_participations=4, rounds=12)
+        if ftrl
+        else PoissonSampling(0.5)
+    )
     noise = blt(1.0, Buffers(20, (0.9,), (0.4,))) if ftrl else gaussian(1.0)
     made = mechanism(flat_clip(1.0), fixed_denominator(10.0), noise, 200)
     algorithm = federated_algorithm(

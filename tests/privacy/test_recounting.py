@@ -28,7 +28,10 @@ BANDS = toeplitz("banded", np.array([1.0, 0.5, *np.zeros(18)]))
 TAKING_PART = {
     "poisson": (PoissonSampling(0.1), lambda one: one.event(1.0)),
     "fixed": (FixedSize(5, 50), lambda one: one.event(2.0)),
-    "tree": (MinSeparation(10, 4, 4, 20), lambda one: one.event(5.0, tree(20, honaker=True))),
+    "tree": (
+        MinSeparation(size=10, min_separation=4, max_participations=4, rounds=20),
+        lambda one: one.event(5.0, tree(20, honaker=True)),
+    ),
     "cyclic": (CyclicPoisson(0.3, 2, 20), lambda one: one.event(2.0, BANDS)),
 }
 

@@ -171,7 +171,7 @@ def test_coefficients_for_which_the_formula_does_not_hold_are_refused():
 
 
 def test_the_cost_of_a_run_is_one_gaussian_and_only_rises():
-    claim = MinSeparation(100, 58, 10, 590)
+    claim = MinSeparation(size=100, min_separation=58, max_participations=10, rounds=590)
     event = claim.event(2.0, tree(2.0, 610).strategy)
     assert rho(repeat(event, 590)) == pytest.approx(tree_sensitivity_squared(590, 58, 10) / 8)
     assert (
@@ -188,7 +188,10 @@ def test_the_cost_of_a_run_is_one_gaussian_and_only_rises():
 
 def test_one_convention_sigma_from_z_and_the_cost_from_the_sensitivity():
     """The pitfall: σ multiplied by the sensitivity and ρ divided by it as well."""
-    claim, strategy = MinSeparation(10, 3, 2, 20), tree(3.0, 20).strategy
+    claim, strategy = (
+        MinSeparation(size=10, min_separation=3, max_participations=2, rounds=20),
+        tree(3.0, 20).strategy,
+    )
     assert rho(repeat(claim.event(3.0, strategy), 20)) == pytest.approx(
         strategy.sensitivity_squared(20, 3, 2) / (2 * 3.0**2)
     )

@@ -59,7 +59,7 @@ def derive_terms(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -
         dropouts=recipe.fleet.max_dropout,
         corrupt=recipe.fleet.max_colluding,
         least=participation.size,
-        most=min(recipe.fleet.most_reports or participation.asked, participation.asked),
+        most=min(recipe.fleet.most_reports or participation.users_asked, participation.users_asked),
     )
 
 
@@ -151,7 +151,7 @@ def device_fleet(
     return DeviceFleet(
         connected=connected,
         terms=derive_terms(recipe, vocabulary, connected.authority),
-        asked=participation.asked,
+        asked=participation.users_asked,
         deadline=recipe.fleet.deadline,
         patience=recipe.fleet.patience,
         folder=folder / "rounds",
@@ -164,7 +164,7 @@ def device_fleet(
 def check_enough(recipe: Recipe, devices: int) -> None:
     """Refuse if too few devices are enrolled for the recipe's cohort and separation."""
     participation = _min_separation(recipe)
-    asked = participation.asked
+    asked = participation.users_asked
     rest = participation.min_separation
     rounds = participation.rounds
     turns = min(participation.max_participations, _lifetime(recipe))
@@ -341,7 +341,7 @@ def _check_in_fleet(
         fleet=everyone,
         clock=Clock(devices, section.timer_hours),
         report_goal=participation.size,
-        asked=participation.asked,
-        most_reports=section.most_reports or participation.asked,
+        asked=participation.users_asked,
+        most_reports=section.most_reports or participation.users_asked,
         path=folder / "devices.npz",
     )

@@ -24,8 +24,13 @@ from taciturn.privacy.accounting.events import CorrelatedDpEvent
 from taciturn.privacy.noise.sensitivity import most_participations
 from taciturn.privacy.noise.white import INDEPENDENT
 
-# of defaults: below it loss distributions are lost in rounding, and (1 + e^ε)·2⁻⁶⁰ counts
+# The least δ by default: below it loss distributions are lost in rounding, and (1 + e^ε)·2⁻⁶⁰
+# counts.
 LEAST_DELTA = 1e-15
+
+
+class WrongNumberOfUsers(TaciturnError):
+    """There are fewer or more users than the cost was computed for."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +47,28 @@ class PoissonSampling:
             raise ValueError(f"a sampling probability lies in (0, 1]; {self.probability} does not")
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
+        """Draw each of those available."""
         return coins.sample(available, self.probability)
 
     def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
+        """Return the cost of a round.
+
+        Raises:
+            ValueError: if the noise is correlated.
+        """
         _check_independent(strategy)
-        gaussian = GaussianDpEvent(noise_multiplier)
-        return (
-            gaussian if self.probability == 1 else PoissonSampledDpEvent(self.probability, gaussian)
-        )
+        return _sample(GaussianDpEvent(noise_multiplier), self.probability)
 
 
-class WrongNumberOfUsers(TaciturnError):
-    """There are fewer or more users than the cost was computed for."""
+def _sample(gaussian: GaussianDpEvent, probability: float) -> DpEvent:
+    """Return the cost where each user takes part with this probability."""
+    return gaussian if probability == 1 else PoissonSampledDpEvent(probability, gaussian)
 
 
 @dataclass(frozen=True)
 class FixedSize:
     """Exactly `size` users, uniformly without replacement, from a population of at least `users`.
+
     Departs from Ramaswamy et al. 2020, Table 5: a fixed-size round that loses one user gains
     another, so the sum moves by up to 2S, not S. The cost is stated for 2S, that is for half the
     noise multiplier.
@@ -78,14 +88,24 @@ class FixedSize:
             )
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
+        """Choose a cohort of the stated size.
+
+        Raises:
+            WrongNumberOfUsers: if fewer are available than the cost was computed for.
+        """
         if len(available) < self.users:
-            few = f"fixed-size rounds are accounted for {self.users} users, but fewer are there"
             raise WrongNumberOfUsers(
-                f"{few}: the cost would be understated; lower participation.users in the recipe"
+                f"fixed-size rounds are accounted for {self.users} users, but fewer are there: the"
+                " cost would be understated; lower participation.users in the recipe"
             )
         return coins.choose(available, self.size)
 
     def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
+        """Return the cost of a round.
+
+        Raises:
+            ValueError: if the noise is correlated.
+        """
         _check_independent(strategy)
         gaussian = GaussianDpEvent(noise_multiplier / 2)
         if self.size == self.users:
@@ -101,138 +121,153 @@ def _check_independent(strategy: Strategy) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MinSeparation:
-    """Any user may take part, but not again within `min_separation` rounds, and at most
-    `max_participations` times (Xu et al. 2023, §2.2). Nothing is claimed about how a cohort is
-    chosen; the curator checks every one against its log before it is summed. Neighbours differ in
-    one user's reports, which are zero in one of them (Kairouz et al. 2021, Definition 1.1).
+    """Any user may take part, but not again too soon, and not too often.
+
+    That is not within `min_separation` rounds, and at most `max_participations` times (Xu et al.
+    2023, §2.2). Nothing is claimed about how a cohort is chosen; the curator checks every one
+    against its log before it is summed. Neighbours differ in one user's reports, which are zero in
+    one of them (Kairouz et al. 2021, Definition 1.1).
     """
 
-    # m, the report goal
+    # m, the report goal.
     size: int
-    # MinS: rounds strictly between two participations of a user
+    # MinS: rounds strictly between two participations of a user.
     min_separation: int
-    # MaxP
+    # MaxP.
     max_participations: int
-    # T
+    # T.
     rounds: int
-    # how many are asked for each report that is needed
+    # How many are asked for each report that is needed.
     over_selection: float = 1.0
     adjacency = "zero out one user"
     sampled_by_curator = False
 
     @property
-    def asked(self) -> int:
+    def users_asked(self) -> int:
+        """Return how many users are asked in a round."""
         return math.ceil(self.over_selection * self.size)
 
     @property
     def limits(self) -> tuple[int, int]:
+        """Return MinS and MaxP."""
         return self.min_separation, self.max_participations
 
     def __post_init__(self) -> None:
-        if (
-            min(self.size, self.max_participations, self.rounds, self.over_selection) < 1
-            or self.min_separation < 0
-        ):
+        least = min(self.size, self.max_participations, self.rounds, self.over_selection)
+        if least < 1 or self.min_separation < 0:
             raise ValueError(
                 "a min-separation participation needs a report goal, a separation ≥ 0 and at least"
                 " one participation"
             )
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
-        if len(available) < self.asked:
-            few = (
-                f"only {len(available)} users may take part in this round, and {self.asked} are"
-                " wanted"
+        """Choose a cohort of those available; the curator's log says who that is.
+
+        Raises:
+            WrongNumberOfUsers: if too few are.
+        """
+        if len(available) < self.users_asked:
+            raise WrongNumberOfUsers(
+                f"only {len(available)} users may take part in this round, and {self.users_asked}"
+                f" are wanted: the others took part less than {self.min_separation} rounds ago, or"
+                f" {self.max_participations} times. Lower the cohort or the separation"
             )
-            others = (
-                f"the others took part less than {self.min_separation} rounds ago, or"
-                f" {self.max_participations} times"
-            )
-            raise WrongNumberOfUsers(f"{few}: {others}. Lower the cohort or the separation")
-        return coins.choose(available, self.asked)
+        return coins.choose(available, self.users_asked)
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
-        counts = _counts(self.rounds, strategy)
+        """Return the cost of all rounds together."""
+        counts = _release_counts(self.rounds, strategy)
         squares = [
-            strategy.sensitivity_squared(n, self.min_separation, self.max_participations)
-            for n in counts
+            strategy.sensitivity_squared(count, self.min_separation, self.max_participations)
+            for count in counts
         ]
-        # as it must, but for rounding
+        # They rise with the count, as they must, whatever rounding does.
         rising = itertools.accumulate(squares, max)
-        turns = f"at least {self.min_separation} rounds between two participations of a user"
-        claim = f"noise: {strategy.name}; {turns}, at most {self.max_participations} participations"
-        costs = (GaussianDpEvent(noise_multiplier / math.sqrt(square)) for square in rising)
-        return CorrelatedDpEvent(tuple(zip(counts, costs, strict=True)), claim)
+        gaussians = [GaussianDpEvent(noise_multiplier / math.sqrt(square)) for square in rising]
+        claim = (
+            f"noise: {strategy.name}; at least {self.min_separation} rounds between two"
+            f" participations of a user, at most {self.max_participations} participations"
+        )
+        return CorrelatedDpEvent(tuple(zip(counts, gaussians, strict=True)), claim)
 
 
 @dataclass(frozen=True)
 class CyclicPoisson:
-    """Users take turns, and the curator draws who takes theirs: in row t those whose number is t
-    modulo `cycle`, each independently with probability q. With noise that correlates no rows as far
-    apart as that, a user's turns are separate Gaussian mechanisms, and sampling makes each of them
-    cheaper (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization").
+    """Users take turns, and the curator draws who takes theirs.
+
+    In row t it is the turn of those whose number is t modulo `cycle`, each independently with
+    probability q. With noise that correlates no rows as far apart as that, a user's turns are
+    separate Gaussian mechanisms, and sampling makes each of them cheaper (Choquette-Choo et al.
+    2023, "(Amplified) banded matrix factorization").
 
     Neighbours differ in one user's reports, as with MinSeparation: numbers are places in the list
     of users, which stays the same.
     """
 
-    # q, of taking a turn
+    # q, of taking a turn.
     probability: float
     cycle: int
-    # T
+    # T.
     rounds: int
     adjacency = "zero out one user"
     sampled_by_curator = True
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1 or self.cycle < 1 or self.rounds < 1:
-            turns = (
+            raise ValueError(
                 f"users who take turns every {self.cycle} rounds would have to come with"
-                f" probability {self.probability:.3g}"
+                f" probability {self.probability:.3g}: fewer bands, or smaller cohorts"
             )
-            raise ValueError(f"{turns}: fewer bands, or smaller cohorts")
+
+    @property
+    def _separation(self) -> int:
+        """Return the rounds strictly between two turns of a user."""
+        return self.cycle - 1
 
     @property
     def limits(self) -> tuple[int, int]:
-        return self.cycle - 1, most_participations(
-            self.rounds + spare_rounds(self.rounds), self.cycle - 1
-        )
+        """Return MinS and MaxP."""
+        rows = self.rounds + spare_rounds(self.rounds)
+        return self._separation, most_participations(rows, self._separation)
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
+        """Draw each of those available whose turn it is."""
         turn = available[available % self.cycle == row % self.cycle]
         return coins.sample(turn, self.probability)
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
+        """Return the cost of all rounds together.
+
+        Raises:
+            ValueError: if the noise correlates a user's turns.
+        """
         if strategy.bands is None or strategy.bands > self.cycle:
-            far = (
-                f"correlates rows further apart than the {self.cycle} rounds between two turns of a"
-                " user, where sampling proves nothing"
-            )
             raise ValueError(
-                f"{strategy.name} noise {far}: use banded noise with no more bands than that"
+                f"{strategy.name} noise correlates rows further apart than the {self.cycle} rounds"
+                " between two turns of a user, where sampling proves nothing: use banded noise with"
+                " no more bands than that"
             )
-        counts = _counts(self.rounds, strategy)
-        turn = GaussianDpEvent(
-            noise_multiplier
-            / math.sqrt(strategy.sensitivity_squared(counts[-1], self.cycle - 1, 1))
+        counts = _release_counts(self.rounds, strategy)
+        square = strategy.sensitivity_squared(counts[-1], self._separation, 1)
+        turn = GaussianDpEvent(noise_multiplier / math.sqrt(square))
+        sampled_turn = _sample(turn, self.probability)
+        costs = []
+        for count in counts:
+            turns = most_participations(count, self._separation)
+            costs.append((count, SelfComposedDpEvent(sampled_turn, turns)))
+        claim = (
+            f"noise: {strategy.name}; a user has a turn every {self.cycle} rounds and takes it with"
+            f" probability {self.probability:.3g}, drawn by the curator"
         )
-        sampled = turn if self.probability == 1 else PoissonSampledDpEvent(self.probability, turn)
-        taken = f"takes it with probability {self.probability:.3g}, drawn by the curator"
-        claim = f"noise: {strategy.name}; a user has a turn every {self.cycle} rounds and {taken}"
-        return CorrelatedDpEvent(
-            tuple(
-                (n, SelfComposedDpEvent(sampled, most_participations(n, self.cycle - 1)))
-                for n in counts
-            ),
-            claim,
-        )
+        return CorrelatedDpEvent(tuple(costs), claim)
 
 
-def _counts(rounds: int, strategy: Strategy) -> list[int]:
-    """List the numbers of releases to state a cost for. All rounds are charged up front: when to
-    stop may depend on what was seen.
+def _release_counts(rounds: int, strategy: Strategy) -> list[int]:
+    """List the numbers of releases to state a cost for.
+
+    All rounds are charged up front: when to stop may depend on what was seen.
     """
     if rounds > strategy.rows:
         raise ValueError(
@@ -247,8 +282,9 @@ def spare_rounds(rounds: int) -> int:
 
 
 def default_delta(users: int) -> float:
-    """Return δ = K⁻², but no less than can be accounted for: K·δ, the probability that the promise
-    fails for any of K users, is at most 1/K. (McMahan et al. 2018 take K^−1.1, with which it is
-    0.25 among a million.)
+    """Return δ = K⁻², but no less than can be accounted for.
+
+    K·δ, the probability that the promise fails for any of K users, is then at most 1/K. (McMahan et
+    al. 2018 take K^−1.1, with which it is 0.25 among a million.)
     """
     return max(1 / users**2, LEAST_DELTA)

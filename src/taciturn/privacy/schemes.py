@@ -65,7 +65,7 @@ def _poisson(settings: SchemeSettings) -> Participation:
     return PoissonSampling(settings.probability)
 
 
-def _fixed(settings: SchemeSettings) -> Participation:
+def _fixed_size(settings: SchemeSettings) -> Participation:
     return FixedSize(int(settings.cohort), settings.users)
 
 
@@ -96,7 +96,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
         plan_title="poisson (dp-fedavg)",
     ),
     "fixed": Scheme(
-        build=_fixed,
+        build=_fixed_size,
         claims_sampling=True,
         allows_correlation=False,
         varies_in_size=False,
