@@ -101,7 +101,7 @@ def test_the_best_blt_is_found_kept_and_far_better_than_a_tree(tmp_path, monkeyp
 def test_what_cannot_be_is_refused_in_a_sentence():
     for wrong, sentence in (
         ({"report_goal": 2000}, "cannot be met"),
-        ({"min_separation": 10}, "lower --min-separation to 9"),
+        ({"min_separation": 10}, "lower `min_separation` to 9"),
         ({"delta": 0.1}, "below one over"),
         ({"noise_multiplier": None}, "give exactly one of"),
         ({"epsilon": 1.0}, "give exactly one of"),

@@ -1,5 +1,8 @@
 """Errors that the command line shows as one sentence, without a traceback.
 
+They name the arguments of functions in backquotes, with a value where one says more: `held_out`,
+`replace=True`. The command line writes its flag instead (cli/commands.py).
+
 Imports nothing of ours, so that every layer may raise one.
 """
 

@@ -97,12 +97,12 @@ def check_population_folder(folder: Path, replace: bool) -> None:
     """Refuse a folder in which no population can be built."""
     if (folder / "manifest.json").exists() and not replace:
         raise DataError(
-            f"{folder} is a population already: put new text into it with --replace (its ledger"
-            " stays). For other people name another --out; for other text of the same people too,"
-            f" with --same-people-as {folder}, so that what both cost them is added up"
+            f"{folder} is a population already: put new text into it with `replace=True` (its"
+            " ledger stays). For other people name another `folder`; for other text of the same"
+            f" people too, with `same_people_as={folder}`, so that what both cost them is added up"
         )
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is a file: name a new folder with --out")
+        raise DataError(f"{folder} is a file: name a new folder with `folder`")
 
 
 def vocabulary_of(
@@ -115,7 +115,7 @@ def vocabulary_of(
         return public_vocabulary(int(number), language.lower(), unit)
     if characters or language != "en":
         raise DataError(
-            "--vocabulary FOLDER takes its words as they are: leave out --language and --characters"
+            "`vocabulary=FOLDER` takes its words as they are: leave out `language` and `characters`"
         )
     folder = Path(str(words))
     if (folder / "about.json").exists():
@@ -129,7 +129,7 @@ def vocabulary_of(
         _, card = load_model(folder)
         return Vocabulary.of(card.vocabulary, card.text)
     raise DataError(
-        "--vocabulary must be a number of words, or the folder of a corpus, population or run;"
+        "`vocabulary` must be a number of words, or the folder of a corpus, population or run;"
         f" {words} is neither"
     )
 

@@ -83,29 +83,29 @@ class Question:
         if not 0 < self.report_goal <= self.population:
             raise PlanError(
                 f"a report goal of {self.report_goal} cannot be met by {self.population} users:"
-                " lower --report-goal"
+                " lower `report_goal`"
             )
         if self.rounds < 1:
-            raise PlanError("a run has at least one round: raise --rounds")
+            raise PlanError("a run has at least one round: raise `rounds`")
 
     def _check_target(self) -> None:
         targets = (self.noise_multiplier, self.epsilon, self.rho)
         if targets.count(None) != len(targets) - 1:
             raise PlanError(
-                "give exactly one of --noise-multiplier, --epsilon and --rho; the others follow"
+                "give exactly one of `noise_multiplier`, `epsilon` and `rho`; the others follow"
                 " from it"
             )
         target = self.noise_multiplier or self.epsilon or self.rho
         if target is None or not 0 < target < math.inf:
             raise PlanError(
-                "--noise-multiplier, --epsilon and --rho must be positive and finite: give another"
+                "`noise_multiplier`, `epsilon` and `rho` must be positive and finite: give another"
                 " number"
             )
 
     def _check_delta(self) -> None:
         if self.delta is not None and not 0 < self.delta < 1 / self.population:
             raise PlanError(
-                f"--delta must be below one over the number of users, {1 / self.population:.1g},"
+                f"`delta` must be below one over the number of users, {1 / self.population:.1g},"
                 f" not {self.delta:g}: lower it"
             )
 
@@ -115,7 +115,7 @@ class Question:
         if not 0 <= self.min_separation <= self.possible_separation:
             raise PlanError(
                 f"with {self.population:,} users and {self.report_goal:,} a round, a user cannot"
-                f" rest {self.min_separation} rounds: lower --min-separation to"
+                f" rest {self.min_separation} rounds: lower `min_separation` to"
                 f" {self.possible_separation}"
             )
 
@@ -273,7 +273,7 @@ def simulate_timer(
         PlanError: The fleet is too small for this timer.
     """
     if not timer_hours > 0:
-        raise PlanError("--timer-hours must be more than 0: give another number")
+        raise PlanError("`timer_hours` must be more than 0: give another number")
     scale = min(1.0, max(SIMULATED_DEVICES / population, LEAST_GOAL / report_goal))
     devices = Devices(_scale(population, scale), Habits())
     simulated = simulate_rounds(
@@ -287,8 +287,8 @@ def simulate_timer(
         days = simulated.hours / 24
         raise PlanError(
             f"with a timer of {timer_hours:g} hours only {simulated.succeeded} of {rounds} rounds"
-            f" succeeded in {days:.0f} days: there are too few users. Lower --timer-hours or"
-            " --report-goal"
+            f" succeeded in {days:.0f} days: there are too few users. Lower `timer_hours` or"
+            " `report_goal`"
         )
     # Of the whole population.
     separation = population // report_goal - 1
@@ -341,12 +341,12 @@ def grow_to_rho(
     tried_noise = trial.noise_multiplier
     if tried_noise is None or not 0 < target < math.inf:
         raise PlanError(
-            "give the trial (--report-goal and --noise-multiplier), and a positive ρ to reach"
-            " (--grow-to-rho)"
+            "give the trial (`report_goal` and `noise_multiplier`), and a positive ρ to reach"
+            " (`target`)"
         )
     if not trial.report_goal <= largest_goal <= trial.population // 2:
         raise PlanError(
-            "--largest-goal must lie between --report-goal and half of the users, not"
+            "`largest_goal` must lie between `report_goal` and half of the users, not"
             f" {largest_goal:,}"
         )
     growth = _Growth(

@@ -4,6 +4,7 @@ the program catches.
 
 import ast
 import builtins
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -65,3 +66,50 @@ def test_an_error_that_is_neither_would_be_noticed(tmp_path):
         "Base",
         "Wrong",
     ]
+
+
+# A command in full, of ours or of another program, may be given as advice.
+COMMAND = re.compile(r"(taciturn|ray|zstd) [^,;:)]*|`[a-z]+ --[^`]*`")
+FLAG = re.compile(r"--[a-z][a-z-]*")
+# Strings outside of the command line that are no errors for the caller of a function.
+OTHER_FLAGS = {
+    "--system": "an argument of busctl",
+    "--while-command": "why a device does not take part, in its own log",
+    "--save": "an option of Redis",
+    "--appendonly": "an option of Redis",
+}
+
+
+def strings(tree: ast.AST) -> list[str]:
+    """Return every string that is computed with, or printed, in one piece."""
+    found = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            found.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+        # A string that stands alone is a docstring.
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            found += strings(node)
+    return found
+
+
+def flags(text: str) -> list[str]:
+    return [
+        flag
+        for string in strings(ast.parse(text))
+        for flag in FLAG.findall(COMMAND.sub("", string))
+    ]
+
+
+def test_the_library_names_arguments_and_only_the_command_line_names_flags():
+    library = [path for path in MODULES if "cli" not in path.parts]
+    named = {flag for path in library for flag in flags(path.read_text())}
+    assert named == set(OTHER_FLAGS)
+
+
+def test_a_flag_in_an_error_of_the_library_would_be_noticed():
+    """The twin that must fail."""
+    assert flags('raise DataError(f"{folder} is a file:" " name another --out")') == ["--out"]
+    assert flags('"""Like `build --out`."""\nf"resume it: taciturn train --run {folder}"') == []

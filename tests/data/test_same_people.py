@@ -273,7 +273,7 @@ def test_people_whom_a_model_protects_are_not_measured_with_it(measured):
 
 
 def test_people_of_whom_nobody_knows_if_a_model_protects_them_are_not_measured_with_it(measured):
-    with pytest.raises(DataError, match="--same-people-as"):
+    with pytest.raises(DataError, match="`same_people_as="):
         FinishedRun(measured / "run").evaluate(measured / "unknown")
 
 
@@ -311,7 +311,7 @@ def test_no_run_starts_from_a_model_that_protects_those_it_would_measure(measure
     """What `evaluate --data` refuses is not to be had as round 0 of a run."""
     assert started_in(measured / "people").lineage
     assert started_in(measured / "strangers").lineage
-    for name, words in (("protected", r"whom .* trains on"), ("unknown", "--same-people-as")):
+    for name, words in (("protected", r"whom .* trains on"), ("unknown", "`same_people_as=")):
         with pytest.raises(DataError, match=words):
             started_in(measured / name)
     monkeypatch.setattr("taciturn.runs.warm_start.check_strangers", lambda *_: None)  # the twin

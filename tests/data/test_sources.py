@@ -102,12 +102,12 @@ def test_columns_may_have_any_name_and_usual_ones_are_found(tmp_path):
         DataError,
         match=(
             r"odd.csv has no column user_id; its . columns have none of the usual"
-            r" names.*--user-column"
+            r" names.*`columns.user`"
         ),
     ):
         read(tmp_path / "odd.csv")
     with pytest.raises(
-        DataError, match=r"no column user_id; its columns are wer, text, wann.*--user-column"
+        DataError, match=r"no column user_id; its columns are wer, text, wann.*`columns.user`"
     ):
         read(write(tmp_path / "half.csv", as_csv(header="wer,text,wann")))
     with pytest.raises(DataError, match="has no column wo"):
@@ -281,7 +281,7 @@ def test_a_time_that_shows_up_late_is_asked_for(tmp_path):
         '{"user_id": "a", "text": "x", "ts": 1}'
     ]
     path = write(tmp_path / "a.jsonl", "\n".join(lines).encode())
-    with pytest.raises(DataError, match=r"line 601.*--time-column"):
+    with pytest.raises(DataError, match=r"line 601.*`columns.time`"):
         read(path)
     assert len(read(path, columns=Columns(time="user_id"))[0]) == 601
 

@@ -108,15 +108,15 @@ def test_all_wishes_have_to_be_met_and_each_time_anew(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_known_is_refused_before_anything_is_done(tmp_path, monkeypatch):
-    with pytest.raises(LinkError, match="--while takes charging, unmetered, idle, not 'plugged'"):
+    with pytest.raises(LinkError, match="`while` takes charging, unmetered, idle, not 'plugged'"):
         why_not_now(["idle", "plugged"], None)
     with pytest.raises(LinkError, match="no-such-command cannot be asked"):
         why_not_now([], "no-such-command --at all")
-    with pytest.raises(LinkError, match="--while-command is empty"):
+    with pytest.raises(LinkError, match="`while_command` is empty"):
         why_not_now([], " ")  # a variable that is not set
     assert why_not_now([], None)() is None  # the twin: no wish
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LinkError, match=r"busctl cannot be asked.*see --while-command"):
+    with pytest.raises(LinkError, match=r"busctl cannot be asked.*see `while_command`"):
         why_not_now(["unmetered"], None)
 
 
@@ -249,11 +249,11 @@ def test_a_machine_that_does_not_say_whether_it_charges_is_not_taken_for_one_tha
 
         monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
     with pytest.raises(
-        LinkError, match=r"power cannot be asked whether this device charges.*see --while-command"
+        LinkError, match=r"power cannot be asked whether this device charges.*see `while_command`"
     ):
         why_not_now(["charging"], None)
 
 
 def test_a_wrong_word_on_the_command_line_is_answered_with_the_right_ones(phone):
-    with pytest.raises(LinkError, match="--while takes charging, unmetered, idle"):
+    with pytest.raises(LinkError, match="`while` takes charging, unmetered, idle"):
         device_command(phone, server="localhost:1", while_="charging,sunny")

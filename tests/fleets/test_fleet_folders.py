@@ -85,7 +85,7 @@ def test_where_a_fleet_is_tried_out_its_people_are_charged(tmp_path, people):
     ledger = open_ledger(people)
     assert ledger.runs() == ["try-run"]
     assert ledger.guarantee("try-run").releases == finished.guarantee.releases == 1
-    with pytest.raises(LinkError, match="already has a run 'try-run': choose another --out"):
+    with pytest.raises(LinkError, match="already has a run 'try-run': choose another `folder`"):
         fleet_folders.try_out(tmp_path / "again", recipe, 10, "try-run")
     assert not (tmp_path / "again").exists()
     with pytest.raises(LinkError, match="fewer than 13 users"):
@@ -199,7 +199,7 @@ def test_a_fleets_people_are_charged_wherever_the_server_is_started(
 
 def test_whoever_tries_a_fleet_out_writes_over_nobodys_text(tmp_path, people):
     fleet_folders.save_text(tmp_path / "try" / "device-0", np.array([4, 4, 4], np.int32))
-    with pytest.raises(FolderExists, match="choose another --out"):
+    with pytest.raises(FolderExists, match="choose another `folder`"):
         fleet_folders.try_out(tmp_path / "try", fleet_recipe(people), 10, "try-run")
     assert np.load(tmp_path / "try" / "device-0" / "tokens.npy").tolist() == [4, 4, 4]
 

@@ -79,7 +79,7 @@ def test_it_is_trained_resumed_measured_exported_and_audited(own_kind, populatio
     assert FinishedRun(tmp_path / "run").evaluate().scores["loss"].value > 0
     few = {"words": 16_000, "entries": 500}
     assert FinishedRun(tmp_path / "run").export(tmp_path / "arpa", "arpa", **few).check
-    with pytest.raises(ExportRefused, match="--to arpa"):
+    with pytest.raises(ExportRefused, match="`to=arpa`"):
         FinishedRun(tmp_path / "run").export(tmp_path / "onnx", "onnx")
     FinishedRun(tmp_path / "run").export(tmp_path / "model")
     assert load_word_model(tmp_path / "model").model.start() == (BEGIN,)

@@ -257,7 +257,7 @@ def cut_off(cut_off_once, tmp_path) -> Path:
 
 def test_what_was_cut_off_is_not_begun_again_by_mistake(corpus, cut_off):
     with pytest.raises(
-        FolderExists, match="choose another --out; or repeat the command with --resume"
+        FolderExists, match="choose another `out`; or repeat the command with `resume=True`"
     ):
         pretrain_model(corpus, MODEL, SCHEDULE, cut_off, quietly)
 
@@ -296,14 +296,14 @@ def test_it_goes_on_only_as_it_began(corpus, cut_off, changed, sentence):
 
 def test_what_cannot_be_trained_is_refused_in_a_sentence(corpus, uninterrupted, tmp_path):
     for resume, error, said in (
-        (False, FolderExists, "exists already: choose another --out"),
-        (True, RecipeError, "holds a finished model: choose another --out"),
+        (False, FolderExists, "exists already: choose another `out`"),
+        (True, RecipeError, "holds a finished model: choose another `out`"),
     ):
         with pytest.raises(error, match=said):
             pretrain_model(corpus, MODEL, SCHEDULE, uninterrupted, quietly, resume)
     with pytest.raises(RecipeError, match=r"too short: .* do not fill a batch of 4000"):
         pretrain_model(corpus, MODEL, replace(SCHEDULE, batch_size=4000), tmp_path / "out", quietly)
-    with pytest.raises(RecipeError, match=r"not a number\. Lower the --learning-rate"):
+    with pytest.raises(RecipeError, match=r"not a number\. Lower the `learning_rate`"):
         pretrain_model(
             corpus, MODEL, replace(SCHEDULE, learning_rate=1e30), tmp_path / "out", quietly
         )

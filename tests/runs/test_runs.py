@@ -326,7 +326,7 @@ def test_a_transformer_leaves_as_n_grams_only(population, tmp_path):
         tmp_path / "run",
         quietly,
     )
-    with pytest.raises(ExportRefused, match="--to arpa"):
+    with pytest.raises(ExportRefused, match="`to=arpa`"):
         finished.export(tmp_path / "out", "js", non_private=True)
 
 
@@ -388,7 +388,7 @@ def test_a_run_without_noise_says_so_wherever_it_is_looked_at_also_if_it_was_int
     if multiplier:
         finished.export(tmp_path / "exported")
     else:
-        with pytest.raises(ExportRefused, match="--non-private"):
+        with pytest.raises(ExportRefused, match="`non_private=True`"):
             finished.export(tmp_path / "exported")
         budgeted = {
             "privacy": {"noise_multiplier": None, "epsilon": 8.0},

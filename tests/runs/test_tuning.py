@@ -57,7 +57,7 @@ def test_too_little_text_for_the_number_of_users_is_refused(public, population, 
     "wrong", ["server.learning_rate", "server.learning_rate=", "server.learning_rate=1,,2"]
 )
 def test_what_is_not_a_list_of_values_is_refused(wrong):
-    with pytest.raises(RecipeError, match=r"--try takes section.key=value,value"):
+    with pytest.raises(RecipeError, match=r"`tries` takes section.key=value,value"):
         combine_settings([wrong])
 
 

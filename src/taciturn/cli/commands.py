@@ -1,6 +1,7 @@
-"""What all commands have in common: plain help, --quiet and --json, and what they return."""
+"""What all commands have in common: plain help, --quiet and --json, what they return and refuse."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from taciturn.cli.output import console
+from taciturn.errors import TaciturnError
 from taciturn.files import to_json
 
 QUIET = click.Option(
@@ -17,6 +19,27 @@ QUIET = click.Option(
 JSON = click.Option(
     ["--json", "json_"], is_flag=True, help="print what was found as JSON, and nothing else"
 )
+# An argument as errors of the library name it: `held_out`, `replace=True`, `tt.resume()`.
+ARGUMENT = re.compile(r"`(?P<name>[a-z_]+(\.[a-z_]+)?(\(\))?)(=(?P<value>[^`]*))?`")
+# How options are called whose argument has another name.
+FLAGS = {
+    "folder": "--out",
+    "settings": "--set",
+    "tries": "--try",
+    "target": "--grow-to-rho",
+    "audit.users": "--audit",
+    "columns.user": "--user-column",
+    "columns.text": "--text-column",
+    "columns.time": "--time-column",
+    "columns.sensitive": "--sensitive-column",
+    "tt.resume": "--resume",
+    "tt.resume()": "add --resume",
+}
+# The same, by the command that has others.
+FLAGS_OF = {
+    "train": {"folder": "--run", "start": "--public"},
+    "serve": {"folder": "--run"},
+}
 
 
 class Commands(typer.Typer):
@@ -90,6 +113,9 @@ class _Command(_PlainHelp, TyperCommand):
         console.quiet = is_quiet or as_json
         try:
             result = super().invoke(ctx)
+        except TaciturnError as error:
+            error.args = (name_flags(str(error), self.name),)
+            raise
         finally:
             console.quiet = was_quiet
         content, status = result if isinstance(result, tuple) else (result, 0)
@@ -109,6 +135,23 @@ def _name_range(type: click.ParamType) -> None:
         type.name = "integer"
     elif isinstance(type, click.FloatRange):
         type.name = "number"
+
+
+def name_flags(sentence: str, command: str | None) -> str:
+    """Write the flags of a command where an error of the library names arguments.
+
+    >>> name_flags("put new text into it with `replace=True`, or name another `folder`", "build")
+    'put new text into it with --replace, or name another --out'
+    """
+    flags = {**FLAGS, **FLAGS_OF.get(command or "", {})}
+
+    def write_flag(argument: re.Match[str]) -> str:
+        name = argument["name"]
+        value = argument["value"]
+        flag = flags.get(name, "--" + name.replace("_", "-"))
+        return flag if value in (None, "True") else f"{flag} {value}"
+
+    return ARGUMENT.sub(write_flag, sentence)
 
 
 def finite(value: float | None) -> float | None:

@@ -57,7 +57,7 @@ class Columns:
             if name not in names:
                 raise DataError(
                     f"{path} has no column {name}; its columns are {', '.join(names)}: name one by"
-                    " --sensitive-column"
+                    " `columns.sensitive`"
                 )
         return resolved
 
@@ -85,7 +85,7 @@ class Columns:
         missing = getattr(self, role) or USUAL[role][0]
         return DataError(
             f"{path} has no column {missing}; {listed}: name the one with the {role} by"
-            f" --{role}-column"
+            f" `columns.{role}`"
         )
 
     def _has_familiar_name(self, names: list[str]) -> bool:

@@ -75,7 +75,7 @@ class Rules:
     def __post_init__(self) -> None:
         if not 0 <= self.held_out_share <= 0.9:
             raise DataError(
-                f"--held-out must lie between 0 and 0.9, not {self.held_out_share}: leave it out"
+                f"`held_out` must lie between 0 and 0.9, not {self.held_out_share}: leave it out"
                 " for 1/16"
             )
         if self.most_tokens < self.least_tokens:
@@ -83,7 +83,7 @@ class Rules:
                 f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}"
             )
             raise DataError(
-                f"{cut}, so no user would be left: lower --least-tokens, or raise --most-tokens"
+                f"{cut}, so no user would be left: lower `least_tokens`, or raise `most_tokens`"
             )
 
 
@@ -132,7 +132,7 @@ def _check_apart(source: Source, folder: Path) -> None:
     """Refuse text that lies where the population is to be."""
     for path in source.paths:
         if isinstance(path, Path) and path.resolve().is_relative_to(folder.resolve()):
-            raise DataError(f"{path} lies inside --out {folder}; name another --out")
+            raise DataError(f"{path} lies inside `folder={folder}`; name another `folder`")
 
 
 def _write_users(

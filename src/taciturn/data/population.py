@@ -128,14 +128,14 @@ def check_strangers(measured: Path, protected: Path) -> None:
         raise DataError(
             f"{measured} and {protected} know people by different hashes, so whether held-out users"
             " of the one were trained on in the other cannot be told. Build"
-            f" {measured} again, with --same-people-as {protected}"
+            f" {measured} again, with `same_people_as={protected}`"
         )
     protected_ids = _read_protected_ids(protected)
     if protected_ids & _read_ids(measured, "held_out"):
         raise DataError(
             f"held-out users of {measured} include people whom {protected} trains on, or who opted"
             " out, who were promised protection, which held-out users do not have. Build both with"
-            " the same --held-out"
+            " the same `held_out`"
         )
 
 
@@ -168,7 +168,7 @@ class HeldOutUsers:
         if sum(len(text) > 0 for text in self.texts) < LEAST_HELD_OUT:
             raise DataError(
                 f"{self.folder} has fewer than {LEAST_HELD_OUT} held-out users, and figures of so"
-                " few reveal each; build it from more users, or with a larger --held-out"
+                " few reveal each; build it from more users, or with a larger `held_out`"
             )
 
 
@@ -276,7 +276,7 @@ def _nobody_left(left_out: dict[str, int]) -> DataError:
     if "not UTF-8" in reasons:
         hint = "; save the text as UTF-8 (iconv -f latin1 -t utf-8)"
     elif "tokens:" in reasons:
-        hint = ", or lower --least-tokens"
+        hint = ", or lower `least_tokens`"
     return DataError(
         f"no user is left to train on ({reasons or 'there is no text at all'}): name other"
         f" text{hint}"
@@ -298,7 +298,7 @@ def writing_population(
     private = folder / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
-    busy = DataError(f"another build is writing to {folder}; wait for it, or name another --out")
+    busy = DataError(f"another build is writing to {folder}; wait for it, or name another `folder`")
     with lock_file(private / "lock", busy):
         # Whatever is written from here on is private to its owner.
         umask = os.umask(0o077)
@@ -324,7 +324,7 @@ def _check_holds_nothing_else(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name not in STAYS and not _is_text(path):
             raise DataError(
-                f"{folder} already holds other things ({path.name}); choose a new --out"
+                f"{folder} already holds other things ({path.name}); choose a new `folder`"
             )
 
 
@@ -356,19 +356,21 @@ def check_protections(
     """
     about = read_manifest(folder).get("about", {})
     if about.get("scrubbed") and not scrub:
-        raise DataError(f"{folder} was built with --scrub: say it again, or build a new folder")
+        raise DataError(
+            f"{folder} was built with `scrub=True`: say it again, or build a new folder"
+        )
     dropped = set(about.get("sensitive_columns", ())).difference(sensitive)
     if dropped:
         raise DataError(
-            f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a"
+            f"{folder} was built with `columns.sensitive={min(dropped)}`: say it again, or build a"
             " new folder"
         )
     about_runs = read_manifest(with_runs).get("about", {})
     before = about_runs.get("held_out_share", held_out_share)
     if read_named_ledger(with_runs) is not None and before != held_out_share:
         raise DataError(
-            f"{with_runs} has runs that held out a share of {before:g}: with --held-out"
-            f" {held_out_share:g} users they were trained on would pass for held out"
+            f"{with_runs} has runs that held out a share of {before:g}: with"
+            f" `held_out={held_out_share:g}` users they were trained on would pass for held out"
         )
 
 

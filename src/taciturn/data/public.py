@@ -49,8 +49,8 @@ class PublicCorpus:
         """Refuse a corpus of other words, which the setting names."""
         if self.vocabulary.words != vocabulary.words:
             raise ValueError(
-                f"{setting} has other words than the population; make it with --vocabulary"
-                " POPULATION"
+                f"{setting} has other words than the population; make it with"
+                " `vocabulary=POPULATION`"
             )
 
     def save(self, folder: Path) -> None:
@@ -132,7 +132,7 @@ def _write_documents(
     folder: Path, *, documents: Iterable, vocabulary: Vocabulary, source: str
 ) -> None:
     """Write a corpus; refuse one without text."""
-    with new_folder(folder, "name a new --out") as new:
+    with new_folder(folder, "name a new `folder`") as new:
         writer = TextWriter(new, "documents", words=len(vocabulary))
         for document in documents:
             writer.add(document)

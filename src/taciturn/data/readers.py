@@ -358,7 +358,7 @@ class _JsonRows:
             if not self._late.isdisjoint(content):
                 raise DataError(
                     f"{self._path}, {where}: a column that may be the time appears only here; name"
-                    " it with --time-column"
+                    " it with `columns.time`"
                 )
             values = [_to_string(content.get(name)) for name in self._names]
             if not isinstance(content.get(self._text), str | None):

@@ -73,12 +73,12 @@ def read_lines(path: Path, what: str) -> list[str]:
 
 
 def read_users(path: Path) -> list[str]:
-    """Read a file of users who opted out, one id a line (`data build --exclude`)."""
-    lines = read_lines(path, "id of a user to --exclude")
+    """Read a file of users who opted out, one id a line (`exclude` of a build)."""
+    lines = read_lines(path, "id of a user to `exclude`")
     for number, line in enumerate(lines, 1):
         if any(sign in line for sign in ',\t"'):
             raise DataError(
-                f"{path} (--exclude), line {number}, looks like a table; write one id on each line,"
+                f"{path} (`exclude`), line {number}, looks like a table; write one id on each line,"
                 " and nothing else"
             )
     return [line for line in lines if line.strip()]

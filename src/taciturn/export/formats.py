@@ -108,7 +108,7 @@ class Export:
             self.blocked = self._normalize_blocklist()
             if self.blocked and not self._can_block():
                 raise ExportRefused(
-                    f"a file of this kind cannot hold a blocklist (--to {self.to}): leave it out,"
+                    f"a file of this kind cannot hold a blocklist (`to={self.to}`): leave it out,"
                     " or block the words on the device"
                 )
             check = self._write_files(folder)
@@ -453,5 +453,5 @@ def page_script(
 def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:
     return ExportRefused(
         f"{what} is for models that read word by word (LSTM, CIFG, GRU); export {loaded.path.name}"
-        " as n-grams: --to arpa"
+        " as n-grams: `to=arpa`"
     )

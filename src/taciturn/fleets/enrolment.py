@@ -246,7 +246,7 @@ def _open_log(folder: Path, fleet: Path) -> Iterator["_AuthorityLog"]:
     if not path.exists():
         raise LinkError(
             f"{folder} is not the folder of an enrolment authority, or lost its {LOG_NAME}: name"
-            " the folder with --authority"
+            " the folder with `authority`"
         )
     with lock_file(path) as file:
         lines = _read_whole_lines(file)
@@ -261,7 +261,7 @@ def _open_log(folder: Path, fleet: Path) -> Iterator["_AuthorityLog"]:
         if published.dismissed.fleet != in_log.dismissed.fleet:
             raise LinkError(
                 f"{folder} is the authority of another fleet than {fleet}: name the right one with"
-                " --authority"
+                " `authority`"
             )
         # Otherwise two devices could get one number, or two lists of one number differ.
         if not _is_continued_by(published, in_log):

@@ -107,10 +107,11 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
             f"{population.folder} has fewer than {count} users: start fewer devices, or name"
             " another population"
         )
-    with new_folder(folder, "choose another --out") as unfinished:
+    with new_folder(folder, "choose another `folder`") as unfinished:
         if run in open_ledger(population).runs():
             raise LinkError(
-                f"the ledger of {population.folder} already has a run {run!r}: choose another --out"
+                f"the ledger of {population.folder} already has a run {run!r}: choose another"
+                " `folder`"
             )
         assemble.check_enough(recipe, count)
         # The same people, wherever the server is started.
@@ -299,7 +300,7 @@ class _OwnText:
             # A crash left it.
             self._path.unlink()
         if not self._path.exists():
-            raise LinkError(f"{device} has no text: name a file of messages with --data")
+            raise LinkError(f"{device} has no text: name a file of messages with `data`")
         self.name = _name_text(self._path)
         self.tokens = np.load(self._path, allow_pickle=False)
 

@@ -125,7 +125,7 @@ def choose_plan(task: Task) -> Plan:
         minutes = task.duration(ROUNDS[0], LEAST_COHORT) / 60
         raise RecipeError(
             f"the shortest training, {ROUNDS[0]} rounds of {LEAST_COHORT}, takes {minutes:.1f}"
-            " minutes on this machine without compiling and measuring. Allow more --minutes"
+            " minutes on this machine without compiling and measuring. Allow more `minutes`"
         )
     best_gain = max(plan.gain for plan in plans)
     good_plans = [plan for plan in plans if plan.gain > best_gain - ENOUGH]

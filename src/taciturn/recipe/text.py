@@ -109,14 +109,15 @@ def _apply_setting(content: dict[str, Any], setting: str) -> None:
     *sections, key = path.strip().split(".")
     if not equals or not key:
         raise RecipeError(
-            f"--set takes section.key=value, for example run.rounds=500; {setting!r} is not that"
+            "`settings` takes section.key=value, for example run.rounds=500;"
+            f" {setting!r} is not that"
         )
     target = content
     for section in sections:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
             raise RecipeError(
-                f"--set {setting}: {section} is a value, not a section; leave out what follows"
+                f"`settings` {setting}: {section} is a value, not a section; leave out what follows"
                 f" {section}"
             )
     target[key] = _parse_value(value)

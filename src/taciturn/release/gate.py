@@ -57,10 +57,11 @@ def check_may_leave(guarantee: Guarantee, non_private: bool) -> None:
     """Refuse a model that has no guarantee, unless it is asked for as such."""
     if not guarantee.is_private and not non_private:
         raise ExportRefused(
-            f"run {guarantee.run} has no privacy (ε = ∞); to export it anyway, add --non-private"
+            f"run {guarantee.run} has no privacy (ε = ∞); to export it anyway, add"
+            " `non_private=True`"
         )
     if guarantee.epsilon == math.inf and not non_private:
         raise ExportRefused(
             f"the noise of run {guarantee.run} guarantees nothing at δ ="
-            f" {delta_text(guarantee.delta)} (ε = ∞); to export it anyway, add --non-private"
+            f" {delta_text(guarantee.delta)} (ε = ∞); to export it anyway, add `non_private=True`"
         )

@@ -279,7 +279,7 @@ class FinishedRun:
         if population.vocabulary.words != card.vocabulary:
             raise RunError(
                 f"{population.folder} has another vocabulary than {self.folder}; build it with"
-                f" --vocabulary {self.folder}"
+                f" `vocabulary={self.folder}`"
             )
         if not population.folder.samefile(own.folder):
             check_strangers(population.folder, folder_known_to(load_word_model(self.folder)))
@@ -342,7 +342,7 @@ class FinishedRun:
             # A folder that is not a run is refused first.
             recipe_of(self.folder)
             raise RunError(
-                f"{self.folder} has neither audit users nor canaries: train with --audit 1000"
+                f"{self.folder} has neither audit users nor canaries: train with `audit.users=1000`"
                 " (users of random directions), or with [canaries] text = a folder of public text"
                 " (shared secrets), and audit that run"
             )

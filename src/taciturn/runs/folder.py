@@ -23,8 +23,8 @@ class RunError(TaciturnError):
 def check_new_run(folder: Path) -> None:
     """Refuse a folder that is not new, and say whether the run in it can be resumed."""
     can_be_resumed = (folder / "private" / "root").exists()
-    choose = "choose another --run"
-    hint = f"resume it with --resume, or {choose}" if can_be_resumed else choose
+    choose = "choose another `folder`"
+    hint = f"resume it with `tt.resume`, or {choose}" if can_be_resumed else choose
     check_new_folder(folder, hint)
 
 
@@ -34,7 +34,7 @@ def lock_run(folder: Path) -> AbstractContextManager[BinaryIO]:
     The recipe file is locked, as it stays.
     """
     busy = RunError(
-        f"another process is using {folder}: wait until it ends, or stop it; then add --resume"
+        f"another process is using {folder}: wait until it ends, or stop it; then `tt.resume()`"
     )
     return lock_file(folder / "recipe.toml", busy)
 

@@ -191,7 +191,7 @@ def _seconds_left(minutes: float, aside: float) -> float:
     if seconds < 0:
         raise RecipeError(
             f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow"
-            " more --minutes"
+            " more `minutes`"
         )
     return seconds
 
@@ -218,7 +218,7 @@ def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ..
         raise RecipeError(
             f"{start} knows other words than {folder}. Build the people with its words (taciturn"
             " data build --vocabulary …; without it they are those of the start that comes with"
-            " taciturn), or name public text with the words of the people: --public FOLDER"
+            " taciturn), or name public text with the words of the people: `start=FOLDER`"
         )
 
 

@@ -132,7 +132,7 @@ def _draw_root(seed: int | None) -> bytes:
 def _make_folder(run: Run, seeded: bool) -> None:
     """Make the folder of a new run, with what it resumes from."""
     words = [f"{word}\n" for word in run.vocabulary.words]
-    with new_folder(run.folder, "choose another --run") as new:
+    with new_folder(run.folder, "choose another `folder`") as new:
         save_root(new, run.root, seeded)
         write_atomically(new / "vocabulary.txt", "".join(words).encode())
         save_recipe(run.recipe, new / "recipe.toml")

@@ -89,8 +89,8 @@ def count_population(
     if not non_private:
         raise RunError(
             f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞). If you mean"
-            " that, add --non-private; for an n-gram with one, train a private model and export"
-            " it: taciturn export RUN --to arpa"
+            " that, add `non_private=True`; for an n-gram with one, train a private model and"
+            " export it: taciturn export RUN --to arpa"
         )
     population = Population(folder)
     vocabulary = population.vocabulary

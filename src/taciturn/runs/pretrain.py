@@ -174,12 +174,12 @@ def _set_up(text: PublicCorpus, settings: ModelSection, schedule: Schedule) -> _
 def _check_out(out: Path, resume: bool) -> None:
     has_checkpoint = (out / CHECKPOINT).exists()
     if not resume:
-        hint = "choose another --out"
+        hint = "choose another `out`"
         if has_checkpoint:
-            hint += "; or repeat the command with --resume"
+            hint += "; or repeat the command with `resume=True`"
         check_new_folder(out, hint)
     elif (out / "model.safetensors").exists() and not has_checkpoint:
-        raise RecipeError(f"{out} holds a finished model: choose another --out")
+        raise RecipeError(f"{out} holds a finished model: choose another `out`")
 
 
 def _describe_held_out(corpus: PublicCorpus, held_out: PublicCorpus) -> str:
@@ -213,7 +213,7 @@ def _load_public_start(
     params, card = load_model(start)
     differences = describe_differences(settings, card)
     if differences:
-        raise RecipeError(f"{start} is another model: {differences}; set the same with --set")
+        raise RecipeError(f"{start} is another model: {differences}; set the same with `settings`")
     if card.run is not None or card.personal:
         raise RecipeError(
             f"{start} learned from people; pretraining must start from a model of public text: name"
@@ -221,7 +221,7 @@ def _load_public_start(
         )
     if card.vocabulary != words:
         raise RecipeError(
-            f"{start} knows other words than the public text; make both with the same --vocabulary"
+            f"{start} knows other words than the public text; make both with the same `vocabulary`"
         )
     return jax.tree.map(jnp.asarray, params), card
 
@@ -257,7 +257,7 @@ def _check_terms(path: Path, terms: dict[str, Any]) -> None:
     if differences:
         raise RecipeError(
             f"{path} is of another training: its {'; its '.join(differences)}. Repeat the command"
-            " that began it with --resume, or name another --out"
+            " that began it with `resume=True`, or name another `out`"
         )
 
 
@@ -303,7 +303,7 @@ def _train_epoch(
     is_first = not course.epochs
     if is_first and not math.isfinite(epoch.loss):
         raise RecipeError(
-            "training diverges: after one epoch the loss is not a number. Lower the --learning-rate"
+            "training diverges: after one epoch the loss is not a number. Lower the `learning_rate`"
         )
     is_best = is_first or epoch.loss < _best(course.epochs).loss
     return Course(

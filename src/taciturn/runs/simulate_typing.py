@@ -102,7 +102,7 @@ def _check_same_words(paths: Sequence[Path], models: Sequence[LoadedModel]) -> N
     if any(set(loaded.vocabulary.words) != words for loaded in models):
         raise RunError(
             f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared;"
-            " make both with one list: --vocabulary POPULATION, for `data build` and `data public`"
+            " make both with one list: `vocabulary=POPULATION`, for `data build` and `data public`"
         )
 
 

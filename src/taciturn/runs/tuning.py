@@ -64,10 +64,10 @@ def _list_alternatives(words: str) -> list[str]:
     name = name.strip()
     values = listed.split(",")
     if not equals or not all(values):
-        raise RecipeError(f"--try takes section.key=value,value,…; {words!r} is not that")
+        raise RecipeError(f"`tries` takes section.key=value,value,…; {words!r} is not that")
     if name == "data.population":
         raise RecipeError(
-            "--try data.population: public text takes the population's place here; leave it out"
+            "`tries` data.population: public text takes the population's place here; leave it out"
         )
     return [f"{name}={value.strip()}" for value in values]
 

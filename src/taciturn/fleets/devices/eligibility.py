@@ -40,7 +40,7 @@ def is_charging() -> bool:
     except OSError as error:
         raise LinkError(
             f"{error.filename} cannot be asked whether this device charges ({error.strerror}): see"
-            " --while-command"
+            " `while_command`"
         ) from None
 
 
@@ -82,13 +82,13 @@ def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str |
     for word in words:
         if word not in CONDITIONS:
             raise LinkError(
-                f"--while takes {', '.join(CONDITIONS)}, not {word!r}; for anything else use"
-                " --while-command"
+                f"`while` takes {', '.join(CONDITIONS)}, not {word!r}; for anything else use"
+                " `while_command`"
             )
     arguments = shlex.split(command or "")
     # From an unset variable: this is not a wish to take part at all times.
     if command is not None and not arguments:
-        raise LinkError("--while-command is empty: give it a command, or do without the option")
+        raise LinkError("`while_command` is empty: give it a command, or do without the option")
 
     def why_not() -> str | None:
         # All are asked, so that the first call finds out whether this machine can answer.
@@ -127,5 +127,5 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     except OSError as error:
         raise LinkError(
             f"{command[0]} cannot be asked whether this device may take part ({error.strerror}):"
-            " see --while-command"
+            " see `while_command`"
         ) from None

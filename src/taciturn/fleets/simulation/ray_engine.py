@@ -74,7 +74,7 @@ def join(address: str | None) -> None:
         import ray
     except ImportError:
         raise RayError(
-            "--engine ray needs Ray, which is not installed: pip install 'taciturn[ray]'"
+            "`engine=ray` needs Ray, which is not installed: pip install 'taciturn[ray]'"
         ) from None
     if address is None:
         _start_here(ray)
@@ -317,7 +317,7 @@ class RayFleet:
                 refused = f" {len(self._refused)} give other bits than the first and were refused."
             raise RayError(
                 f"no worker of the Ray cluster answers.{refused} Nothing is lost; repair it (ray"
-                " status), then add --resume"
+                " status), then `tt.resume()`"
             )
         return done
 

@@ -437,7 +437,7 @@ def make_device_context(
         if host not in LOOPBACK:
             raise LinkError(
                 f"without TLS a device talks to this machine only, not to {server}: leave out"
-                " --insecure"
+                " `insecure`"
             )
         return None
     if root_certificate is None:

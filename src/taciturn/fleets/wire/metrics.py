@@ -101,7 +101,7 @@ def _open_page(address: str) -> ThreadingHTTPServer:
         reason = (error.strerror or "").lower() if isinstance(error, OSError) else "not a port"
         raise LinkError(
             f"figures cannot be shown at {address} ({reason}): name a free port, as in"
-            " --metrics 9464"
+            " `metrics=9464`"
         ) from None
 
 

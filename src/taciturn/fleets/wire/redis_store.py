@@ -67,7 +67,7 @@ class RedisStore:
             )
         except ValueError as error:
             raise LinkError(
-                "--store is not the address of a Redis: write redis://host:port, rediss://host:port"
+                "`store` is not the address of a Redis: write redis://host:port, rediss://host:port"
                 " or unix:///path"
             ) from error
         settings = self._redis.connection_pool.connection_kwargs
@@ -99,7 +99,7 @@ class RedisStore:
         except RedisError as error:
             raise StoreGone(
                 f"no Redis answers at {self.address} ({error}): start one, or name another with"
-                " --store"
+                " `store`"
             ) from None
 
     def _check_writes_nothing(self) -> None:

@@ -281,7 +281,7 @@ def _check_secure(folder: Path, host: str, insecure: bool) -> None:
         if host not in LOOPBACK:
             raise LinkError(
                 f"without TLS a server may listen on this machine only, not on {host}: leave out"
-                " --insecure, or --host"
+                " `insecure`, or `host`"
             )
         return
     if not (folder / SERVER_KEY).exists() or not (folder / SERVER_CERTIFICATE).exists():
@@ -309,7 +309,7 @@ def _listen(host: str, port: int) -> socket.socket:
             if is_unknown_name or time.monotonic() > deadline:
                 raise LinkError(
                     f"the server cannot listen on {host}:{port} ({_reason_of(error)}): choose"
-                    " another --host or --port"
+                    " another `host` or `port`"
                 ) from None
             time.sleep(0.2)
 

@@ -78,8 +78,8 @@ class Account:
         """Raise if the ledger has the run already, or no room for it."""
         if any(row.get("run") == self.terms.name for row in rows):
             raise LedgerError(
-                f"{self.ledger.path} already has a run {self.terms.name!r}: choose another --run,"
-                " or --resume it"
+                f"{self.ledger.path} already has a run {self.terms.name!r}: choose another `run`,"
+                " or `tt.resume` it"
             )
         reserved = self.max_releases
         most_cost = [repeat(self.release, reserved)] if reserved else []
