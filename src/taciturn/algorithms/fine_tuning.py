@@ -60,7 +60,8 @@ def with_rehearsal(take_step: Step, general: jax.Array, user_share: float) -> St
         rows_key, dropout_key = jax.random.split(key)
         count = round(batch.shape[0] * (1 - user_share) / user_share)
         places = jax.random.randint(rows_key, (count,), 0, len(general))
-        longer_batch = jnp.concatenate([batch, general[places]])
+        rows = general[places]
+        longer_batch = jnp.concatenate([batch, rows])
         trained = take_step(params, longer_batch, dropout_key, rate)
         # A batch of padding is not a step, and general text alone would make it one.
         return only_if_text(batch, trained, params)

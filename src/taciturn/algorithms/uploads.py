@@ -36,7 +36,8 @@ def compress_updates(user_update: UserUpdate, share: float, bits: int) -> UserUp
 
     def compressed_update(message: Message, user: UserData, key: Key) -> Update:
         update_key, rounding_key = jax.random.split(key)
-        layers, structure = jax.tree.flatten(user_update(message, user, update_key))
+        update = user_update(message, user, update_key)
+        layers, structure = jax.tree.flatten(update)
         if share < 1:
             layers = [_keep_largest(layer, share) for layer in layers]
         if bits < 32:
@@ -102,7 +103,8 @@ def mark_largest(values: jax.Array, count: int | jax.Array) -> jax.Array:
     is_above = magnitudes > threshold
     is_equal = magnitudes == threshold
     rank_among_equal = jnp.cumsum(is_equal).reshape(is_equal.shape)
-    return is_above | (is_equal & (rank_among_equal <= count - jnp.sum(is_above)))
+    is_first = rank_among_equal <= count - jnp.sum(is_above)
+    return is_above | (is_equal & is_first)
 
 
 def _raise_threshold(

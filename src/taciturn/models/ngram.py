@@ -157,7 +157,8 @@ def _estimate_model(counts: list[Counts], vocabulary: int, estimator: Estimator)
 def _unigrams(counts: np.ndarray, estimator: Estimator) -> np.ndarray:
     """Estimate unigrams over the uniform distribution; unseen words share what is left for it."""
     seen = np.flatnonzero(counts)
-    uniform = 1 / (len(counts) - len(NEVER))
+    possible = len(counts) - len(NEVER)
+    uniform = 1 / possible
     only_context = np.zeros(len(seen), np.int32)
     lower = np.full(len(seen), uniform)
     estimates = estimator(counts[seen], only_context, 1, lower)
@@ -349,13 +350,14 @@ def continuations(levels: list[Counts]) -> list[Counts]:
 def _messages(texts: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
     """Concatenate all texts as int32, with BEGIN before every message."""
     parts = [np.asarray(text, np.int32) for text in texts if len(text)]
-    words = np.concatenate([*parts, np.zeros(0, np.int32)])
-    if not len(words):
-        return words
+    if not parts:
+        return np.zeros(0, np.int32)
+    words = np.concatenate(parts)
     _check_words(words, vocabulary)
-    text_starts = np.cumsum([0, *map(len, parts)])[:-1]
+    lengths = [len(part) for part in parts]
+    text_starts = np.cumsum([0, *lengths])[:-1]
     message_ends = np.flatnonzero(words[:-1] == END)
-    starts = np.union1d(text_starts, 1 + message_ends)
+    starts = np.union1d(text_starts, message_ends + 1)
     return np.insert(words, starts, BEGIN)
 
 

@@ -92,12 +92,17 @@ def _rms(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(mean_square + 1e-6)
 
 
+def _angles(length: int, half: int) -> jax.Array:
+    """Return the angle of each position for each pair of features, [length, half]."""
+    positions = jnp.arange(length)[:, None]
+    rates = 10_000.0 ** (-jnp.arange(half) / half)
+    return positions * rates
+
+
 def _rotate(x: jax.Array) -> jax.Array:
     """Rotate [batch, length, heads, head_width] by position (Su et al. 2021)."""
     half = x.shape[-1] // 2
-    positions = jnp.arange(x.shape[1])[:, None]
-    rates = 10_000.0 ** (-jnp.arange(half) / half)
-    angles = positions * rates
+    angles = _angles(x.shape[1], half)
     cos = jnp.cos(angles)[:, None, :]
     sin = jnp.sin(angles)[:, None, :]
     left = x[..., :half]
