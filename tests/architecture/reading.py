@@ -20,6 +20,10 @@ NOT_CODE = {
     tokenize.ENDMARKER,
 }
 CLOSING = ")]},"
+# Of a constructor, by position: the rest is named.
+MOST_POSITIONS = 3
+# Comments that linters and type checkers read where they hang.
+FOR_TOOLS = ("# noqa", "# type:", "# pyright:", "# pragma:")
 # Participles that do not end in -ed, and words that do and are none.
 IRREGULAR = set(
     """
@@ -99,6 +103,23 @@ def is_packed_constructor(node: ast.Call) -> bool:
     name = ast.unparse(node.func).rpartition(".")[2]
     is_class = name[:1].isupper() and not name.isupper()
     return is_class and any(isinstance(argument, ast.Starred) for argument in node.args)
+
+
+def counts_positions(node: ast.Call, classes: set[str]) -> bool:
+    """Whether a class of ours is called with so many arguments that a reader counts positions."""
+    name = ast.unparse(node.func).rpartition(".")[2]
+    return name in classes and len(node.args) > MOST_POSITIONS
+
+
+def hanging_comments(text: str) -> list[int]:
+    """Return the numbers of the lines that end in a comment; those that tools read may."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = [token for token in tokens if token.type == tokenize.COMMENT]
+    return [
+        token.start[0]
+        for token in comments
+        if token.line[: token.start[1]].strip() and not token.string.startswith(FOR_TOOLS)
+    ]
 
 
 def is_bare_participle(name: str) -> bool:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from reading import (
     are_a_letter_apart,
+    counts_positions,
     functions,
+    hanging_comments,
     is_bare_participle,
     is_packed_constructor,
     is_several_at_once,
@@ -75,6 +77,27 @@ def test_no_constructor_is_called_with_packed_arguments():
         if isinstance(node, ast.Call) and is_packed_constructor(node)
     ]
     assert packed == []
+
+
+def test_constructors_with_many_arguments_name_them():
+    classes = {
+        node.name
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    positional = [
+        f"{name}:{node.lineno}"
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and counts_positions(node, classes)
+    ]
+    assert positional == []
+
+
+def test_comments_stand_above_what_they_explain():
+    hanging = {name: hanging_comments(text) for name, text in TEXTS.items()}
+    assert {name: lines for name, lines in hanging.items() if lines} == {}
 
 
 def test_no_lambda_is_bound_to_a_name():
@@ -161,6 +184,28 @@ def test_packed_constructors_are_noticed(call, packed):
     node = ast.parse(call, mode="eval").body
     assert isinstance(node, ast.Call)
     assert is_packed_constructor(node) == packed
+
+
+@pytest.mark.parametrize(
+    ("call", "counts"),
+    [
+        ("Terms(1, 2, 3, 4)", True),
+        ("messages.Terms(1, 2, 3, 4)", True),
+        ("Terms(1, 2, 3, fourth=4)", False),
+        ("date(2026, 1, 2, 3)", False),
+    ],
+)
+def test_positions_that_must_be_counted_are_noticed(call, counts):
+    """The twins that must fail."""
+    node = ast.parse(call, mode="eval").body
+    assert isinstance(node, ast.Call)
+    assert counts_positions(node, {"Terms"}) == counts
+
+
+def test_hanging_comments_are_noticed():
+    """The twin that must fail."""
+    text = "# above\na = 1\nb = 2  # beside\nc = '# none'  # noqa: E501\n"
+    assert hanging_comments(text) == [3]
 
 
 def test_names_that_are_nearly_alike_are_noticed(tmp_path):

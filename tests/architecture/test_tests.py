@@ -3,7 +3,10 @@ can be read.
 """
 
 import ast
+import importlib.util
 from pathlib import Path
+
+import harness
 
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("test_*.py"))
@@ -79,3 +82,9 @@ def test_a_test_that_asserts_nothing_and_an_error_without_words_are_noticed():
     assert wordless(ast.parse("with pytest.raises((Cut, ValueError)):\n    it()")) == [1]
     assert wordless(ast.parse("with pytest.raises(ValueError, match='words'):\n    it()")) == []
     assert wordless(ast.parse("with pytest.raises(Cut):\n    it()")) == []
+
+
+def test_modules_that_are_traced_anew_exist():
+    """A patch of a module that has moved would leave compiled programs as they were."""
+    for name in harness.TRACED:
+        assert importlib.util.find_spec(name), name
