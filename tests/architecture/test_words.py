@@ -20,7 +20,7 @@ AVOIDED = {
     "diary, log of turns": r"\bdiar(y|ies)\b|\blogs? of turns\b",
     "made-up users": r"\bmade[- ]up\b",
     "X is no Y, X is none": (
-        r"(?<!here )\b(is|are|was|were) (none\b|no (?!longer|more|less|larger|smaller|better|"
+        r"(?<!here )\b(is|are|was|were) ((?-i:none\b)|no (?!longer|more|less|larger|smaller|better|"
         r"worse|faster|slower|object))"
     ),
     # The other three are also meant well: a reader finds where they are not.

@@ -115,7 +115,7 @@ def _check_scores(scores: np.ndarray, included: np.ndarray) -> None:
 def _least_times(statistic: float, freedom: int, power: float) -> float:
     """Return the smallest r for which the means are not surprisingly far apart.
 
-    `statistic` is r · `power` but for chance: a non-central t, by Johnson and Welch's
+    `statistic` is r · `power` but for randomness: a non-central t, by Johnson and Welch's
     approximation, which is on the safe side for the probabilities used here.
     """
     surprise = SURPRISE * _deviation(statistic, freedom)

@@ -246,5 +246,5 @@ def _examine_additivity() -> Iterator[Finding]:
     yield Finding(
         name="additivity",
         state="ok",
-        said="a user's report has the same bits whoever is trained beside them, as privacy needs",
+        said="a user's report has the same bits beside any others, as privacy needs",
     )

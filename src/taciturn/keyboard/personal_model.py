@@ -236,7 +236,7 @@ def _cut_as_trained(card: ModelCard, vocabulary: Vocabulary) -> Cut:
 
 
 def _check_improved(learned: _Learned, text: Path, held_out: int) -> None:
-    # A loss that is NaN is no improvement either.
+    # A loss that is NaN does not improve either.
     if learned.after["loss"].value < learned.before["loss"].value:
         return
     was = f"{learned.before['perplexity'].value:.1f}"

@@ -98,7 +98,7 @@ class Predictor:
         Args:
             model: what finds words likely.
             vocabulary: its words.
-            blocklist: words that are never suggested, whoever trained the model.
+            blocklist: words that are never suggested, by any model.
             threshold: the probability that a continuation must have.
 
         Raises:
