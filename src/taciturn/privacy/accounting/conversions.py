@@ -24,7 +24,8 @@ def with_distance(bound: Callable[[float], float], delta: float, distance: float
         delta: the δ at which ε is wanted.
         distance: the total variation distance between the two noises.
     """
-    if not 0 <= distance < math.inf:
+    is_distance = 0 <= distance < math.inf
+    if not is_distance:
         raise ValueError(
             f"a distance between distributions is not negative; {distance} is no such distance"
         )

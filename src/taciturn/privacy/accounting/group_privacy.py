@@ -56,7 +56,8 @@ def group_epsilon(
         raise ValueError(f"a group has at least one user; {users} are none")
     if not total_rho < math.inf:
         return math.inf
-    unsampled = GaussianDpEvent(1 / (users * math.sqrt(2 * total_rho)))
+    total_mu = math.sqrt(2 * total_rho)
+    unsampled = GaussianDpEvent(1 / (users * total_mu))
     unsampled_accountant = "rdp" if earlier else accountant
     mixture = None if earlier else _mixture(release, releases, users)
 
@@ -111,10 +112,8 @@ def _mixture(release: DpEvent, releases: int, users: int) -> DpEvent | None:
                 return None
             numbers = range(users + 1)
             shifts = tuple(float(number) for number in numbers)
-            chances = binom.pmf(numbers, users, probability)
-            mixture = MixtureOfGaussiansDpEvent(
-                multiplier, shifts, tuple(float(chance) for chance in chances)
-            )
+            probabilities = tuple(binom.pmf(numbers, users, probability).tolist())
+            mixture = MixtureOfGaussiansDpEvent(multiplier, shifts, probabilities)
             return SelfComposedDpEvent(mixture, count)
         case _:
             return None

@@ -65,13 +65,18 @@ def epsilon_by_loss_distributions(event: DpEvent, delta: float, grid: float) -> 
     first_halvings = max(math.floor(-math.log2(delta)), 0)
     # Where nothing is known at this δ, what is known at a smaller one holds too.
     for halvings in range(first_halvings, MOST_HALVINGS):
-        for_rounding = math.fsum(_more_rounding(number) for number in range(halvings + 1))
-        delta_left = min(delta, 2.0**-halvings) * (1 - for_rounding)
+        known_delta = min(delta, 2.0**-halvings)
+        delta_left = known_delta * (1 - _share_for_rounding(halvings))
         tails = _tails(release, count, grid, halvings)
         bound = max(tail.epsilon(delta_left) for tail in tails)
         if bound < math.inf:
             return max(bound, 0.0)
     return math.inf
+
+
+def _share_for_rounding(halvings: int) -> float:
+    """Return the share of δ kept for rounding."""
+    return math.fsum(_more_rounding(number) for number in range(halvings + 1))
 
 
 def _more_rounding(halvings: int) -> float:
@@ -129,17 +134,28 @@ class _Tail:
         """Return the smallest ε with δ(ε) ≤ `delta`, rounded up to what is known."""
         if delta <= self.lost:
             return math.inf
-        log_wanted = math.log(delta - self.lost) - self.log_scale
-        wanted = math.exp(min(log_wanted, LARGEST_EXPONENT))
+        wanted = self._scaled(delta - self.lost)
         # What lies above each loss; the last is 0.
         above = self.mass - _exp(self.losses - self.middle) * self.discounted
         first = int(np.argmax(above <= wanted))
         # Below the first loss δ is not known, and at it there is enough.
         if first == 0 or self.mass[first] <= wanted:
             return float(self.losses[first])
-        # Between two losses δ(ε) is a straight line in e^ε, which is solved for ε.
-        within = self.middle + math.log((self.mass[first] - wanted) / self.discounted[first])
-        return float(np.clip(within, self.losses[first - 1], self.losses[first]))
+        return self._epsilon_below(first, wanted)
+
+    def _scaled(self, delta: float) -> float:
+        """Return δ in units of e^log_scale, limited to what a float holds."""
+        log_delta = math.log(delta) - self.log_scale
+        return math.exp(min(log_delta, LARGEST_EXPONENT))
+
+    def _epsilon_below(self, place: int, wanted: float) -> float:
+        """Return ε between a loss and the one before it.
+
+        There δ(ε) is a straight line in e^ε, which is solved for ε.
+        """
+        ratio = (self.mass[place] - wanted) / self.discounted[place]
+        epsilon = self.middle + math.log(ratio)
+        return float(np.clip(epsilon, self.losses[place - 1], self.losses[place]))
 
 
 def _exp(values: np.ndarray) -> np.ndarray:
@@ -204,35 +220,51 @@ def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: fl
 
     They are what the library computes, but for all ε at once.
     """
-    noise = mixture.standard_deviation
-    shifts = np.array(mixture.sensitivities)
     sign = 1.0 if is_there else -1.0
-    # All but e⁻⁵⁰ of what is seen lies between these ends.
-    largest_shift = shifts.max() if is_there else 0.0
-    ends = np.array([-10.0 * noise, 10.0 * noise + largest_shift])
+    ends = _ends_of_outputs(mixture, is_there)
     bounds = np.sort(sign * _log_ratio(mixture, ends))
     lowest = math.floor(bounds[0] / grid)
     # At least one step above 0: where no user is ever drawn, both bounds are 0.
     highest = max(math.ceil(bounds[1] / grid), 1)
     epsilons = np.arange(lowest, highest + 1) * grid
+    noise = mixture.standard_deviation
     further_ends = ends + np.array([-noise, noise])
     outputs = _output_of(mixture, sign * epsilons, further_ends)
+    deltas = _deltas(mixture, is_there, epsilons=epsilons, outputs=outputs)
+    return create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas)
+
+
+def _ends_of_outputs(mixture: MixtureOfGaussiansDpEvent, is_there: bool) -> np.ndarray:
+    """Return between which two ends all but e⁻⁵⁰ of what is seen lies."""
+    noise = mixture.standard_deviation
+    largest_shift = max(mixture.sensitivities) if is_there else 0.0
+    return np.array([-10.0 * noise, 10.0 * noise + largest_shift])
+
+
+def _deltas(
+    mixture: MixtureOfGaussiansDpEvent,
+    is_there: bool,
+    *,
+    epsilons: np.ndarray,
+    outputs: np.ndarray,
+) -> np.ndarray:
+    """Return δ at each ε, which is the loss of its output."""
+    noise = mixture.standard_deviation
+    shifts = np.array(mixture.sensitivities)
+    sign = 1.0 if is_there else -1.0
     # The loss is more than ε to the right of its output if the loss rises with the output, else to
     # the left of it.
-    beyond_shifted = scipy.special.ndtr(sign * (shifts[:, None] - outputs) / noise)
+    from_shifted = shifts[:, None] - outputs
+    beyond_shifted = scipy.special.ndtr(sign * from_shifted / noise)
     beyond_mixture = np.array(mixture.sampling_probs) @ beyond_shifted
     beyond_alone = scipy.special.ndtr(sign * -outputs / noise)
-    if is_there:
-        first = beyond_mixture
-        second = beyond_alone
-    else:
-        first = beyond_alone
-        second = beyond_mixture
-    deltas = np.clip(first - np.exp(epsilons) * second, 0.0, 1.0)
-    deltas = np.minimum.accumulate(deltas)
+    first = beyond_mixture if is_there else beyond_alone
+    second = beyond_alone if is_there else beyond_mixture
+    differences = first - np.exp(epsilons) * second
+    deltas = np.minimum.accumulate(np.clip(differences, 0.0, 1.0))
     # The probability of a loss beyond the last ε stays, as at infinity.
     deltas[-1] = first[-1]
-    return create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas)
+    return deltas
 
 
 def _log_ratio(mixture: MixtureOfGaussiansDpEvent, outputs: np.ndarray) -> np.ndarray:
@@ -257,8 +289,15 @@ def _output_of(
     if is_one_user:
         outputs = _output_of_one_user(mixture, ratios)
         return np.clip(outputs, ends[0], ends[1])
-    low = np.full(len(ratios), ends[0])
-    high = np.full(len(ratios), ends[1])
+    return _bisect_outputs(mixture, ratios, ends)
+
+
+def _bisect_outputs(
+    mixture: MixtureOfGaussiansDpEvent, ratios: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
+    lowest, highest = ends
+    low = np.full(len(ratios), lowest)
+    high = np.full(len(ratios), highest)
     for _ in range(60):
         middle = (low + high) / 2
         is_above = _log_ratio(mixture, middle) > ratios
@@ -292,21 +331,54 @@ def _tail(losses: _Losses, *, count: int, grid: float, halvings: int) -> _Tail:
     def chernoff_bound(tilt: float) -> float:
         return (release.log_moment(tilt) - math.log(delta)) / tilt
 
-    tilt, _ = _minimize(chernoff_bound)
+    tilt = _minimize(chernoff_bound).place
     error = math.inf
     while tilt > LEAST_TILT:
-        tail, rounding = release.compose(tilt, lost)
-        epsilon = max(tail.epsilon(delta), 0.0)
-        if epsilon > tail.losses[0]:
-            if rounding(epsilon) <= _more_rounding(halvings) / 2 * delta:
-                return tail
-            if rounding(epsilon) > error:
+        composed = release.compose(tilt, lost)
+        if composed is not None and composed.has_known(delta):
+            rounding = composed.rounding_at(delta)
+            if rounding <= _more_rounding(halvings) / 2 * delta:
+                return composed.tail
+            if rounding > error:
                 break
-            error = rounding(epsilon)
+            error = rounding
         # Chernoff's bound was far too large: δ is reached below the window, or where rounding is
         # not small.
         tilt /= 2
     return NOTHING_KNOWN
+
+
+class _Window(NamedTuple):
+    """Between which steps of the grid a sum lies."""
+
+    bottom: int
+    top: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ComposedTail:
+    """A tail as it was computed, and how large its rounding errors may be."""
+
+    tail: _Tail
+    tilt: float
+    log_moment: float
+    grid: float
+    # The standard deviation of the rounding error of an entry of the composed sums.
+    entry_error: float
+
+    def has_known(self, delta: float) -> bool:
+        """Tell whether δ is reached inside the window, and not below it."""
+        return self._epsilon(delta) > self.tail.losses[0]
+
+    def rounding_at(self, delta: float) -> float:
+        """Return the rounding error of δ(ε) at the ε of this δ."""
+        log_scale = self.log_moment - self.tilt * self._epsilon(delta)
+        scale = math.exp(min(log_scale, LARGEST_EXPONENT))
+        entries = math.sqrt(-math.expm1(-2 * self.tilt * self.grid))
+        return DEVIATIONS * self.entry_error * scale / entries
+
+    def _epsilon(self, delta: float) -> float:
+        return max(self.tail.epsilon(delta), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,68 +394,76 @@ class _TiltedRelease:
 
     def log_moment(self, tilt: float) -> float:
         """Return log E e^(tilt · L) of all releases together."""
-        exponents = self.log_probabilities + tilt * self.grid * self.steps
+        exponents = self._exponents(tilt)
         largest = exponents.max()
         log_sum = largest + math.log(np.exp(exponents - largest).sum())
         return self.count * float(log_sum)
 
-    def compose(self, tilt: float, lost: float) -> tuple[_Tail, Callable[[float], float]]:
+    def _exponents(self, tilt: float) -> np.ndarray:
+        return self.log_probabilities + tilt * self.grid * self.steps
+
+    def compose(self, tilt: float, lost: float) -> _ComposedTail | None:
         """Return the composed distribution around the middle of the tilted one.
 
-        With it comes a function of ε: the rounding error of δ(ε).
+        It is None if that would have too many points.
         """
-        grid = self.grid
-        log_moment = self.log_moment(tilt)
-        bottom, top = self._window(tilt)
-        width = max(top - bottom, int(self.steps[-1] - self.steps[0]), 1)
-        points = 1 << width.bit_length()
+        window = self._window(tilt)
+        points = self._count_points(window)
         if points > MOST_POINTS:
-            return NOTHING_KNOWN, _infinite_rounding
-
-        exponents = self.log_probabilities + tilt * grid * self.steps
-        probabilities = np.exp(exponents - log_moment / self.count)
-        middle = self.count * grid * float(probabilities @ self.steps)
+            return None
+        log_moment = self.log_moment(tilt)
+        probabilities = np.exp(self._exponents(tilt) - log_moment / self.count)
+        middle = self.count * self.grid * float(probabilities @ self.steps)
         spectrum = self._composed_spectrum(probabilities, points)
-        rounded_sums = np.asarray(scipy.fft.irfft(spectrum, points))
-        sums = np.maximum(rounded_sums, 0.0).astype(np.float64)
 
-        first_place = max(bottom, math.ceil((middle - REACH / tilt) / grid))
-        places = np.arange(first_place, top + 1)
+        least_loss = middle - REACH / tilt
+        first_place = max(window.bottom, math.ceil(least_loss / self.grid))
+        places = np.arange(first_place, window.top + 1)
+        losses = places * self.grid
+        tilted_weights = _entries(spectrum, points)[places % points]
         # The weights of the tilt are removed, up to a factor that is kept in log_scale.
-        weights = sums[places % points] * np.exp(-tilt * (places * grid - middle))
-        discounted_weights = weights * _exp(middle - places * grid)
-        beyond = OUTSIDE * math.exp(min(log_moment - tilt * top * grid, 0.0))
+        weights = tilted_weights * np.exp(-tilt * (losses - middle))
+        beyond = OUTSIDE * math.exp(min(log_moment - tilt * window.top * self.grid, 0.0))
         tail = _Tail(
-            losses=np.append(places, places[-1] + 1) * grid,
-            mass=np.append(_sums_from_above(weights), 0.0),
-            discounted=np.append(_sums_from_above(discounted_weights), 0.0),
+            losses=np.append(places, places[-1] + 1) * self.grid,
+            mass=_sums_from_above(weights),
+            discounted=_sums_from_above(weights * _exp(middle - losses)),
             log_scale=log_moment - tilt * middle,
             middle=middle,
             lost=lost + beyond,
         )
-        error = self._entry_error(spectrum, probabilities, points)
+        return _ComposedTail(
+            tail=tail,
+            tilt=tilt,
+            log_moment=log_moment,
+            grid=self.grid,
+            entry_error=self._entry_error(spectrum, probabilities, points),
+        )
 
-        def rounding(epsilon: float) -> float:
-            scale = math.exp(min(log_moment - tilt * epsilon, LARGEST_EXPONENT))
-            return DEVIATIONS * error * scale / math.sqrt(-math.expm1(-2 * tilt * grid))
-
-        return tail, rounding
-
-    def _window(self, tilt: float) -> tuple[int, int]:
+    def _window(self, tilt: float) -> _Window:
         """Return between which steps the tilted sum lies, but for OUTSIDE, by Chernoff's bounds."""
+        furthest_above = self._furthest(tilt, sign=1)
+        furthest_below = self._furthest(tilt, sign=-1)
+        return _Window(
+            bottom=math.floor(-furthest_below / self.grid) - 1,
+            top=math.ceil(furthest_above / self.grid) + 1,
+        )
+
+    def _furthest(self, tilt: float, sign: int) -> float:
+        """Return how far the tilted sum goes above 0, or below it."""
         log_moment = self.log_moment(tilt)
 
-        def bound_above(more: float) -> float:
-            return (self.log_moment(tilt + more) - log_moment - math.log(OUTSIDE)) / more
+        def chernoff_bound(change: float) -> float:
+            log_ratio = self.log_moment(tilt + sign * change) - log_moment
+            return (log_ratio - math.log(OUTSIDE)) / change
 
-        def bound_below(less: float) -> float:
-            return (self.log_moment(tilt - less) - log_moment - math.log(OUTSIDE)) / less
+        return _minimize(chernoff_bound).value
 
-        _, furthest_above = _minimize(bound_above)
-        _, furthest_below = _minimize(bound_below)
-        top = math.ceil(furthest_above / self.grid) + 1
-        bottom = math.floor(-furthest_below / self.grid) - 1
-        return bottom, top
+    def _count_points(self, window: _Window) -> int:
+        """Return the power of two that holds the window and the losses of one release."""
+        losses_of_one = int(self.steps[-1] - self.steps[0])
+        width = max(window.top - window.bottom, losses_of_one, 1)
+        return 1 << width.bit_length()
 
     def _composed_spectrum(self, probabilities: np.ndarray, points: int) -> np.ndarray:
         """Return the Fourier transform of the composed distribution, folded into the window."""
@@ -402,19 +482,30 @@ class _TiltedRelease:
         return float(np.finfo(np.longdouble).eps) * self.count * size
 
 
-def _infinite_rounding(epsilon: float) -> float:
-    """Return the rounding error of a distribution that is not computed."""
-    return math.inf
+def _entries(spectrum: np.ndarray, points: int) -> np.ndarray:
+    """Return the composed sums; rounding may have made some negative."""
+    rounded_sums = np.asarray(scipy.fft.irfft(spectrum, points))
+    return np.maximum(rounded_sums, 0.0).astype(np.float64)
 
 
 def _sums_from_above(weights: np.ndarray) -> np.ndarray:
-    """Return at each place the sum of its weight and all above it."""
-    return np.cumsum(weights[::-1])[::-1]
+    """Return at each place the sum of its weight and all above it, and 0 after the last."""
+    sums = np.cumsum(weights[::-1])[::-1]
+    return np.append(sums, 0.0)
 
 
-def _minimize(value: Callable[[float], float]) -> tuple[float, float]:
-    """Find where a function of a positive number is smallest, and its value there."""
-    smallest = minimize_scalar(
-        lambda power: value(math.exp(power)), bounds=(-14.0, 14.0), method="bounded"
-    )
-    return math.exp(float(smallest.x)), float(smallest.fun)
+class _Minimum(NamedTuple):
+    """Where a function is smallest, and its value there."""
+
+    place: float
+    value: float
+
+
+def _minimize(value: Callable[[float], float]) -> _Minimum:
+    """Find where a function of a positive number is smallest."""
+
+    def value_at_power(power: float) -> float:
+        return value(math.exp(power))
+
+    smallest = minimize_scalar(value_at_power, bounds=(-14.0, 14.0), method="bounded")
+    return _Minimum(place=math.exp(float(smallest.x)), value=float(smallest.fun))

@@ -69,7 +69,9 @@ def epsilon_of_all(
     curves = [renyi_curve_of_one(cost, orders) for cost in costs]
     total = np.sum([curve.costs for curve in curves], axis=0)
     # The library takes NaN for no cost at all.
-    if np.isnan(total).any():
+    has_unknown_cost = np.isnan(total).any()
+    if has_unknown_cost:
         return math.inf
-    smallest, _ = compute_epsilon(list(curves[0].orders), list(total), delta)
+    used_orders = list(curves[0].orders)
+    smallest, _ = compute_epsilon(used_orders, list(total), delta)
     return float(smallest)
