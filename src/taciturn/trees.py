@@ -83,7 +83,8 @@ def norm_upper_bound(tree: PyTree) -> jax.Array:
         count, length = rows.shape
         terms = max(terms, len(leaves) + length + count)
     slack = 1.0 + (terms + 8) * UNIT_ROUNDOFF
-    norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
+    square = jnp.sum(jnp.stack(squares))
+    norm = jnp.sqrt(square)
     return _power_of_two(exponent) * (norm * slack)
 
 

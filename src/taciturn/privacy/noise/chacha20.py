@@ -139,11 +139,12 @@ class Coins:
         if not 0 <= size <= len(items):
             raise ValueError(f"{size} of {len(items)} cannot be chosen")
         chosen = np.empty(size, int)
-        # Fisher and Yates: places where swaps have put others than were there.
+        # Fisher and Yates: where swaps have put other places' items.
         moved: dict[int, int] = {}
         words = self._words(size).tolist()
         for index, word in enumerate(words):
             remaining = len(items) - index
+            # Of those from this place on, any may come here.
             other = index + self._below(remaining, word)
             chosen[index] = moved.get(other, other)
             moved[other] = moved.pop(index, index)

@@ -46,12 +46,12 @@ def _round_coefficients(coefficients: Sequence[float]) -> list[int]:
     return [round(coefficient * 2**BITS) for coefficient in coefficients]
 
 
-def _times(number: Int64, coefficient: int | jax.Array) -> Int64:
+def _multiply(number: Int64, coefficient: int | jax.Array) -> Int64:
     return int64.times_fraction(number, coefficient, BITS)
 
 
 def _zero_numbers(count: int, size: int) -> PyTree:
-    """Return so many rows of zeros, one number for each coordinate."""
+    """Return this many zeros for each coordinate."""
     return [int64.zeros((size,)) for _ in range(count)]
 
 
@@ -181,10 +181,10 @@ def _next_of_blt(segment: _ExactBuffers, buffers: PyTree, draw: Draw) -> tuple[I
     """Solve C y = z for row t: z_t = y_t + Σ_j ω_j b_j, where b_j = Σ_{s < t} θ_j^(t−1−s) y_s."""
     residual = draw(0)
     for omega, buffer in zip(segment.scales, buffers, strict=False):
-        residual = int64.subtract(residual, _times(buffer, omega))
+        residual = int64.subtract(residual, _multiply(buffer, omega))
     moved = []
     for theta, buffer in zip(segment.decays, buffers, strict=False):
-        decayed = _times(buffer, theta)
+        decayed = _multiply(buffer, theta)
         moved.append(int64.add(decayed, residual))
     # Another segment may have more buffers than this one uses.
     unused = buffers[len(moved) :]
@@ -245,7 +245,7 @@ def _next_of_bands(bands: list[int], before: PyTree, draw: Draw) -> tuple[Int64,
     """Solve z_t = y_t + Σ_i c_i y_{t−i} for y_t; `before` holds y_{t−1}, y_{t−2}, …"""
     residual = draw(0)
     for coefficient, past in zip(bands[1:], before, strict=True):
-        residual = int64.subtract(residual, _times(past, coefficient))
+        residual = int64.subtract(residual, _multiply(past, coefficient))
     newest_first = [residual, *before]
     return residual, newest_first[: len(before)]
 
@@ -275,10 +275,11 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
     strategy = sensitivity.tree(*lengths, honaker=honaker)
     levels = max(lengths).bit_length()
     weights = sensitivity.tree_weights(levels).tolist() if honaker else [1.0] * levels
+    rounded = _round_coefficients(weights)
     nodes = _TreeNodes(
         levels=levels,
         honaker=honaker,
-        weights=jnp.asarray(_round_coefficients(weights), jnp.uint32),
+        weights=jnp.asarray(rounded, jnp.uint32),
     )
     nexts = [nodes.next_of_completed_tree(length) for length in lengths[:-1]]
     nexts.append(nodes.next)
@@ -414,7 +415,7 @@ def _guess(*, own_noise: Int64, below: Int64, weight: jax.Array | int) -> Int64:
     whatever the rows summed to.
     """
     difference = int64.subtract(own_noise, below)
-    return int64.add(below, _times(difference, weight))
+    return int64.add(below, _multiply(difference, weight))
 
 
 # Restarts.

@@ -188,12 +188,12 @@ def divide(number: Int64, divisor: jax.Array) -> Int64:
 
 def _divide_next_bit(division: _Division, divisor: jax.Array) -> _Division:
     """Move one bit of the dividend into the remainder, and one into the quotient."""
-    one = np.uint32(1)
-    last = np.uint32(31)
+    one_bit = np.uint32(1)
+    to_the_last = np.uint32(31)
     # The remainder is below the divisor, so below 2³¹, and doubled it still fits.
-    remainder = (division.remainder << one) | (division.high >> last)
-    high = (division.high << one) | (division.low >> last)
-    low = division.low << one
+    remainder = (division.remainder << one_bit) | (division.high >> to_the_last)
+    high = (division.high << one_bit) | (division.low >> to_the_last)
+    low = division.low << one_bit
     fits = remainder >= divisor
     return _Division(
         remainder=jnp.where(fits, remainder - divisor, remainder),

@@ -361,14 +361,14 @@ def draw_discrete(
 
 def _look_up_together(table: Table, number: jax.Array, draw_more: MoreWords) -> jax.Array:
     """Look up all numbers again, with all their bits, where one of them was undecided."""
-    found = _search(table, [number])
-    is_undecided = table[0][found] == number
+    magnitude = _search(table, [number])
+    is_undecided = table[0][magnitude] == number
 
     def look_up_again() -> jax.Array:
         return _search(table, [number, *draw_more(None)])
 
     def leave() -> jax.Array:
-        return found
+        return magnitude
 
     return jax.lax.cond(
         jnp.max(is_undecided.astype(jnp.int32)) > 0,
@@ -380,7 +380,7 @@ def _look_up_together(table: Table, number: jax.Array, draw_more: MoreWords) -> 
 class _Decisions(NamedTuple):
     """What was looked up, and where the first words did not decide."""
 
-    found: jax.Array
+    magnitude: jax.Array
     undecided: jax.Array
 
 
@@ -394,18 +394,18 @@ def _look_up_one_by_one(
 
     def decide_one(decisions: _Decisions) -> _Decisions:
         place = jnp.argmax(decisions.undecided)
-        found = _search(table, [number[place], *draw_more(place)])
+        decided = _search(table, [number[place], *draw_more(place)])
         return _Decisions(
-            found=decisions.found.at[place].set(found),
+            magnitude=decisions.magnitude.at[place].set(decided),
             undecided=decisions.undecided.at[place].set(False),
         )
 
     stretch = _find_stretch(number)
-    found = _search(table, [number], start=guide[stretch], steps=GUIDED)
-    undecided = table[0][found] == number
-    decisions = _Decisions(found=found, undecided=undecided)
-    decided = jax.lax.while_loop(is_any_undecided, decide_one, decisions)
-    return decided.found
+    magnitude = _search(table, [number], start=guide[stretch], steps=GUIDED)
+    undecided = table[0][magnitude] == number
+    decisions = _Decisions(magnitude=magnitude, undecided=undecided)
+    end = jax.lax.while_loop(is_any_undecided, decide_one, decisions)
+    return end.magnitude
 
 
 def _search(
@@ -417,17 +417,17 @@ def _search(
     """
     largest_step = 2 ** (steps - 1)
 
-    def halve(step: jax.Array, found: jax.Array) -> jax.Array:
+    def halve(step: jax.Array, count: jax.Array) -> jax.Array:
         size = jnp.int32(largest_step) >> step
-        is_counted = _is_counted(table, words, found + size - 1)
-        return found + jnp.where(is_counted, size, 0)
+        is_counted = _is_counted(table, words, count + size - 1)
+        return count + jnp.where(is_counted, size, 0)
 
     begin = jnp.broadcast_to(jnp.int32(start), words[0].shape)
     return jax.lax.fori_loop(0, steps, halve, begin)
 
 
 def _is_counted(table: Table, words: list[jax.Array], place: jax.Array) -> jax.Array:
-    """Compare the entry at a place with a number, word by word."""
+    """Tell whether the entry at a place is smaller, or the same where all words are compared."""
     is_smaller = jnp.asarray(False)
     is_same = jnp.asarray(True)
     for column, word in zip(table, words, strict=False):

@@ -436,7 +436,8 @@ _EMPTY = _Frontier({}, 0)
 
 def _join_whole_subtrees(largest: int, claim: _Claim) -> list[_Frontier]:
     """Return complete subtrees by level, as far as they have no more than `largest` rows."""
-    in_its_row = np.where(np.arange(claim.distance) <= 0, 0, -1)
+    margins = np.arange(claim.distance)
+    in_its_row = np.where(margins <= 0, 0, -1)
     once = _Inside(participations=1, value=1)
     leaf = _Frontier({once: in_its_row}, 1)
     whole = [leaf]

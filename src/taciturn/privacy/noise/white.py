@@ -24,7 +24,7 @@ INDEPENDENT = independent(10**6)
 Draw = Callable[[jax.Array | int], Int64]
 
 
-def _one_for_each_row(rows: int) -> int:
+def _once_a_row(rows: int) -> int:
     return rows
 
 
@@ -40,7 +40,7 @@ class Noise(NamedTuple):
     # How it is correlated over rounds.
     strategy: Strategy
     # At most how often white noise is drawn, for a number of rows.
-    draws: Callable[[int], int] = _one_for_each_row
+    draws: Callable[[int], int] = _once_a_row
     # How much wider than white noise the widest released or kept number is.
     gain: float = 1.0
     # By how many steps what is fed back may be off, which counts as sensitivity.
@@ -69,7 +69,7 @@ def no_noise() -> Noise:
         init=_keep_nothing,
         next=_refuse_to_draw,
         strategy=INDEPENDENT,
-        draws=_none_for_any_row,
+        draws=_never,
     )
 
 
@@ -97,5 +97,5 @@ def _refuse_to_draw(state: PyTree, draw: Draw) -> tuple[Int64, PyTree]:
     raise ValueError("a run without privacy has no noise to draw")
 
 
-def _none_for_any_row(rows: int) -> int:
+def _never(rows: int) -> int:
     return 0
