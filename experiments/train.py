@@ -232,7 +232,9 @@ def audit_users(finished: "FinishedRun") -> dict[str, float | bool]:
     """
     from taciturn.audit.results import audit_membership
 
-    audit = audit_membership(finished.folder, finished.recipe).audit
+    membership = audit_membership(finished.folder, finished.recipe)
+    assert membership is not None
+    audit = membership.audit
     return {
         "users": audit.included + audit.left_out,
         "mu": audit.mu,
@@ -329,12 +331,11 @@ def absent_folders(run: ListedRun) -> tuple[str, ...]:
     """Return the people, start and public text that a run needs and that are not here."""
     recipe = run.load_recipe()
     needed = (recipe.data.population, recipe.model.warm_start, recipe.canaries.text)
-    absent = []
-    for name in needed:
-        ships = not name or name.startswith("taciturn:")
-        if not ships and not Path(name).exists():
-            absent.append(name)
-    return tuple(absent)
+    return tuple(name for name in needed if name and not _is_here(name))
+
+
+def _is_here(name: str) -> bool:
+    return name.startswith("taciturn:") or Path(name).exists()
 
 
 def print_list(runs: list[ListedRun], missing: list[ListedRun], at_once: int) -> None:
@@ -344,9 +345,10 @@ def print_list(runs: list[ListedRun], missing: list[ListedRun], at_once: int) ->
     from lib.time_estimate import estimate, estimate_together
 
     takes = {run: estimate(run) for run in runs}
-    for run in runs:
-        state = f"{takes[run].alone:5.0f} s" if run in missing else "   done"
-        print(f"{state}  {run.paper}/{run.id}  {' '.join(run.settings)}")
+    for run, estimated in takes.items():
+        state = f"{estimated.alone:5.0f} s" if run in missing else "   done"
+        settings = " ".join(run.settings)
+        print(f"{state}  {run.paper}/{run.id}  {settings}")
     by_group: dict[tuple[int, str, str], list[ListedRun]] = {}
     for run in sorted(missing, key=lambda run: run.item):
         by_group.setdefault((run.item, run.paper, run.group), []).append(run)

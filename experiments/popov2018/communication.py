@@ -80,16 +80,22 @@ def prepare(parquet: Path, out: Path) -> None:
     first.
     """
     words = _read_words(parquet)
-    counts = collections.Counter(words["train"])
-    by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
-    ids = {word: index for index, word in enumerate(by_frequency)}
+    ids = _number_by_frequency(words["train"])
     texts: dict[str, Any] = {}
     for split, text in words.items():
-        texts[split] = np.array([ids[word] for word in text], np.uint16)
+        numbers = [ids[word] for word in text]
+        texts[split] = np.array(numbers, np.uint16)
     out.parent.mkdir(parents=True, exist_ok=True)
     np.savez(out, **texts)
     sizes = ", ".join(f"{split} {len(text):,}" for split, text in texts.items())
     print(f"{len(ids):,} words; {sizes}")
+
+
+def _number_by_frequency(words: list[str]) -> dict[str, int]:
+    """Return the number of each word: the most frequent come first, equals by the alphabet."""
+    counts = collections.Counter(words)
+    ordered = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: number for number, word in enumerate(ordered)}
 
 
 def _read_words(parquet: Path) -> dict[str, list[str]]:
@@ -111,10 +117,13 @@ def windows(text: np.ndarray, rows: int, length: int) -> np.ndarray:
     count = -(-targets_of_a_row // length)
     padded = np.full(rows * targets_of_a_row + 1, NOTHING, np.int32)
     padded[: len(text)] = text
-    starts = targets_of_a_row * np.arange(rows)
+    starts_of_rows = targets_of_a_row * np.arange(rows)
+    words_of_a_row = np.arange(targets_of_a_row + 1)
     side_by_side = np.full((count * length + 1, rows), NOTHING, np.int32)
-    side_by_side[: targets_of_a_row + 1] = padded[np.arange(targets_of_a_row + 1)[:, None] + starts]
-    return side_by_side[np.arange(count)[:, None] * length + np.arange(length + 1)]
+    side_by_side[: targets_of_a_row + 1] = padded[words_of_a_row[:, None] + starts_of_rows]
+    starts_of_windows = length * np.arange(count)
+    words_of_a_window = np.arange(length + 1)
+    return side_by_side[starts_of_windows[:, None] + words_of_a_window]
 
 
 # Model
@@ -221,8 +230,10 @@ def window_loss(
     for index in range(LAYERS):
         layer = params["layers"][f"{index}"]
         gates = times(settings.product, values, layer["input"]) + layer["gate_bias"]
-        values, end = run_layer(settings.product, gates, layer["recurrent"], state[index])
-        values = drop(values, keys[index + 1])
+        # Any: what a custom derivative returns has no type.
+        outputs_and_end: Any = run_layer(settings.product, gates, layer["recurrent"], state[index])
+        outputs, end = outputs_and_end
+        values = drop(outputs, keys[index + 1])
         ends.append(end)
     scores = times(settings.product, values, params["embedding"].T) + params["word_bias"]
     losses = jnp.where(targets == NOTHING, 0.0, _word_losses(scores, targets))
@@ -383,9 +394,16 @@ def average_epochs(
         keys = _epoch_keys(jax.random.fold_in(key, node), epochs[0])
         params, losses = _train_epochs(train_alone, settings, params, text[node], rates[0], keys)
         uploads += 1
-        row = {"round": 1, "node": node + 1, "epochs": epochs[0], "rate": rates[0]}
-        row["train"] = perplexity(losses, text[node])
-        yield Progress(params, row | {"uploads": uploads, "bytes": uploads * model_bytes})
+        row = {
+            "round": 1,
+            "node": node + 1,
+            "epochs": epochs[0],
+            "rate": rates[0],
+            "train": perplexity(losses, text[node]),
+            "uploads": uploads,
+            "bytes": uploads * model_bytes,
+        }
+        yield Progress(params, row)
     for index in range(1, len(epochs)):
         keys = _epoch_keys(jax.random.fold_in(key, nodes + index), epochs[index])
         copies = on_every_node(params, nodes)
@@ -394,9 +412,15 @@ def average_epochs(
         )
         params = average(local)
         uploads += nodes
-        row = {"round": index + 1, "epochs": epochs[index], "rate": rates[index]}
-        row["train"] = perplexity(losses, text)
-        yield Progress(params, row | {"uploads": uploads, "bytes": uploads * model_bytes})
+        row = {
+            "round": index + 1,
+            "epochs": epochs[index],
+            "rate": rates[index],
+            "train": perplexity(losses, text),
+            "uploads": uploads,
+            "bytes": uploads * model_bytes,
+        }
+        yield Progress(params, row)
 
 
 def _epoch_keys(key: Key, epochs: int) -> list[Key]:

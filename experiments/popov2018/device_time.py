@@ -9,6 +9,8 @@ as long as any others.
 
 import os
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,38 +22,56 @@ from taciturn.models.cells import cifg
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.sgd import sgd_step
 
-BYTES, BYTES_A_WORD = 20_000, 5.3  # blogs.parquet's, with the space
-ROWS, LENGTH, REPEATS = 10, 20, 3
+BYTES = 20_000
+# Of blogs.parquet, with the space.
+BYTES_A_WORD = 5.3
+ROWS = 10
+LENGTH = 20
+REPEATS = 3
 MODELS = {
     "2×650 LSTM, 30,000 words": (deep_lstm(30_000, dropout_rate=0.5), 30_000),
     "CIFG, 10,000 words": (cifg(10_000), 10_000),
 }
 
 
-def seconds(model: LanguageModel, words: int) -> tuple[float, float]:
-    """(to compile, once; to train, the best of some)."""
+class Seconds(NamedTuple):
+    # Once.
+    to_compile: float
+    # The best of some.
+    to_train: float
+
+
+def measure(model: LanguageModel, words: int) -> Seconds:
+    """Return how long a device takes with a model of this number of words."""
     text = np.random.default_rng(0).integers(4, words, int(BYTES / BYTES_A_WORD))
-    user = Layout.for_pieces(Unrolls(LENGTH), ROWS, len(text) / LENGTH).user_data(text)
+    layout = Layout.for_pieces(Unrolls(LENGTH), ROWS, len(text) / LENGTH)
+    user = layout.user_data(text)
     message = Message(model.init(jax.random.key(0)), None)
-    update = jax.jit(fedavg_update(sgd_step(model), LocalTraining(learning_rate=1.0, keyed=True)))
+    key = jax.random.key(1)
+    local = LocalTraining(learning_rate=1.0, keyed=True)
+    jitted = jax.jit(fedavg_update(sgd_step(model), local))
     began = time.perf_counter()
-    compiled = update.lower(message, user, jax.random.key(1)).compile()
+    update = jitted.lower(message, user, key).compile()
     compiling = time.perf_counter() - began
-    times = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        jax.block_until_ready(compiled(message, user, jax.random.key(1)))
-        times.append(time.perf_counter() - began)
-    return compiling, min(times)
+    times = [_seconds_of(lambda: update(message, user, key)) for _ in range(REPEATS)]
+    return Seconds(to_compile=compiling, to_train=min(times))
+
+
+def _seconds_of(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    jax.block_until_ready(work())
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    # Before JAX computes anything, and counts the cores.
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    words = int(BYTES / BYTES_A_WORD)
+    print(f"{BYTES / 1000:.0f} kB, {words:,} words, one core of {os.cpu_count()}")
+    for name, (model, vocabulary) in MODELS.items():
+        seconds = measure(model, vocabulary)
+        print(f"{name}: {seconds.to_train:.1f} s, and {seconds.to_compile:.1f} s to compile once")
 
 
 if __name__ == "__main__":
-    os.sched_setaffinity(
-        0, {min(os.sched_getaffinity(0))}
-    )  # before JAX computes anything, and counts the cores
-    print(
-        f"{BYTES / 1000:.0f} kB, {int(BYTES / BYTES_A_WORD):,} words, one core of {os.cpu_count()}"
-    )
-    for name, (model, words) in MODELS.items():
-        compiling, training = seconds(model, words)
-        print(f"{name}: {training:.1f} s, and {compiling:.1f} s to compile once")
+    main()

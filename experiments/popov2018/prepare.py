@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,39 +22,50 @@ from taciturn.data.users import position, user_id
 from taciturn.data.vocabulary import Vocabulary
 
 OUT = Path("local/popov")
-EVERY, PEOPLE, DEVICES, LONG, WORDS = 33, 4_000, 10, 1_600, 1_000_000
-HELD_OUT = 0.0625  # of users, the default of `taciturn data build`
+# Which article is for the test.
+EVERY = 33
+# The users of `people`.
+PEOPLE = 4_000
+# The users of `ten`, and the words that each has at least.
+DEVICES = 10
+LONG = 1_600
+# The words of `one`.
+WORDS = 1_000_000
+# Of users, the default of `taciturn data build`.
+HELD_OUT = 0.0625
 SENTENCES = {"general": 300, "users": 400}
-FEWEST, MOST = 8, 40  # words of a sentence
+# The words of a sentence.
+FEWEST = 8
+MOST = 40
 
 
-def taciturn(*words: object) -> None:
+def run_data_command(*words: object) -> None:
     subprocess.run([sys.executable, "-m", "taciturn", "data", *map(str, words)], check=True)
 
 
-def write(name: str, **columns: list[str]) -> Path:
+def write_table(name: str, **columns: list[str]) -> Path:
     path = OUT / f"{name}.parquet"
     parquet.write_table(pa.table(columns), path)
     return path
 
 
-def general(wiki: Path) -> list[str]:
+def write_corpora(wiki: Path) -> list[str]:
     """Write the corpora, and return the test's articles."""
     articles = parquet.read_table(wiki, columns=["text"])["text"].to_pylist()
     test = articles[EVERY - 1 :: EVERY]
     train = [text for place, text in enumerate(articles, 1) if place % EVERY]
-    taciturn(
+    run_data_command(
         "public",
-        write("wiki-train", text=train),
+        write_table("wiki-train", text=train),
         "--out",
         OUT / "general",
         "--count-words",
         "--vocabulary",
         30_000,
     )
-    taciturn(
+    run_data_command(
         "public",
-        write("wiki-test", text=test),
+        write_table("wiki-test", text=test),
         "--out",
         OUT / "general-test",
         "--vocabulary",
@@ -64,67 +74,99 @@ def general(wiki: Path) -> list[str]:
     return test
 
 
-def people(blogs: Path) -> list[str]:
+def write_populations(blogs: Path) -> list[str]:
     """Write the populations, and return what the held-out users wrote."""
-    posts = defaultdict[str, list[str]](list)
-    for user, text in zip(
-        *parquet.read_table(blogs, columns=["user_id", "text"]).to_pydict().values(), strict=True
-    ):
-        posts[user].append(text)
-    users = sorted(posts, key=lambda user: position(user_id(user)))
-    held_out = [user for user in users if position(user_id(user)) < HELD_OUT * 2**64]
-    words = {user: sum(len(text.split()) for text in posts[user]) for user in users}
-    others = [user for user in users if user not in set(held_out)]
-    ten = [user for user in others if words[user] >= LONG][:DEVICES]
-    one = [
-        user
-        for user, before in zip(
-            others, accumulate((words[user] for user in others), initial=0), strict=False
-        )
-        if before < WORDS
-    ]
-    for name, chosen in {"people": others[:PEOPLE], "ten": ten, "one": one}.items():
-        rows = [
-            ("one" if name == "one" and user in set(one) else user, text)
-            for user in chosen + held_out
-            for text in posts[user]
-        ]
-        ids, texts = map(list, zip(*rows, strict=True))
-        most = ["--most-tokens", WORDS] if name == "one" else []
-        taciturn(
-            "build",
-            write(name, user_id=ids, text=texts),
-            "--out",
-            OUT / name,
-            "--vocabulary",
-            OUT / "general",
-            *most,
-        )
+    posts = _read_posts(blogs)
+    users = sorted(posts, key=_position)
+    held_out = [user for user in users if _position(user) < HELD_OUT * 2**64]
+    others = users[len(held_out) :]
+    words = {user: sum(len(text.split()) for text in posts[user]) for user in others}
+    long = [user for user in others if words[user] >= LONG]
+    _write_population("people", _rows_of(others[:PEOPLE] + held_out, posts))
+    _write_population("ten", _rows_of(long[:DEVICES] + held_out, posts))
+    first = _first_with(WORDS, words)
+    texts = [("one", text) for user in first for text in posts[user]]
+    _write_population("one", texts + _rows_of(held_out, posts), "--most-tokens", WORDS)
     return ["\n".join(posts[user]) for user in held_out]
 
 
-def first_sentence(text: str, vocabulary: Vocabulary) -> str | None:
-    """The first of a text's lines or sentences that is neither short nor long."""
-    split = (
-        sentence.strip()
-        for line in text.split("\n")
-        for sentence in line.replace("! ", "!\n").replace(". ", ".\n").split("\n")
+def _read_posts(blogs: Path) -> dict[str, list[str]]:
+    """Return what each user wrote."""
+    columns = parquet.read_table(blogs, columns=["user_id", "text"]).to_pydict()
+    posts = defaultdict[str, list[str]](list)
+    for user, text in zip(columns["user_id"], columns["text"], strict=True):
+        posts[user].append(text)
+    return posts
+
+
+def _position(user: str) -> int:
+    """Return where a user stands in the order by which populations hold out users."""
+    return position(user_id(user))
+
+
+def _first_with(most_words: int, words: dict[str, int]) -> list[str]:
+    """Return the first users, until they have this number of words together."""
+    first = []
+    before = 0
+    for user, count in words.items():
+        if before >= most_words:
+            break
+        first.append(user)
+        before += count
+    return first
+
+
+def _rows_of(users: list[str], posts: dict[str, list[str]]) -> list[tuple[str, str]]:
+    return [(user, text) for user in users for text in posts[user]]
+
+
+def _write_population(name: str, rows: list[tuple[str, str]], *options: object) -> None:
+    ids = [user for user, _ in rows]
+    texts = [text for _, text in rows]
+    run_data_command(
+        "build",
+        write_table(name, user_id=ids, text=texts),
+        "--out",
+        OUT / name,
+        "--vocabulary",
+        OUT / "general",
+        *options,
     )
-    return next((one for one in split if FEWEST <= len(vocabulary.split(one)) <= MOST), None)
+
+
+def first_sentence(text: str, vocabulary: Vocabulary) -> str | None:
+    """Return the first of a text's lines or sentences that is neither short nor long."""
+    for line in text.split("\n"):
+        lines_of_sentences = line.replace("! ", "!\n").replace(". ", ".\n")
+        for sentence in lines_of_sentences.split("\n"):
+            stripped = sentence.strip()
+            if FEWEST <= len(vocabulary.split(stripped)) <= MOST:
+                return stripped
+    return None
+
+
+def choose_sentences(texts: list[str], most: int, vocabulary: Vocabulary) -> list[str]:
+    """Return a sentence of each text that has one, until there are enough."""
+    sentences = []
+    for text in texts:
+        if len(sentences) == most:
+            break
+        sentence = first_sentence(text, vocabulary)
+        if sentence:
+            sentences.append(sentence)
+    return sentences
 
 
 def main(wiki: str, blogs: str) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
-    texts = {"general": general(Path(wiki)), "users": people(Path(blogs))}
+    texts = {"general": write_corpora(Path(wiki)), "users": write_populations(Path(blogs))}
     vocabulary = PublicCorpus.load(OUT / "general").vocabulary
     messages = {}
     for side, most in SENTENCES.items():
-        found = filter(None, (first_sentence(text, vocabulary) for text in texts[side]))
-        messages[side] = [sentence for _, sentence in zip(range(most), found, strict=False)]
-        print(
-            f"{side}: {len(messages[side])} sentences of"
-            f" {sum(len(vocabulary.split(one)) for one in messages[side]):,} words"
-        )
+        sentences = choose_sentences(texts[side], most, vocabulary)
+        messages[side] = sentences
+        words = sum(len(vocabulary.split(sentence)) for sentence in sentences)
+        print(f"{side}: {len(sentences)} sentences of {words:,} words")
     (OUT / "messages.json").write_text(json.dumps(messages))
 
 

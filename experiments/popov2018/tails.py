@@ -4,11 +4,11 @@ of likelihood ratios (§3, Appendix A).
     python experiments/popov2018/tails.py RUN --cohorts 2 --out tails.json --figure tails.png
     python experiments/popov2018/tails.py MODEL OTHER… --figure tails.png
 
-RUN is a run of averaging.toml, whose last model goes on for one more round of ten devices. A pair
-of adjacent sets is that round with all ten and without one of them, θ and θ′: ten pairs for each
-cohort. It is the last round alone that one device is left out of, so the pair shows the most that a
-device of that round can do: later rounds would only thin it out. MODEL and OTHER are runs or models
-of any kind, trained with some user and without: then these are the pairs.
+RUN is a run of averaging.toml, whose last model is trained for one more round of ten devices. A
+pair of adjacent sets is that round with all ten and without one of them, θ and θ′: ten pairs for
+each cohort. One device is left out of only the last round, so the pair shows the most that a device
+of that round can do: later rounds would only thin it out. MODEL and OTHER are runs or models of any
+kind, trained with some user and without: then these are the pairs.
 
 For texts of ten words sampled from a model θ, the ratio c(s) = P(s | θ) / P(s | θ′) to a model
 trained without one user has a tail like Pareto's, P(c > x) = C · x^−α, which gives the ε at a δ.
@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,19 +37,35 @@ from taciturn.models import losses
 from taciturn.models.sampling import beginnings
 from taciturn.privacy.curator import device_program
 from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.gate import check_not_personal
 from taciturn.release.model_file import ModelCard, load_model
 from taciturn.runs.folder import RunError, recipe_of
 
-DEVICES, DELTAS = 10, (1e-4, 1e-5, 1e-6)
-LENGTH = 10  # words of a text
-AT_A_TIME = 500  # texts
+DEVICES = 10
+DELTAS = (1e-4, 1e-5, 1e-6)
+# Words of a text.
+LENGTH = 10
+# Texts.
+AT_A_TIME = 500
 SIGNIFICANCE = 0.05
-INK, ACCENT, SECOND = "#222222", "#1b6ca8", "#c05621"
-Pair = tuple[
-    str, LanguageModel, Params, Params, Key
-]  # what it is called, θ, θ′, and for what is sampled
+INK = "#222222"
+ACCENT = "#1b6ca8"
+SECOND = "#c05621"
+
+
+class Pair(NamedTuple):
+    """Two models that one user tells apart."""
+
+    name: str
+    network: LanguageModel
+    # θ.
+    params: Params
+    # θ′.
+    other: Params
+    # For what is sampled.
+    key: Key
 
 
 class Tail(NamedTuple):
@@ -57,11 +73,16 @@ class Tail(NamedTuple):
     fits.
     """
 
-    shape: float  # α, Hill's estimator
-    scale: float  # C
-    start: float  # x_0
-    statistic: float  # of the Lilliefors test
-    used: int  # k, the number of largest ratios
+    # α, Hill's estimator.
+    shape: float
+    # C.
+    scale: float
+    # x_0.
+    start: float
+    # Of the Lilliefors test.
+    statistic: float
+    # k, the number of largest ratios.
+    used: int
 
     @property
     def fits(self) -> bool:
@@ -83,15 +104,15 @@ def log_ratios(
     """Return log c(s) of texts sampled from θ, each from its beginning; θ′ is `other`."""
 
     @jax.jit
-    def some(params: Params, other: Params, key: Key) -> jax.Array:
+    def sample_ratios(params: Params, other: Params, key: Key) -> jax.Array:
         texts = beginnings(model, params, AT_A_TIME, LENGTH, key)
         return _log_probability(model, params, texts) - _log_probability(model, other, texts)
 
-    found = [
-        np.asarray(some(params, other, jax.random.fold_in(key, block)))
-        for block in range(0, count, AT_A_TIME)
-    ]
-    return np.concatenate(found)[:count].astype(np.float64)
+    blocks = []
+    for block in range(0, count, AT_A_TIME):
+        ratios = sample_ratios(params, other, jax.random.fold_in(key, block))
+        blocks.append(np.asarray(ratios))
+    return np.concatenate(blocks)[:count].astype(np.float64)
 
 
 def _log_probability(model: LanguageModel, params: Params, texts: jax.Array) -> jax.Array:
@@ -99,53 +120,59 @@ def _log_probability(model: LanguageModel, params: Params, texts: jax.Array) -> 
     have probability zero.
     """
     silent = np.array([PADDING, BEGIN])
-    scores = jax.nn.log_softmax(
-        losses.logits(model, params, texts[:, :-1]).at[..., silent].set(-jnp.inf)
-    )
-    return jnp.sum(jnp.take_along_axis(scores, texts[:, 1:, None], axis=-1)[..., 0], axis=1)
+    logits = losses.logits(model, params, texts[:, :-1]).at[..., silent].set(-jnp.inf)
+    scores = jax.nn.log_softmax(logits)
+    word_scores = jnp.take_along_axis(scores, texts[:, 1:, None], axis=-1)
+    return jnp.sum(word_scores[..., 0], axis=1)
 
 
-def tail(log_ratios: np.ndarray) -> Tail:
+def fit_tail(log_ratios: np.ndarray) -> Tail:
     """Fit Hill's estimator to the k = 2⌊√n⌋ largest of n ratios (formulas 9, 10 and 12)."""
     count = len(log_ratios)
     used = 2 * math.isqrt(count)
     if not 2 <= used < count:
         raise ValueError(f"{count} ratios are too few to fit their tail")
     largest = np.sort(log_ratios)[::-1][:used]
-    excess = largest - largest[-1]  # r_i
+    log_start = largest[-1]
+    start = math.exp(log_start)
+    # r_i.
+    excess = largest - log_start
     mean = float(excess.mean())
     if mean == 0.0:
-        return Tail(math.inf, math.nan, math.exp(largest[-1]), 0.0, used)
+        return Tail(shape=math.inf, scale=math.nan, start=start, statistic=0.0, used=used)
     shape = 1.0 / mean
-    scale = used / count * math.exp(shape * largest[-1])
-    return Tail(shape, scale, math.exp(largest[-1]), lilliefors(excess), used)
+    return Tail(
+        shape=shape,
+        scale=used / count * math.exp(shape * log_start),
+        start=start,
+        statistic=lilliefors(excess),
+        used=used,
+    )
 
 
 def lilliefors(values: np.ndarray) -> float:
     """Return √k times the largest distance between the empirical distribution and the exponential
     one of the same mean.
     """
-    count, expected = len(values), -np.expm1(-np.sort(values) / values.mean())
+    count = len(values)
+    expected = -np.expm1(-np.sort(values) / values.mean())
     steps = np.arange(count + 1) / count
-    return math.sqrt(count) * float(
-        max(np.max(steps[1:] - expected), np.max(expected - steps[:-1]))
-    )
+    above = np.max(steps[1:] - expected)
+    below = np.max(expected - steps[:-1])
+    return math.sqrt(count) * float(max(above, below))
 
 
 @lru_cache
 def critical_value(count: int) -> float:
     """Simulate the critical value of the Lilliefors test for `count` values."""
     generator = np.random.default_rng(1969)
-    return float(
-        np.quantile(
-            [lilliefors(generator.exponential(size=count)) for _ in range(4000)], 1 - SIGNIFICANCE
-        )
-    )
+    statistics = [lilliefors(generator.exponential(size=count)) for _ in range(4000)]
+    return float(np.quantile(statistics, 1 - SIGNIFICANCE))
 
 
 def largest_epsilon(tails: Iterable[Tail], delta: float) -> float:
     """Return the largest over all pairs, as the paper reports it; NaN if one of them is."""
-    return float(np.max([one.epsilon(delta) for one in tails]))
+    return float(np.max([tail.epsilon(delta) for tail in tails]))
 
 
 def plot_tail(path: Path, log_ratios: np.ndarray, law: Tail) -> None:
@@ -156,78 +183,99 @@ def plot_tail(path: Path, log_ratios: np.ndarray, law: Tail) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     tails, difference = figure.subplots(1, 2)
     ordered = np.sort(log_ratios)
-    above = len(ordered) - np.arange(len(ordered))  # how many are at least as large
-    tails.step(ordered, above / len(ordered), color=ACCENT, where="post", label="samples")
-    xs = np.linspace(math.log(law.start), max(ordered[-1], math.log(law.start) + 1e-6), 200)
+    count = len(ordered)
+    log_start = math.log(law.start)
+    xs = np.linspace(log_start, max(ordered[-1], log_start + 1e-6), 200)
     expected = np.minimum(law.scale * np.exp(-law.shape * xs), 1.0)
+
+    # How many are at least as large.
+    above = count - np.arange(count)
+    tails.step(ordered, above / count, color=ACCENT, where="post", label="samples")
     tails.plot(xs, expected, color=SECOND, label=f"Pareto, α = {law.shape:.1f}")
-    tails.axvline(math.log(law.start), color=INK, lw=0.6, ls=":")
+    tails.axvline(log_start, color=INK, lw=0.6, ls=":")
     tails.set(yscale="log", xlabel="log c(s)", ylabel="P(c > x)")
     tails.legend(frameon=False)
-    counted = len(ordered) - np.searchsorted(ordered, xs, side="right")
-    spread = np.sqrt(len(ordered) * expected * (1 - expected))
+
+    counted = count - np.searchsorted(ordered, xs, side="right")
+    spread = np.sqrt(count * expected * (1 - expected))
     difference.fill_between(
         xs, -spread, spread, color=INK, alpha=0.12, lw=0, label="standard error"
     )
-    difference.plot(xs, counted - len(ordered) * expected, color=ACCENT, label="samples − law")
+    difference.plot(xs, counted - count * expected, color=ACCENT, label="samples − law")
     difference.set(xlabel="log c(s)", ylabel="samples")
     difference.legend(frameon=False)
+
     for panel in figure.axes:
         panel.grid(alpha=0.25, lw=0.5)
         panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
 
 
-def updates(recipe, params: Params, cohort: np.ndarray, key: jax.Array) -> list[Params]:
-    """Of each device by itself: there is no privacy here to lose."""
+def train_each(recipe: Recipe, params: Params, cohort: np.ndarray, key: jax.Array) -> list[Params]:
+    """Return the update of each device by itself: there is no privacy here to lose."""
     population = build.population(recipe)
     algorithm = build.algorithm(recipe, len(population.vocabulary))
-    program, fleet = (
-        device_program(algorithm),
-        assemble.simulated_fleet(recipe.with_settings("participation", cohort=1), population),
-    )
-    message = Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
-    return [fleet.sum_reports(program, message, np.array([user]), key).update for user in cohort]
+    program = device_program(algorithm)
+    one_at_a_time = recipe.with_settings("participation", cohort=1)
+    fleet = assemble.simulated_fleet(one_at_a_time, population)
+    public = algorithm.mechanism.public(algorithm.mechanism.init(params))
+    message = Message(params, public)
+    updates = []
+    for user in cohort:
+        report = fleet.sum_reports(program, message, np.array([user]), key)
+        updates.append(report.update)
+    return updates
 
 
 def pairs_of_a_round(run: Path, cohorts: int) -> Iterator[Pair]:
-    recipe, (params, card) = recipe_of(run), load_model(run)
+    """Yield ten pairs for each cohort: its round with all devices, and without one of them."""
+    recipe = recipe_of(run)
     assert recipe.algorithm == "fedavg"
     assert recipe.privacy.clip_norm is None
-    model, params = build.language_model(recipe.model, len(card.vocabulary)), jax.device_put(params)
+    loaded, card = load_model(run)
+    params = jax.device_put(loaded)
+    network = build.language_model(recipe.model, len(card.vocabulary))
     users = np.random.default_rng(7).permutation(recipe.participation.users)
     for number in range(cohorts):
-        cohort = users[number * DEVICES : (number + 1) * DEVICES]
-        each = updates(recipe, params, cohort, jax.random.key(number))
-        total = jax.tree.map(lambda *layers: sum(layers[1:], layers[0]), *each)
+        first = number * DEVICES
+        cohort = users[first : first + DEVICES]
+        updates = train_each(recipe, params, cohort, jax.random.key(number))
+        total = jax.tree.map(lambda *layers: sum(layers[1:], layers[0]), *updates)
         theta = trees.add(params, trees.scale(total, 1 / DEVICES))
-        for left_out, update in enumerate(each):
-            other = trees.add(params, trees.scale(trees.subtract(total, update), 1 / (DEVICES - 1)))
-            yield (
-                f"{number * DEVICES + left_out + 1:2d}",
-                model,
-                theta,
-                other,
-                jax.random.key(100 * number + left_out),
+        for left_out, update in enumerate(updates):
+            others = trees.subtract(total, update)
+            yield Pair(
+                name=f"{first + left_out + 1:2d}",
+                network=network,
+                params=theta,
+                other=trees.add(params, trees.scale(others, 1 / (DEVICES - 1))),
+                key=jax.random.key(100 * number + left_out),
             )
 
 
 def pairs_of_models(path: Path, others: list[Path], seed: int) -> Iterator[Pair]:
-    params, card = _measurable(path)
+    """Yield a pair for each of the other models."""
+    params, card = _load_measurable(path)
     network = build.language_model(ModelSection(**card.architecture), len(card.vocabulary))
-    for number, place in enumerate(others):
-        other, its_card = _measurable(place)
-        if its_card.vocabulary != card.vocabulary or jax.tree.map(np.shape, other) != jax.tree.map(
-            np.shape, params
-        ):
+    shapes = jax.tree.map(np.shape, params)
+    for number, other_path in enumerate(others):
+        other, other_card = _load_measurable(other_path)
+        is_same_kind = jax.tree.map(np.shape, other) == shapes
+        if not is_same_kind or other_card.vocabulary != card.vocabulary:
             raise RunError(
-                f"{place} is another kind of model than {path}, or knows other words, so no ratio"
-                " can be computed"
+                f"{other_path} is another kind of model than {path}, or knows other words, so no"
+                " ratio can be computed"
             )
-        yield f"{place}", network, params, other, jax.random.key(seed + number)
+        yield Pair(
+            name=f"{other_path}",
+            network=network,
+            params=params,
+            other=other,
+            key=jax.random.key(seed + number),
+        )
 
 
-def _measurable(folder: Path) -> tuple[Params, ModelCard]:
+def _load_measurable(folder: Path) -> tuple[Params, ModelCard]:
     """Load a model; refuse a personal one, whose figures belong to its owner."""
     params, card = load_model(folder)
     check_not_personal(card, folder)
@@ -263,62 +311,70 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the texts, for a MODEL")
     parser.add_argument("--out", type=Path, help="the fits, as JSON")
     parser.add_argument("--figure", type=Path, help="a picture of the tail of the first pair")
-    given = parser.parse_args(arguments)
-    if given.samples < 100:
+    options = parser.parse_args(arguments)
+    if options.samples < 100:
         parser.error("--samples must be at least 100")
-    if not all(0 < one < 1 for one in given.delta):
+    if not all(0 < delta < 1 for delta in options.delta):
         parser.error("--delta must lie between 0 and 1")
     try:
-        show(given)
+        show(options)
     except TaciturnError as error:
         parser.error(str(error))
 
 
-def show(given: argparse.Namespace) -> None:
-    pairs = (
-        pairs_of_models(given.model, given.others, given.seed)
-        if given.others
-        else pairs_of_a_round(given.model, given.cohorts)
-    )
-    found: list[Tail] = []
-    for name, model, theta, other, key in pairs:
-        ratios = log_ratios(model, theta, other, given.samples, key)
-        found.append(one := tail(ratios))
-        law = f"α {one.shape:5.1f}  C {one.scale:6.2f}  x0 {one.start:.2f}  KS {one.statistic:.2f}"
-        epsilons = ", ".join(f"{one.epsilon(delta):.2f}" for delta in given.delta)
-        print(f"{name}  {law}  {'fits' if one.fits else 'does not fit'}  ε {epsilons}", flush=True)
-        if given.figure and len(found) == 1:
-            plot_tail(given.figure, ratios, one)
-    print(
-        f"critical value {critical_value(found[0].used):.2f}; {sum(one.fits for one in found)} of"
-        f" {len(found)} fit"
-    )
-    print("largest ε:", {delta: round(largest_epsilon(found, delta), 2) for delta in given.delta})
+def show(options: argparse.Namespace) -> None:
+    """Fit the tails of all pairs, and print what they say; write and draw what was asked for."""
+    if options.others:
+        pairs = pairs_of_models(options.model, options.others, options.seed)
+    else:
+        pairs = pairs_of_a_round(options.model, options.cohorts)
+    tails: list[Tail] = []
+    for pair in pairs:
+        ratios = log_ratios(pair.network, pair.params, pair.other, options.samples, pair.key)
+        tail = fit_tail(ratios)
+        print(f"{pair.name}  {describe_tail(tail, options.delta)}", flush=True)
+        if options.figure and not tails:
+            plot_tail(options.figure, ratios, tail)
+        tails.append(tail)
+    critical = critical_value(tails[0].used)
+    fits = sum(tail.fits for tail in tails)
+    largest = {delta: round(largest_epsilon(tails, delta), 2) for delta in options.delta}
+    print(f"critical value {critical:.2f}; {fits} of {len(tails)} fit")
+    print("largest ε:", largest)
     print(
         "An estimate, not a guarantee: other pairs of users, or texts not sampled at random, may"
         " show more."
     )
-    if given.out:
-        given.out.write_text(as_json(found, given.delta))
+    if options.out:
+        options.out.write_text(as_json(tails, options.delta))
+
+
+def describe_tail(tail: Tail, deltas: Sequence[float]) -> str:
+    law = f"α {tail.shape:5.1f}  C {tail.scale:6.2f}  x0 {tail.start:.2f}  KS {tail.statistic:.2f}"
+    epsilons = ", ".join(f"{tail.epsilon(delta):.2f}" for delta in deltas)
+    return f"{law}  {'fits' if tail.fits else 'does not fit'}  ε {epsilons}"
 
 
 def as_json(tails: list[Tail], deltas: Sequence[float]) -> str:
     """Return the fits, to four digits."""
+    content = {
+        "critical": round(critical_value(tails[0].used), 3),
+        "pairs": [_fit_to_json(tail, deltas) for tail in tails],
+    }
+    return json.dumps(content, indent=1) + "\n"
 
-    def pair(one: Tail) -> dict:
-        figures = {key: float(f"{value:.4g}") for key, value in one._asdict().items()}
-        return figures | {
-            "fits": one.fits,
-            "epsilon": {f"{delta:g}": float(f"{one.epsilon(delta):.4g}") for delta in deltas},
-        }
 
-    return (
-        json.dumps(
-            {"critical": round(critical_value(tails[0].used), 3), "pairs": list(map(pair, tails))},
-            indent=1,
-        )
-        + "\n"
-    )
+def _fit_to_json(tail: Tail, deltas: Sequence[float]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for name, figure in tail._asdict().items():
+        content[name] = _to_four_digits(figure)
+    content["fits"] = tail.fits
+    content["epsilon"] = {f"{delta:g}": _to_four_digits(tail.epsilon(delta)) for delta in deltas}
+    return content
+
+
+def _to_four_digits(figure: float) -> float:
+    return float(f"{figure:.4g}")
 
 
 if __name__ == "__main__":

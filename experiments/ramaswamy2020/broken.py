@@ -10,7 +10,9 @@ claim is broken.
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -20,7 +22,26 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
 from taciturn.runs.loop import train_run
 
-LEAST = 1e-3  # the smallest noise multiplier there is
+# The smallest noise multiplier there is.
+LEAST = 1e-3
+BuildAlgorithm = Callable[[Recipe, int], Algorithm]
+
+
+def break_mechanism(honest: BuildAlgorithm, share: float) -> BuildAlgorithm:
+    """Return what builds an algorithm that charges all of its noise, and adds a share of it."""
+
+    def build_broken(recipe: Recipe, vocabulary: int) -> Algorithm:
+        whole = honest(recipe, vocabulary)
+        multiplier = max(share * (recipe.privacy.noise_multiplier or 0.0), LEAST)
+        quieter = honest(recipe.with_settings("privacy", noise_multiplier=multiplier), vocabulary)
+        mechanism = quieter.mechanism._replace(event=whole.mechanism.event)
+        return whole._replace(mechanism=mechanism)
+
+    return build_broken
+
+
+def print_round(done: int, rounds: int, row: dict[str, Any]) -> None:
+    print(f"{done} of {rounds}", end="\r", flush=True)
 
 
 def main() -> None:
@@ -32,27 +53,12 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--audit", type=int, default=1000)
     parser.add_argument("--set", action="append", default=[])
-    args = parser.parse_args()
-    jax.config.update(
-        "jax_num_cpu_devices", len(os.sched_getaffinity(0))
-    )  # one stream of users on each core, as `taciturn train` has it
-    honest = build.algorithm
-
-    def broken(recipe: Recipe, vocabulary: int) -> Algorithm:
-        whole = honest(recipe, vocabulary)
-        less = max(args.share * (recipe.privacy.noise_multiplier or 0.0), LEAST)
-        mechanism = honest(
-            recipe.with_settings("privacy", noise_multiplier=less), vocabulary
-        ).mechanism
-        return whole._replace(mechanism=mechanism._replace(event=whole.mechanism.event))
-
-    build.algorithm = broken
-    recipe = load_recipe(args.recipe, [*args.set, f"audit.users={args.audit}"])
-    finished = train_run(
-        recipe,
-        args.run,
-        lambda done, rounds, row: print(f"{done} of {rounds}", end="\r", flush=True),
-    )
+    options = parser.parse_args()
+    # One stream of users on each core, as `taciturn train` has it.
+    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+    build.algorithm = break_mechanism(build.algorithm, options.share)
+    recipe = load_recipe(options.recipe, [*options.set, f"audit.users={options.audit}"])
+    finished = train_run(recipe, options.run, print_round)
     print(f"\nAccuracyTop1 {finished.scores['accuracy_top1']:.2%}; {finished.folder}")
 
 

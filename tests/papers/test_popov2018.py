@@ -11,7 +11,7 @@ import pytest
 from taciturn.data.vocabulary import SPECIAL
 from taciturn.models.cells import cifg
 from taciturn.release.model_file import ModelCard, save_model
-from tails import Tail, critical_value, largest_epsilon, lilliefors, log_ratios, main, tail
+from tails import Tail, critical_value, fit_tail, largest_epsilon, lilliefors, log_ratios, main
 
 CRITICAL = 1.08  # of the Lilliefors test at 5 %
 SHAPES = (
@@ -82,7 +82,7 @@ STATISTICS = (
 )
 USED = 2 * math.isqrt(30_000)  # k, of 3 · 10⁴ samples
 PAIRS = [
-    Tail(shape, scale, 1.4, statistic, USED)
+    Tail(shape=shape, scale=scale, start=1.4, statistic=statistic, used=USED)
     for shape, scale, statistic in zip(SHAPES, SCALES, STATISTICS, strict=True)
 ]
 
@@ -100,7 +100,7 @@ def test_nineteen_of_twenty_pairs_pass_the_lilliefors_test_at_the_printed_critic
 def test_hills_estimator_finds_the_law_that_the_samples_have():
     generator = np.random.default_rng(0)
     drawn = generator.pareto(16.0, 30_000)  # c − 1: P(c > x) = x^−16
-    found = tail(np.log1p(drawn))
+    found = fit_tail(np.log1p(drawn))
     assert found.shape == pytest.approx(16.0, rel=0.12)
     assert found.scale == pytest.approx(1.0, rel=0.5)
     assert found.fits
@@ -110,12 +110,13 @@ def test_hills_estimator_finds_the_law_that_the_samples_have():
 def test_a_tail_that_is_not_paretos_is_noticed():
     """The twin: values on a few heights are no such law."""
     generator = np.random.default_rng(0)
-    assert not tail(np.round(generator.exponential(size=30_000), 0)).fits
+    assert not fit_tail(np.round(generator.exponential(size=30_000), 0)).fits
     assert lilliefors(np.linspace(0.9, 1.1, 300)) > 5 * CRITICAL
 
 
 def test_the_epsilon_of_a_tail_is_never_below_where_the_tail_begins():
-    assert Tail(16.0, 1e-9, 1.4, 0.5, USED).epsilon(1e-4) == pytest.approx(math.log(1.4))
+    far = Tail(shape=16.0, scale=1e-9, start=1.4, statistic=0.5, used=USED)
+    assert far.epsilon(1e-4) == pytest.approx(math.log(1.4))
 
 
 def test_models_that_are_the_same_have_ratios_of_one_and_others_have_not():
@@ -124,11 +125,11 @@ def test_models_that_are_the_same_have_ratios_of_one_and_others_have_not():
     same = log_ratios(network, params, params, 1300, jax.random.key(1))
     assert len(same) == 1300
     np.testing.assert_allclose(same, 0.0, atol=1e-5)
-    assert tail(same).epsilon(1e-4) == pytest.approx(0.0, abs=1e-4)
+    assert fit_tail(same).epsilon(1e-4) == pytest.approx(0.0, abs=1e-4)
     moved = jax.tree.map(lambda leaf: 1.3 * leaf, params)
     ratios = log_ratios(network, params, moved, 1300, jax.random.key(1))
     assert np.exp(-ratios).mean() == pytest.approx(1.0, abs=0.1)  # E[P′/P] under P is 1
-    assert tail(ratios).epsilon(1e-4) > 0.1
+    assert fit_tail(ratios).epsilon(1e-4) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -197,6 +198,8 @@ def test_a_wrong_input_is_answered_by_what_is_wrong(others, fragments, models, m
 
 
 def test_a_pair_whose_tail_is_no_number_is_not_left_out_of_the_largest():
-    fine, broken = Tail(9.0, 0.5, 1.2, 0.6, 9), Tail(np.nan, np.nan, np.nan, np.nan, 9)
+    nan = np.nan
+    fine = Tail(shape=9.0, scale=0.5, start=1.2, statistic=0.6, used=9)
+    broken = Tail(shape=nan, scale=nan, start=nan, statistic=nan, used=9)
     assert not largest_epsilon([fine, broken], 1e-5) < np.inf
     assert not largest_epsilon([broken, fine], 1e-5) < np.inf

@@ -50,12 +50,17 @@ def measurements() -> list[Measurement]:
 
 def _measure(row: dict[str, str]) -> Measurement:
     rounds = int(row["round"])
+    rate = float(row["server_rate"])
+    clip_norm = float(row["clip_norm"])
+    # The rounds that momentum takes to reach its full length.
     building_up = 1 / (1 - float(row["momentum"]))
-    reach = float(row["server_rate"]) * float(row["clip_norm"]) * building_up
-    noise_to_cohort = reach * float(row["noise_multiplier"]) / float(row["cohort"])
+    reach = rate * clip_norm * building_up
+    noise_multiplier = float(row["noise_multiplier"])
+    cohort = float(row["cohort"])
+    noise_of_a_round = reach * noise_multiplier / cohort
     return Measurement(
         way=reach * (rounds - building_up + 1),
-        noise=noise_to_cohort * math.sqrt(rounds * PARAMETERS),
+        noise=noise_of_a_round * math.sqrt(rounds * PARAMETERS),
         gain=float(row["top1"]) - float(row["before_top1"]),
     )
 
