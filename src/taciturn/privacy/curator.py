@@ -94,20 +94,18 @@ class Curator:
         _check_fit(algorithm=algorithm, fleet=fleet, account=account, log=log)
         # Noise is drawn there by `rounds`; bits are tried before anybody is asked.
         sampler.check_bits(jax.local_devices()[0])
+        mechanism = algorithm.mechanism
         self.account = account
-        self._mechanism = algorithm.mechanism
+        self._mechanism = mechanism
         self._participation = algorithm.participation
         self._fleet = fleet
         self._log = log
         self._program = device_program(algorithm)
-        # Bound to what runs: one root under two recipes or two noise levels shares no key between
-        # them.
-        cost = json.dumps(event_to_json(account.release))
-        self._root = randomness.derive(root, f"run {account.terms.recipe} {cost}", 0)
+        self._root = _bind_root(root, account)
         self._records = records or Releases(None, self._root)
-        self._release = jax.jit(self._mechanism.release)
-        self._follow = jax.jit(self._mechanism.follow)
-        self._public = jax.jit(self._mechanism.public)
+        self._release = jax.jit(mechanism.release)
+        self._follow = jax.jit(mechanism.follow)
+        self._public = jax.jit(mechanism.public)
         # What the last round and the next must start from.
         self._states: dict[int, MechanismState] = {}
         self._one_at_a_time = Lock()
@@ -152,12 +150,9 @@ class Curator:
             curator = tt.Curator.for_simulation(algorithm, users, ledger="ledger.jsonl", seed=1)
         """
         book = Ledger(Path(ledger))
-        delta = default_delta(len(users)) if delta is None else delta
-        if not 0 < delta < 1 / len(users):
-            raise ValueError(
-                f"δ is above 0 and below one over the number of users, {1 / len(users):g}; {delta}"
-                " is not"
-            )
+        if delta is None:
+            delta = default_delta(len(users))
+        _check_delta(delta, len(users))
         root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
         terms = _terms_of_simulation(
             algorithm,
@@ -257,7 +252,7 @@ class Curator:
         expected = self._states.get(round, state)
         if int(state.round) != round or not _are_equal(expected, state):
             raise ValueError(
-                f"round {round} does not go on from the state that the round before it left"
+                f"round {round} does not continue from the state that the round before it left"
             )
         charged = len(self.account.charges)
         if round > charged:
@@ -273,12 +268,12 @@ class Curator:
         if log.rows not in (charged, charged + 1):
             raise ParticipationBreach(
                 f"the ledger has {charged} releases and the participation log {log.rows} cohorts:"
-                " they do not belong together, so the run cannot go on"
+                " they do not belong together, so the run cannot continue"
             )
         if charges and charges[-1].get("log") != log.mark(charged - 1):
             raise ParticipationBreach(
                 "the participation log does not say who took part in the releases that are charged:"
-                " entries were lost or changed, so the run cannot go on"
+                " entries were lost or changed, so the run cannot continue"
             )
 
     def _sum_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
@@ -291,8 +286,13 @@ class Curator:
         log = self._log
         if log is None:
             # Cᵗ ← sample users with probability q.
-            cohort = self._draw_cohort(round, attempt=0)
-            return self._sum_reports(params, state, cohort, round, attempt=0)
+            return self._sum_reports(
+                params=params,
+                state=state,
+                cohort=self._draw_cohort(round, attempt=0),
+                round=round,
+                attempt=0,
+            )
         while True:
             failures = log.failures(round)
             # If the log has more, a crash came between it and the charge: that cohort was asked,
@@ -301,9 +301,14 @@ class Curator:
                 cohort = self._draw_cohort(round, attempt=failures)
                 self.account.check_alone()
                 log.record(cohort)
-            cohort = log.cohort(round)
             try:
-                return self._sum_reports(params, state, cohort, round, attempt=failures)
+                return self._sum_reports(
+                    params=params,
+                    state=state,
+                    cohort=log.cohort(round),
+                    round=round,
+                    attempt=failures,
+                )
             except FailedRound:
                 # Cohorts that are redrawn until one succeeds are not distributed as claimed.
                 if self._participation.sampled_by_curator:
@@ -369,6 +374,15 @@ def _check_fit(
         )
 
 
+def _bind_root(root: bytes, account: Account) -> bytes:
+    """Return a root that is bound to what runs.
+
+    One root under two recipes or two noise levels shares no key between them.
+    """
+    cost = json.dumps(event_to_json(account.release))
+    return randomness.derive(root, f"run {account.terms.recipe} {cost}", 0)
+
+
 def _are_equal(left: PyTree, right: PyTree) -> bool:
     """Tell whether two states have the same numbers."""
     pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
@@ -377,6 +391,13 @@ def _are_equal(left: PyTree, right: PyTree) -> bool:
 
 def _all_eligible(users: UserIds) -> UserIds:
     return users
+
+
+def _check_delta(delta: float, users: int) -> None:
+    if not 0 < delta < 1 / users:
+        raise ValueError(
+            f"δ is above 0 and below one over the number of users, {1 / users:g}; {delta} is not"
+        )
 
 
 def _terms_of_simulation(
@@ -429,7 +450,7 @@ def _open_log(folder: Path, participation: Participation, root: bytes) -> Cohort
 class UsersInMemory:
     """The plainest fleet: users' data in a list.
 
-    Each report is computed alone, by one program of one shape, so that none depends on another.
+    Each report is computed by itself, by one program of one shape, so that none depends on another.
     """
 
     everyone_reports = True

@@ -62,7 +62,7 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 class Budget:
     """What a run may spend: an ε at a δ, or a ρ of zero-concentrated differential privacy, or both.
 
-    None is no limit.
+    None stands for no limit.
     """
 
     delta: float

@@ -27,7 +27,7 @@ def with_distance(bound: Callable[[float], float], delta: float, distance: float
     is_distance = 0 <= distance < math.inf
     if not is_distance:
         raise ValueError(
-            f"a distance between distributions is not negative; {distance} is no such distance"
+            f"a distance between distributions is not negative; {distance} cannot be one"
         )
     if distance == 0:
         return bound(delta) if delta > 0 else math.inf

@@ -195,4 +195,4 @@ def event_from_json(row: dict[str, Any]) -> DpEvent:
                 return CorrelatedDpEvent(tuple(read_costs), claim)
         case _:
             pass
-    raise ValueError(f"this is no event that a ledger could hold: {row}")
+    raise ValueError(f"a ledger could not hold this event: {row}")

@@ -53,7 +53,7 @@ def group_epsilon(
     cost = compose(earlier, repeat(release, releases))
     total_rho = rho(cost)
     if users < 1:
-        raise ValueError(f"a group has at least one user; {users} are none")
+        raise ValueError(f"a group has at least one user, not {users}")
     if not total_rho < math.inf:
         return math.inf
     total_mu = math.sqrt(2 * total_rho)

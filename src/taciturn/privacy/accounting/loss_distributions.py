@@ -191,7 +191,9 @@ def _losses_of_one(release: DpEvent, grid: float) -> list[_Losses]:
             gaussian = from_gaussian_mechanism(
                 release.noise_multiplier, value_discretization_interval=grid
             )
-            return [_dense_losses(gaussian._pmf_remove), _dense_losses(gaussian._pmf_add)]
+            with_user = _dense_losses(gaussian._pmf_remove)
+            without_user = _dense_losses(gaussian._pmf_add)
+            return [with_user, without_user]
         case PoissonSampledDpEvent(
             sampling_probability=rate, event=GaussianDpEvent(noise_multiplier=multiplier)
         ):

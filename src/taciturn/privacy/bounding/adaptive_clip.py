@@ -49,14 +49,16 @@ class AdaptiveClip:
     learning_rate: float = 0.2
 
     def __post_init__(self) -> None:
-        if not LEAST_CLIP_NORM <= self.start <= LARGEST_CLIP_NORM:
+        is_clip_norm = LEAST_CLIP_NORM <= self.start <= LARGEST_CLIP_NORM
+        if not is_clip_norm:
             raise ValueError(
                 f"a clip norm lies between {LEAST_CLIP_NORM:g} and {LARGEST_CLIP_NORM:g};"
                 f" {self.start} does not"
             )
         is_quantile = 0 < self.target_quantile < 1
         is_rate = 0 < self.learning_rate < math.inf
-        if not (is_quantile and is_rate and self.count_stddev > 0):
+        has_noise = self.count_stddev > 0
+        if not (is_quantile and is_rate and has_noise):
             raise ValueError(
                 "adaptive clipping needs a quantile between 0 and 1, a positive rate and noise on"
                 " its count"

@@ -8,7 +8,7 @@ Gaussian mechanism".
 most C_∞ in size, of ℓ2 norm at most s · C_inflated. Both are checked on the integers, in integers,
 so that no rounding of floats before can break them. One report moves a sum by up to C_inflated, not
 by the clip norm C, and `reach` says so: rounding makes a report longer. Up to n_max
-reports add up exactly: their sum mod M, or mod any multiple of M, gives the sum itself, whoever
+reports add up exactly: their sum mod M, or mod any multiple of M, gives the sum itself, whichever
 dropped out.
 
 Rotation is in blocks: a Walsh–Hadamard matrix over the root of its size is orthonormal, so is a

@@ -148,15 +148,24 @@ class Account:
         terms = self.terms
         costs = self._costs()
         opened_costs = {name: opening.get(name) for name in costs}
-        for name, was, now in (
-            ("kind of noise", opening.get("noise"), INTEGERS),
-            ("recipe", opening["recipe"], terms.recipe),
-            ("cost of a release", opened_costs, costs),
-            ("text", opening["population"], terms.population),
-            ("starting model", opening["start"], terms.start),
-            ("source of randomness", opening["randomness"], terms.randomness),
-        ):
-            if was != now:
+        declared = {
+            "kind of noise": opening.get("noise"),
+            "recipe": opening["recipe"],
+            "cost of a release": opened_costs,
+            "text": opening["population"],
+            "starting model": opening["start"],
+            "source of randomness": opening["randomness"],
+        }
+        present = {
+            "kind of noise": INTEGERS,
+            "recipe": terms.recipe,
+            "cost of a release": costs,
+            "text": terms.population,
+            "starting model": terms.start,
+            "source of randomness": terms.randomness,
+        }
+        for name, value in declared.items():
+            if value != present[name]:
                 raise LedgerError(
                     f"the {name} of run {terms.name!r} is not the one it was opened with; start a"
                     " new run instead"
@@ -196,12 +205,14 @@ class Account:
         def cost(releases: int) -> DpEvent:
             return compose(terms.lineage, repeat(self.release, releases))
 
+        rows = terms.rounds + spare_rounds(terms.rounds)
+        distance = terms.distance + terms.lineage_distance
         return allowed_releases(
             cost,
             terms.budget,
             terms.accountant,
-            most=most_releases(self.release, terms.rounds + spare_rounds(terms.rounds)),
-            distance=terms.distance + terms.lineage_distance,
+            most=most_releases(self.release, rows),
+            distance=distance,
         )
 
     def check_budget(self) -> None:
@@ -212,11 +223,8 @@ class Account:
 
     def _explain_exhaustion(self) -> str:
         budget = self.terms.budget
-        limits = []
-        if budget.epsilon:
-            limits.append(f"ε = {budget.epsilon:g}")
-        if budget.rho:
-            limits.append(f"ρ = {budget.rho:g}")
+        given = {"ε": budget.epsilon, "ρ": budget.rho}
+        limits = [f"{name} = {limit:g}" for name, limit in given.items() if limit]
         if not limits:
             return (
                 f"the run has made the {len(self.charges)} releases that it reserved for its"
@@ -250,7 +258,12 @@ class Account:
             raise LedgerError(
                 f"round {round} of run {self.terms.name!r} is not the next to be charged"
             )
-        row = {"kind": "charge", "run": self.terms.name, "round": round, "record": record}
+        row = {
+            "kind": "charge",
+            "run": self.terms.name,
+            "round": round,
+            "record": record,
+        }
         if log:
             row["log"] = log
         self._append(row)
@@ -263,7 +276,12 @@ class Account:
             digest: of the parameters.
             card: the digest of their card.
         """
-        model = {"kind": "model", "run": self.terms.name, "round": round, "params": digest}
+        model = {
+            "kind": "model",
+            "run": self.terms.name,
+            "round": round,
+            "params": digest,
+        }
         if card:
             model["card"] = card
         is_recorded = model.items() <= self.rows[-1].items()

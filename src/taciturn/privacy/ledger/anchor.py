@@ -7,7 +7,7 @@ and informs it after.
 anchor was reached and its head is the ledger's newest, or the one before (a crash may come between
 a row and the anchor); a row counts once the anchor knows it.
 
-**Assumes:** whoever puts the folder back does not put the anchor back as well.
+**Assumes:** the person who puts the folder back does not put the anchor back as well.
 """
 
 import shlex
@@ -79,8 +79,8 @@ class Anchor:
         if remembered not in (previous, new):
             raise AnchorError(
                 f"the anchor {self} remembers the head {remembered[:16]}…, which is not the"
-                " ledger's last: rows were cut off, an older copy was put back, or a copy of these"
-                " people's folder went on. Nothing was released. Go on with the newest copy."
+                " ledger's last: rows were removed, an older copy was put back, or a copy of these"
+                " people's folder was used. Nothing was released. Continue with the newest copy."
             )
         if remembered != new:
             self._write(self.file, new)
@@ -117,13 +117,13 @@ class Anchor:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise AnchorUnreachable(
                 f"the anchor {self} cannot be asked ({_describe_failure(error)}), so nothing is"
-                " released: mend the command"
+                " released: correct the command"
             ) from None
         if answer.returncode:
             raise AnchorError(
                 f"the anchor {self} did not agree (exit status {answer.returncode})"
                 f"{_quote_last_line(answer.stderr)}. Nothing was released. Use the newest copy of"
-                " this ledger, or mend the command"
+                " this ledger, or correct the command"
             )
 
 

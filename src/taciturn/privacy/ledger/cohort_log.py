@@ -196,7 +196,8 @@ class CohortLog:
             return "a user is twice in one cohort"
         if len(cohort) and cohort.min() < 0:
             return "a cohort has a user who is nobody"
-        breaking = len(cohort) - len(self.eligible(cohort))
+        rested = self.eligible(cohort)
+        breaking = len(cohort) - len(rested)
         if breaking:
             return (
                 f"{breaking} users of a cohort took part less than {self._distance - 1} rounds ago,"
@@ -275,7 +276,7 @@ class CohortLog:
         problem = self._find_problem(cohort)
         if problem:
             raise ParticipationBreach(
-                f"{self._path} breaks the claim: {problem}; the run cannot go on"
+                f"{self._path} breaks the claim: {problem}; the run cannot continue"
             )
         self._add(cohort)
 

@@ -263,7 +263,8 @@ class ChainedFile:
     def _write(self, file: BinaryIO, row: Row) -> Row:
         chained: Row = {**row, "previous": self.head}
         chained["hash"] = _hash(chained)
-        line = json.dumps(chained, sort_keys=True).encode() + b"\n"
+        content = json.dumps(chained, sort_keys=True)
+        line = content.encode() + b"\n"
         # What a full disk takes of it is removed at the next opening.
         self._flush(file, line)
         self._size += len(line)
@@ -282,15 +283,17 @@ class ChainedFile:
 
     def _save_head(self, file: BinaryIO, at_rest: bool = True) -> None:
         status = os.fstat(file.fileno())
+        changed = status.st_ctime_ns if at_rest else None
         newest = Head(
             ledger=self.id,
             rows=len(self.rows),
             head=self.head,
             file=status.st_ino,
-            changed=status.st_ctime_ns if at_rest else None,
+            changed=changed,
             place=str(self.path),
         )
-        write_atomically(self._head_path, json.dumps(newest._asdict()).encode(), 0o600)
+        content = json.dumps(newest._asdict())
+        write_atomically(self._head_path, content.encode(), 0o600)
 
     def _read_head(self) -> Head | None:
         try:

@@ -163,7 +163,8 @@ class Ledger(ChainedFile):
         opening = rows[0]
         at_delta: float = opening["delta"] if delta is None else delta
         # Empty where nothing was released: then nothing is spent.
-        costs = self.cost(run, rows[-1]["hash"])
+        newest = rows[-1]["hash"]
+        costs = self.cost(run, newest)
         cost = compose(costs[:-1], costs[-1]) if costs else None
         release = event_from_json(opening["release"])
         accountant = opening["accountant"]
@@ -177,7 +178,7 @@ class Ledger(ChainedFile):
             accountant=accountant,
             adjacency=opening["adjacency"],
             randomness=opening["randomness"],
-            head=rows[-1]["hash"],
+            head=newest,
             continued=bool(opening["lineage"]),
             claim=claim_of(release),
             sampled=is_sampled(release),
@@ -343,7 +344,7 @@ class Ledger(ChainedFile):
             )
         raise LedgerError(
             f"{limit}, could be passed: take more noise or fewer rounds, or give back what runs"
-            " that will not go on have reserved: taciturn ledger close FOLDER RUN"
+            " that will not continue have reserved: taciturn ledger close FOLDER RUN"
         )
 
     def _most_releases(self, run: str) -> int:
@@ -394,7 +395,7 @@ class Ledger(ChainedFile):
                 return rows[:number]
         raise LedgerError(
             f"{self.path} has no row {head[:12]}… of run {run!r}: the model and this ledger do not"
-            " belong together, or rows were cut off"
+            " belong together, or rows were removed"
         )
 
     # An anchor outside the folder.

@@ -143,7 +143,7 @@ class Releases:
         if not path.exists():
             raise ReleaseError(
                 f"the release of round {row} is charged, and its record is gone: to make it again"
-                f" would give away more than was charged, so this run cannot go on. {RESTORE}"
+                f" would give away more than was charged, so this run cannot continue. {RESTORE}"
             )
         header, end, numbers = path.read_bytes().partition(b"\n")
         return _Record(header + end, memoryview(numbers))
