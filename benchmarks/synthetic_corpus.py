@@ -12,14 +12,18 @@ before it. Users come in blocks that are generated apart.
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import wordfreq
 
-BLOCK = 1000  # users generated at a time
-TOPIC_SHARE, GRAMMAR_SHARE = 0.2, 0.25
+# Users generated at a time.
+BLOCK = 1000
+# Of words, which are drawn by topic, and which follow from the word before.
+TOPIC_SHARE = 0.2
+GRAMMAR_SHARE = 0.25
 SCHEMA = pa.schema({"user_id": pa.string(), "text": pa.string()})
 
 
@@ -32,38 +36,58 @@ def synthetic_messages(
     seed: int = 0,
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows of (user_id, text): each user has `tokens` words in messages of `message`."""
-    law = np.random.default_rng([seed, 0])
-    cumulative = np.cumsum(1 / np.arange(1, len(words) + 1))
-    cumulative /= cumulative[-1]
-    preferences = np.stack([law.permutation(len(words)) for _ in range(topics)])
-    follower = law.permutation(len(words))
-    listed = np.array(words, object)
+    language = _Language.draw(len(words), topics, seed)
+    word_list = np.array(words, object)
+    starts = range(0, tokens, message)
     for block in range(0, users, BLOCK):
         count = min(BLOCK, users - block)
-        draw = np.random.default_rng([seed, 1, block])
-        ranks = np.searchsorted(cumulative, draw.random((BLOCK, tokens)))
-        topic = draw.integers(0, topics, BLOCK)
-        chosen = np.where(
-            draw.random(ranks.shape) < TOPIC_SHARE, preferences[topic[:, None], ranks], ranks
-        )
-        follows = draw.random(ranks.shape) < GRAMMAR_SHARE
+        ids = language.draw_texts(np.random.default_rng([seed, 1, block]), tokens)
+        names = []
+        texts = []
+        for index, user_words in enumerate(word_list[ids[:count]].tolist()):
+            for start in starts:
+                names.append(f"user-{block + index}")
+                texts.append(" ".join(user_words[start : start + message]))
+        columns = [pa.array(names, pa.string()), pa.array(texts, pa.string())]
+        yield pa.record_batch(columns, schema=SCHEMA)
+
+
+class _Language(NamedTuple):
+    """What all users have in common."""
+
+    # Zipf's law: the probability of a word or a commoner one.
+    cumulative: np.ndarray
+    # [topics, words]: the words of each topic, those that it prefers first.
+    preferences: np.ndarray
+    # The word that always follows each.
+    followers: np.ndarray
+
+    @classmethod
+    def draw(cls, words: int, topics: int, seed: int) -> "_Language":
+        generator = np.random.default_rng([seed, 0])
+        cumulative = np.cumsum(1 / np.arange(1, words + 1))
+        cumulative /= cumulative[-1]
+        preferences = np.stack([generator.permutation(words) for _ in range(topics)])
+        followers = generator.permutation(words)
+        return cls(cumulative, preferences, followers)
+
+    def draw_texts(self, generator: np.random.Generator, tokens: int) -> np.ndarray:
+        """Return ids [BLOCK, tokens], a row for each user."""
+        ranks = np.searchsorted(self.cumulative, generator.random((BLOCK, tokens)))
+        topics = generator.integers(0, len(self.preferences), BLOCK)
+        is_of_topic = generator.random(ranks.shape) < TOPIC_SHARE
+        ids = np.where(is_of_topic, self.preferences[topics[:, None], ranks], ranks)
+        follows = generator.random(ranks.shape) < GRAMMAR_SHARE
         for step in range(1, tokens):
-            chosen[:, step] = np.where(
-                follows[:, step], follower[chosen[:, step - 1]], chosen[:, step]
-            )
-        said = listed[chosen[:count]].tolist()
-        starts = range(0, tokens, message)
-        names = [f"user-{block + index}" for index in range(count) for _ in starts]
-        texts = [" ".join(one[start : start + message]) for one in said for start in starts]
-        yield pa.record_batch(
-            [pa.array(names, pa.string()), pa.array(texts, pa.string())], schema=SCHEMA
-        )
+            following = self.followers[ids[:, step - 1]]
+            ids[:, step] = np.where(follows[:, step], following, ids[:, step])
+        return ids
 
 
 def write_shards(
     batches: Iterator[pa.RecordBatch], folder: Path, blocks_per_shard: int = 100
 ) -> Iterator[int]:
-    """Write messages as Parquet shards, as a cluster's job would; yields the number of blocks
+    """Write messages as Parquet shards, as a cluster's job would; yield the number of blocks
     written so far.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,9 +96,8 @@ def write_shards(
         if done % blocks_per_shard == 0:
             if writer:
                 writer.close()
-            writer = parquet.ParquetWriter(
-                folder / f"part-{done // blocks_per_shard:05}.parquet", SCHEMA
-            )
+            shard = done // blocks_per_shard
+            writer = parquet.ParquetWriter(folder / f"part-{shard:05}.parquet", SCHEMA)
         assert writer is not None
         writer.write_batch(batch)
         yield done + 1
@@ -83,28 +106,29 @@ def write_shards(
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=(
             "Write simulated users as Parquet shards (columns user_id and text) into a new folder."
         )
     )
-    asked.add_argument("out", type=Path)
-    for name, default in (
-        ("users", 10_000),
-        ("tokens", 400),
-        ("message", 20),
-        ("topics", 50),
-        ("seed", 0),
-    ):
-        asked.add_argument(f"--{name}", type=int, default=default)
-    given = vars(asked.parse_args())
-    out = given.pop("out")
-    for done in write_shards(synthetic_messages(wordfreq.top_n_list("en", 12_000), **given), out):
-        print(
-            f"{min(done * BLOCK, given['users']):,} of {given['users']:,} users",
-            end="\r",
-            flush=True,
-        )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--users", type=int, default=10_000)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--message", type=int, default=20)
+    parser.add_argument("--topics", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    messages = synthetic_messages(
+        wordfreq.top_n_list("en", 12_000),
+        users=options.users,
+        tokens=options.tokens,
+        message=options.message,
+        topics=options.topics,
+        seed=options.seed,
+    )
+    for done in write_shards(messages, options.out):
+        users = min(done * BLOCK, options.users)
+        print(f"{users:,} of {options.users:,} users", end="\r", flush=True)
 
 
 if __name__ == "__main__":
