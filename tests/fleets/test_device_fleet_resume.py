@@ -408,7 +408,7 @@ def test_killed_after_a_charge_its_release_is_given_out_although_nobody_comes(
     assert not releases.left
     if lost:
         (run / "private" / "releases" / "release-0").unlink()
-        with pytest.raises(ReleaseError, match="cannot go on"):
+        with pytest.raises(ReleaseError, match="cannot continue"):
             resume_run(run, quietly, fleet.connected)
         assert not releases.left
     else:

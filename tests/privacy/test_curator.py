@@ -99,13 +99,13 @@ def test_a_call_with_another_state_releases_nothing(fleet, tmp_path):
     state = falling.mechanism.init(ZERO)
     later = state._replace(round=jnp.int32(1))
     for wrong, round in ((later, 0), (later, 1)):
-        with pytest.raises(ValueError, match=r"does not go on from the state|cannot come before"):
+        with pytest.raises(ValueError, match=r"does not continue from the state|cannot come before"):
             door.private_mean(ZERO, wrong, round)
     assert len(door.account.charges) == 0
     first, after = door.private_mean(ZERO, state, 0)
-    with pytest.raises(ValueError, match="does not go on from the state"):
+    with pytest.raises(ValueError, match="does not continue from the state"):
         door.private_mean(ZERO, later, 0)
-    with pytest.raises(ValueError, match="does not go on from the state"):
+    with pytest.raises(ValueError, match="does not continue from the state"):
         door.private_mean(ZERO, state, 1)
     second, _ = door.private_mean(ZERO, after, 1)  # the twin
     assert not is_constant(first["x"] - second["x"])

@@ -426,10 +426,10 @@ def test_rounds_cannot_start_from_another_state_than_the_last_one_left(people, t
     door = opened(people, tmp_path)
     start = algorithm().mechanism.init(ZERO)
     _, first = door.private_mean(ZERO, start, 0)
-    with pytest.raises(ValueError, match="does not go on from the state"):
+    with pytest.raises(ValueError, match="does not continue from the state"):
         door.private_mean(ZERO, start, 1)
     forged = first._replace(noise=start.noise)
-    with pytest.raises(ValueError, match="does not go on from the state"):
+    with pytest.raises(ValueError, match="does not continue from the state"):
         door.private_mean(ZERO, forged, 1)
     door.private_mean(ZERO, first, 1)
     assert len(door.account.charges) == 2

@@ -285,7 +285,9 @@ def test_a_distance_too_large_for_delta_means_no_privacy(path):
     assert opened(path, releases=10, distance=DELTA).guarantee().epsilon == math.inf
     assert with_distance(lambda delta: 800.0, DELTA, 1e-300) == math.inf
     assert (
-        account(path, "limited", budget=Budget(delta=DELTA, epsilon=1.0), distance=DELTA).max_releases
+        account(
+            path, "limited", budget=Budget(delta=DELTA, epsilon=1.0), distance=DELTA
+        ).max_releases
         == 0
     )
 

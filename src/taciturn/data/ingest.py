@@ -3,7 +3,7 @@
 Rows are grouped by user out of core, tokenised on every core, and streamed to disk.
 
 The same text gives the same population, byte for byte, whatever the files, their order or the
-number of cores. What is done to a user's text depends on that user alone (repeats are looked for
+number of cores. What is done to a user's text depends only on that user (repeats are looked for
 *within* a user), so no user can change what another contributes.
 """
 

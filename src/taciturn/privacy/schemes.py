@@ -25,7 +25,7 @@ class SchemeSettings:
     rounds: int
     # Rounds from one turn of a user to the next, where users take turns; else 1.
     cycle: int
-    # Of taking part in a round, or in a turn of one's own.
+    # Of taking part in a round, or in the user's turn.
     probability: float
     # MinS and MaxP, where they are claimed.
     min_separation: int

@@ -236,7 +236,7 @@ class PrivacySection(Section):
         None, "W_min of the clipped denominator", gt=0, for_papers=True
     )
     noise_multiplier: Annotated[float | None, must_pass(_check_multiplier_or_zero)] = setting(
-        None, "z (default: worked out from the budget); 0 is no noise and no privacy (ε = ∞)"
+        None, "z (default: worked out from the budget); 0 means neither noise nor privacy (ε = ∞)"
     )
     noise: names.NoiseName | None = setting(
         None,

@@ -6,7 +6,7 @@ Any `threshold` of them give it back, and fewer reveal nothing.
 is one polynomial through them for each.
 
 **Assumes:** coefficients come from the operating system; no one sees `threshold` shares who should
-not. A changed share changes the secret: the one who reconstructs it must recognise the secret (here:
+not. A changed share changes the secret: anyone who reconstructs it must recognise the secret (here:
 by a public key or a commitment).
 """
 

@@ -134,7 +134,7 @@ class _Tail:
         """Return the smallest ε with δ(ε) ≤ `delta`, rounded up to what is known."""
         if delta <= self.lost:
             return math.inf
-        wanted = self._scaled(delta - self.lost)
+        wanted = self._scale_down(delta - self.lost)
         # What lies above each loss; the last is 0.
         above = self.mass - _exp(self.losses - self.middle) * self.discounted
         first = int(np.argmax(above <= wanted))
@@ -143,7 +143,7 @@ class _Tail:
             return float(self.losses[first])
         return self._epsilon_below(first, wanted)
 
-    def _scaled(self, delta: float) -> float:
+    def _scale_down(self, delta: float) -> float:
         """Return δ in units of e^log_scale, limited to what a float holds."""
         log_delta = math.log(delta) - self.log_scale
         return math.exp(min(log_delta, LARGEST_EXPONENT))

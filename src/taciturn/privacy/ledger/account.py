@@ -223,14 +223,14 @@ class Account:
 
     def _explain_exhaustion(self) -> str:
         budget = self.terms.budget
-        given = {"ε": budget.epsilon, "ρ": budget.rho}
-        limits = [f"{name} = {limit:g}" for name, limit in given.items() if limit]
-        if not limits:
+        limits = {"ε": budget.epsilon, "ρ": budget.rho}
+        stated = [f"{name} = {limit:g}" for name, limit in limits.items() if limit]
+        if not stated:
             return (
                 f"the run has made the {len(self.charges)} releases that it reserved for its"
                 f" {self.terms.rounds} rounds"
             )
-        promised = f"the budget of {' and '.join(limits)} at δ = {delta_text(budget.delta)}"
+        promised = f"the budget of {' and '.join(stated)} at δ = {delta_text(budget.delta)}"
         if self.max_releases == 0:
             return (
                 f"{promised} does not allow a single release at this noise level; increase the"

@@ -26,17 +26,17 @@ class Adoption(NamedTuple):
     retired: Path | None
 
 
-def adopt(path: Path, known: str | None = None) -> Adoption:
+def adopt(path: Path, known_id: str | None = None) -> Adoption:
     """Adopt a ledger, and retire its original where there is one.
 
     Args:
         path: the ledger's file.
-        known: the id that it must have.
+        known_id: the id that it must have.
 
     Raises:
         LedgerError: if rows are missing, or the population is.
     """
-    claimed = _ClaimedLedger(path, known)
+    claimed = _ClaimedLedger(path, known_id)
     claimed.check_not_retired()
     original_path = claimed.original
     if original_path and _has_population(original_path) and not _has_population(path):
@@ -49,7 +49,7 @@ def adopt(path: Path, known: str | None = None) -> Adoption:
     claimed.is_decided = True
     claimed.append({"kind": "adopt"})
     return Adoption(
-        ledger=Ledger(path, known),
+        ledger=Ledger(path, known_id),
         retired=original.path if original and was_retired else None,
     )
 
@@ -64,7 +64,7 @@ class _ClaimedLedger(Ledger):
     # Until then no head is saved, or a copy that is refused would pass for the original.
     is_decided = False
 
-    def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
+    def _check_standing(self, file: BinaryIO, saved: Head | None, torn: bool) -> None:
         pass
 
     def _save_head(self, file: BinaryIO, at_rest: bool = True) -> None:
@@ -74,8 +74,8 @@ class _ClaimedLedger(Ledger):
     @property
     def original(self) -> Path | None:
         """Return where it was written last, if that is still a file, and another one than this."""
-        known = self._read_head()
-        place = Path(known.place) if known else self.path
+        saved = self._read_head()
+        place = Path(saved.place) if saved else self.path
         return place if place.exists() and not place.samefile(self.path) else None
 
     def retire(self, newer: "_ClaimedLedger") -> bool:

@@ -62,12 +62,12 @@ class ChainedFile:
     Several processes may use it at once; appends are serialised by a lock.
     """
 
-    def __init__(self, path: Path, known: str | None = None) -> None:
+    def __init__(self, path: Path, known_id: str | None = None) -> None:
         """Open the file, and make it if it does not exist.
 
         Args:
             path: where it is.
-            known: the id of a ledger that existed before, and is not made anew if it is gone.
+            known_id: the id of a ledger that existed before, and is not made anew if it is gone.
 
         Raises:
             LedgerError: if the file is gone, changed, a copy, or of another ledger.
@@ -75,8 +75,8 @@ class ChainedFile:
         self.path = path.resolve()
         self.rows: list[Row] = []
         self._size = 0
-        self._pinned = known is not None
-        if not self.path.exists() and (known or self._read_head()):
+        self._pinned = known_id is not None
+        if not self.path.exists() and (known_id or self._read_head()):
             raise LedgerError(
                 f"{self.path} is gone: what was released about these users is not known any more."
                 f" {RESTORE}"
@@ -85,7 +85,7 @@ class ChainedFile:
             self._catch_up(file)
             if not self.rows:
                 self._write(file, {"kind": "ledger", "id": secrets.token_hex(8)})
-        if known not in (None, self.id):
+        if known_id not in (None, self.id):
             raise LedgerError(
                 f"{self.path} is not the ledger of these users: it was replaced by another. Restore"
                 " it from a copy."
@@ -162,44 +162,44 @@ class ChainedFile:
         for line in lines:
             self._take(line)
             self._size += len(line) + 1
-        known = self._read_head()
+        saved = self._read_head()
         # Otherwise it is being made: it has its first row, and no head yet.
-        if known or self._pinned or len(self.rows) > 1:
-            self._check_rows(known)
-            self._check_standing(file, known, torn=bool(tail))
+        if saved or self._pinned or len(self.rows) > 1:
+            self._check_rows(saved)
+            self._check_standing(file, saved, torn=bool(tail))
         # It is late if a crash came after the row and before the head.
-        is_head_late = known is None or known.rows < len(self.rows)
+        is_head_late = saved is None or saved.rows < len(self.rows)
         if tail:
             self._repair(file, tail)
         elif self.rows and is_head_late:
             self._save_head(file)
 
-    def _check_rows(self, known: Head | None) -> None:
+    def _check_rows(self, saved: Head | None) -> None:
         """Raise unless the file has the row that `ledger.head` names."""
-        if known is None:
+        if saved is None:
             return
         rows = len(self.rows)
-        if rows < known.rows or self.rows[known.rows - 1]["hash"] != known.head:
+        if rows < saved.rows or self.rows[saved.rows - 1]["hash"] != saved.head:
             raise LedgerError(
-                f"{self.path} has {rows} rows and lacks row {known.rows} as {self._head_path.name}"
+                f"{self.path} has {rows} rows and lacks row {saved.rows} as {self._head_path.name}"
                 " beside it names it: rows were removed, or an older copy was put back. Nothing"
                 f" will be released. {RESTORE}"
             )
 
-    def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
+    def _check_standing(self, file: BinaryIO, saved: Head | None, torn: bool) -> None:
         """Raise if this file is a copy of the one in use."""
         # A crash may come before the head, and so leave one row, or a part of one, that it lacks.
-        if known is None or len(self.rows) - known.rows + torn > 1:
-            problem = "is gone" if known is None else f"is older than {self.path.name}"
+        if saved is None or len(self.rows) - saved.rows + torn > 1:
+            problem = "is gone" if saved is None else f"is older than {self.path.name}"
             raise LedgerError(
                 f"{self._head_path} {problem}, so missing rows could not be noticed. Restore it"
                 " from a copy; or look at the rows, and if all runs are there say so: taciturn"
                 f" ledger adopt {self._place}"
             )
-        is_at_rest = len(self.rows) == known.rows and not torn
-        if _is_another_file(file, known, is_at_rest):
+        is_at_rest = len(self.rows) == saved.rows and not torn
+        if _is_another_file(file, saved, is_at_rest):
             raise LedgerError(
-                f"{self.path} was copied or put back (it was at {known.place}). Two copies would"
+                f"{self.path} was copied or put back (it was at {saved.place}). Two copies would"
                 " spend these people's budget twice over. To use this one from now on: taciturn"
                 f" ledger adopt {self._place}"
             )
@@ -308,14 +308,14 @@ class ChainedFile:
             ) from None
 
 
-def _is_another_file(file: BinaryIO, known: Head, is_at_rest: bool) -> bool:
+def _is_another_file(file: BinaryIO, saved: Head, is_at_rest: bool) -> bool:
     """Tell whether a file is another one than the head names, or was put back since."""
     status = os.fstat(file.fileno())
-    if status.st_ino != known.file:
+    if status.st_ino != saved.file:
         return True
-    if not is_at_rest or known.changed is None:
+    if not is_at_rest or saved.changed is None:
         return False
-    return status.st_ctime_ns > known.changed + SLACK
+    return status.st_ctime_ns > saved.changed + SLACK
 
 
 def _may_begin_a_ledger(tail: bytes) -> bool:

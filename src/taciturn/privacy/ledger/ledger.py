@@ -125,16 +125,16 @@ class _RunCost(NamedTuple):
     """What a run's own releases cost, its start aside."""
 
     run: str
-    cost: DpEvent
+    event: DpEvent
 
 
 class Ledger(ChainedFile):
     """What the rows of the file mean."""
 
-    def __init__(self, path: Path, known: str | None = None) -> None:
+    def __init__(self, path: Path, known_id: str | None = None) -> None:
         """Open the ledger as `ChainedFile` does, and sort its rows by run."""
         self._by_run: dict[str | None, list[Row]] = {}
-        super().__init__(path, known)
+        super().__init__(path, known_id)
 
     def _add(self, row: Row) -> None:
         self._by_run.setdefault(row.get("run"), []).append(row)
@@ -232,14 +232,14 @@ class Ledger(ChainedFile):
         valid then.
         """
         costs = self._costs_of_runs()
-        adjacencies = {one.run: self._opening(one.run)["adjacency"] for one in costs}
+        adjacencies = {cost.run: self._opening(cost.run)["adjacency"] for cost in costs}
         totals = []
         for adjacency in dict.fromkeys(adjacencies.values()):
             # What was released without privacy counts under every adjacency.
             counted = [
-                one
-                for one in costs
-                if adjacencies[one.run] == adjacency or isinstance(one.cost, NonPrivateDpEvent)
+                cost
+                for cost in costs
+                if adjacencies[cost.run] == adjacency or isinstance(cost.event, NonPrivateDpEvent)
             ]
             spending = self._add_up(counted, delta)
             totals.append(AdjacencyTotal(adjacency, epsilon=spending.epsilon, rho=spending.rho))
@@ -256,22 +256,22 @@ class Ledger(ChainedFile):
     def _costs_of_runs(self) -> list[_RunCost]:
         costs = []
         for run in self.runs():
-            for cost in self._own_cost(run, self._charges(run)):
-                costs.append(_RunCost(run, cost))
+            for event in self._own_cost(run, self._charges(run)):
+                costs.append(_RunCost(run, event))
         return costs
 
-    def _add_up(self, run_costs: Sequence[_RunCost], delta: float) -> Spending:
-        costs = [one.cost for one in run_costs]
-        distance = sum(self._own_distance(one.run) for one in run_costs)
+    def _add_up(self, costs: Sequence[_RunCost], delta: float) -> Spending:
+        events = [cost.event for cost in costs]
+        distance = sum(self._own_distance(cost.run) for cost in costs)
 
         def bound(normal_delta: float) -> float:
-            if len(costs) == 1:
-                return epsilon(costs[0], normal_delta)
-            return epsilon_of_all(costs, normal_delta)
+            if len(events) == 1:
+                return epsilon(events[0], normal_delta)
+            return epsilon_of_all(events, normal_delta)
 
         return Spending(
             epsilon=with_distance(bound, delta, distance),
-            rho=sum(rho(cost) for cost in costs),
+            rho=sum(rho(event) for event in events),
         )
 
     def _own_distance(self, run: str) -> float:

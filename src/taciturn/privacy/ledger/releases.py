@@ -81,8 +81,8 @@ class Releases:
             noise_name: the name under which its noise was drawn.
         """
         leaves = jax.tree.leaves(release)
-        about = {"row": row, "drawn": noise_name, "shapes": [np.shape(leaf) for leaf in leaves]}
-        header = json.dumps(about).encode() + b"\n"
+        fields = {"row": row, "drawn": noise_name, "shapes": [np.shape(leaf) for leaf in leaves]}
+        header = json.dumps(fields).encode() + b"\n"
         numbers = _copy_to_host(leaves)
         # It starts now, beside the writing: hashing releases Python's lock.
         hashes = self._beside.map(_hash, _cut_into_pieces(numbers))
@@ -117,9 +117,9 @@ class Releases:
                 " belongs to another run, or was written by another version of Taciturn (resume"
                 f" the run with that one). {RESTORE}"
             )
-        about = json.loads(record.header)
-        leaves = _cut_into_leaves(record.numbers, about["shapes"])
-        return _nest(leaves, like), about["drawn"]
+        fields = json.loads(record.header)
+        leaves = _cut_into_leaves(record.numbers, fields["shapes"])
+        return _nest(leaves, like), fields["drawn"]
 
     def forget(self, before: int) -> None:
         """Delete the records of rows before this one, whose effect is saved in the run's state."""
