@@ -64,7 +64,7 @@ def fedavg(
 ) -> Algorithm:
     """Take the true average: no noise, no privacy, and charged so (ε = ∞).
 
-    A bound alone shows what clipping does (Figure 2).
+    A bound without noise shows what clipping does (Figure 2).
     """
     averaged = mechanism(bound, mean(), no_noise())
     return federated_algorithm(user_update, averaged, participation, server)

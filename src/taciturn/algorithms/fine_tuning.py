@@ -63,7 +63,7 @@ def with_rehearsal(take_step: Step, general: jax.Array, user_share: float) -> St
         rows = general[places]
         longer_batch = jnp.concatenate([batch, rows])
         trained = take_step(params, longer_batch, dropout_key, rate)
-        # A batch of padding is not a step, and general text alone would make it one.
+        # A batch of padding is not a step, and with only general text it would be one.
         return only_if_text(batch, trained, params)
 
     return step
