@@ -36,7 +36,12 @@ from taciturn.errors import TaciturnError
 from taciturn.files import new_folder, not_a, to_json
 from taciturn.fleets import assemble, enrolment
 from taciturn.fleets.devices.transport import Handler, LinkError
-from taciturn.fleets.fleet_folders import fleet_authority, fleet_recipe, new_fleet
+from taciturn.fleets.fleet_folders import (
+    FOR_DEVICES,
+    fleet_authority,
+    fleet_recipe,
+    new_fleet,
+)
 from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, make_device_context
 from taciturn.fleets.wire.tls import AUTHORITY_CERTIFICATE, DEVICE_KEY, device_request, load_key
@@ -44,21 +49,25 @@ from taciturn.recipe.text import parse_recipe
 
 FIXED = SPECIAL + PUNCTUATION
 VOCABULARY = Vocabulary(words=FIXED + tuple(f"word{number}" for number in range(200)))
-OVER_SELECTION = 1.2  # so that a round succeeds although every tenth device is lost
+# So that a round succeeds although every tenth device is lost.
+OVER_SELECTION = 1.2
 SETTINGS = {
     "algorithm": "dp-ftrl",
     "model": {"width": 16, "units": 16},
     "local": {"batch_size": 4, "unroll": 8},
     "privacy": {"encoding": "modular", "noise": "tree", "noise_multiplier": 4.0, "clip_norm": 0.1},
 }
-HANDSHAKES = threading.Semaphore(
-    100
-)  # at a time: a server holds few connections that have not identified themselves
+# At a time: a server holds few connections that have not identified themselves.
+HANDSHAKES = threading.Semaphore(100)
 WORKERS = threading.Semaphore(2)
-STACK_BYTES = 512 * 1024  # of a thread, of which there are thousands
-END_SECONDS = 10.0  # for all of them to leave
-SERVER_SECONDS = 20  # for the server to save what it has trained
-LAST_SECONDS = 5.0  # from the first to the last answer that ends the last round
+# Of a thread, of which there are thousands.
+STACK_BYTES = 512 * 1024
+# For all of them to leave.
+END_SECONDS = 10.0
+# For the server to save what it has trained.
+SERVER_SECONDS = 20
+# From the first to the last answer that ends the last round.
+LAST_SECONDS = 5.0
 LOOK_SECONDS = 1.0
 TACITURN = (sys.executable, "-c", "from taciturn.cli import main; main()")
 
@@ -67,17 +76,21 @@ TACITURN = (sys.executable, "-c", "from taciturn.cli import main; main()")
 class Load:
     """What devices have seen."""
 
-    answered: Counter[str] = field(default_factory=Counter)  # by the kind of question
-    rounds: set[str] = field(default_factory=set)  # names of the last question of each round
-    seconds: list[float] = field(default_factory=list)  # of requests, except those that wait
+    # By the kind of question.
+    answered: Counter[str] = field(default_factory=Counter)
+    # Names of the last question of each round.
+    rounds: set[str] = field(default_factory=set)
+    # Of requests, except those that wait.
+    seconds: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     connected: set["LoadDevice"] = field(default_factory=set)
     most_connected: int = 0
     most_a_second: float = 0.0
-    looked: tuple[float, int] = field(
-        default_factory=lambda: (time.monotonic(), 0)
-    )  # when last, and how many answers there were
-    over: bool = False  # whether its server may end
+    # When it was looked at last, and the answers there were.
+    looked_at: float = field(default_factory=time.monotonic)
+    answers_then: int = 0
+    # Whether its server may end.
+    over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, counter: Counter[str], what: str) -> None:
@@ -86,10 +99,13 @@ class Load:
 
     def look(self) -> None:
         """Update the maxima; call it every second or so."""
-        (then, before), now, answered = self.looked, time.monotonic(), self.answered.total()
+        now = time.monotonic()
+        answers = self.answered.total()
+        a_second = (answers - self.answers_then) / (now - self.looked_at)
         self.most_connected = max(self.most_connected, len(self.connected))
-        self.most_a_second = max(self.most_a_second, (answered - before) / (now - then))
-        self.looked = (now, answered)
+        self.most_a_second = max(self.most_a_second, a_second)
+        self.looked_at = now
+        self.answers_then = answers
 
     def quantile(self, share: float) -> float:
         return float(np.quantile(self.seconds, share)) if self.seconds else 0.0
@@ -113,12 +129,12 @@ class LoadDevice(DeviceEnd):
 
         super().__init__(server=server, key=key, handler=in_turn, context=context)
         self._load = load
-        self._known = False
+        self._has_signed_in = False
 
     def sign_in(self) -> None:
         with HANDSHAKES:
             super().sign_in()
-        self._known = True
+        self._has_signed_in = True
         self._load.connected.add(self)
 
     def sign_out(self) -> None:
@@ -127,20 +143,18 @@ class LoadDevice(DeviceEnd):
 
     def note_loss(self, error: Exception) -> None:
         self._load.connected.discard(self)
-        if (
-            self._known and not self._load.over
-        ):  # before, the server may not be there yet, and afterwards no longer
-            named = isinstance(error, RefusedByServer)
-            self._load.count(self._load.failures, str(error) if named else type(error).__name__)
+        # Before, the server may not be there yet, and afterwards no longer.
+        if self._has_signed_in and not self._load.over:
+            is_refusal = isinstance(error, RefusedByServer)
+            why = str(error) if is_refusal else type(error).__name__
+            self._load.count(self._load.failures, why)
 
     def note_answer(self, name: str, kind: str, failed: str | None, is_late: bool) -> None:
-        if is_late or failed:
-            why = (
-                "an answer that came too late"
-                if is_late
-                else f"a device that could not answer “{kind}”"
-            )
-            self._load.count(self._load.failures, why)
+        if is_late:
+            self._load.count(self._load.failures, "an answer that came too late")
+            return
+        if failed:
+            self._load.count(self._load.failures, f"a device that could not answer “{kind}”")
             return
         self._load.count(self._load.answered, kind)
         if kind == Stage.UNMASK.question:
@@ -155,16 +169,17 @@ class LoadDevice(DeviceEnd):
 
 
 @contextmanager
-def running(devices: Sequence[LoadDevice]) -> Iterator[None]:
+def run_devices(devices: Sequence[LoadDevice]) -> Iterator[None]:
     """Run the devices until the end of the block."""
-    stop, before = threading.Event(), threading.stack_size(STACK_BYTES)
+    stop = threading.Event()
+    stack_bytes = threading.stack_size(STACK_BYTES)
     threads = [threading.Thread(target=device.run, args=(stop,), daemon=True) for device in devices]
     try:
         for thread in threads:
             thread.start()
         yield
     finally:
-        threading.stack_size(before)
+        threading.stack_size(stack_bytes)
         stop.set()
         for device in devices:
             device.hang_up()
@@ -177,65 +192,76 @@ def new_load(folder: Path, count: int, rounds: int, seconds: float, names: tuple
     """Make FOLDER/server, to be served, and keys for `count` devices, which know the server by
     `names`.
     """
-    cohort = int(count / OVER_SELECTION)
     held_out = {str(number): _text(number).tolist() for number in range(12)}
-    with new_folder(
-        folder, "to use its devices again, leave N as it was; or choose another --out"
-    ) as made:
+    hint = "to use its devices again, leave N as it was; or choose another --out"
+    with new_folder(folder, hint) as unfinished:
         words = write_population(
-            made / "words", {}, held_out, VOCABULARY, {"source": "made up", "on_devices": True}
+            unfinished / "words",
+            train={},
+            held_out=held_out,
+            vocabulary=VOCABULARY,
+            about={"source": "simulated", "on_devices": True},
         )
-        fleet = {
+        sections = _load_sections(words.folder, count, rounds, seconds)
+        server = unfinished / "server"
+        new_fleet(server, parse_recipe(SETTINGS | sections), names)
+        requests = [device_request(_device(unfinished, number)) for number in range(count)]
+        enrolment.enrol(enrolment.authority_folder_beside(server), server, requests)
+
+
+def _load_sections(words: Path, count: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """Return the sections of the recipe that depend on the load."""
+    return {
+        "data": {"population": str(words), "tokens_per_user": 64},
+        "participation": {
+            "kind": "min-separation",
+            "users": count,
+            "cohort": int(count / OVER_SELECTION),
+            "min_separation": 0,
+        },
+        "fleet": {
             "kind": "devices",
             "over_selection": OVER_SELECTION,
             "timer_hours": 1e-9,
             "lifetime_participations": 10**6,
-        }
-        sections = {
-            "data": {"population": str(words.folder), "tokens_per_user": 64},
-            "participation": {
-                "kind": "min-separation",
-                "users": count,
-                "cohort": cohort,
-                "min_separation": 0,
-            },
-            "fleet": {**fleet, "deadline": seconds, "patience": seconds},
-            "run": {"rounds": rounds, "evaluate_every": rounds, "save_every": rounds},
-        }
-        new_fleet(made / "server", parse_recipe(SETTINGS | sections), names)
-        requests = [device_request(_device(made, number)) for number in range(count)]
-        enrolment.enrol(
-            enrolment.authority_folder_beside(made / "server"), made / "server", requests
-        )
+            "deadline": seconds,
+            "patience": seconds,
+        },
+        "run": {
+            "rounds": rounds,
+            "evaluate_every": rounds,
+            "save_every": rounds,
+        },
+    }
 
 
 def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDevice], Load]:
     """Return the devices, dealt to the servers in turn, and the record of what they see."""
-    given = folder / "server" / "for-devices"
-    recipe, authority, enrolled = (
-        fleet_recipe(given),
-        fleet_authority(given),
-        len(enrolment.read_enrolled(folder / "server").certificates),
-    )
+    for_devices = folder / "server" / FOR_DEVICES
+    recipe = fleet_recipe(for_devices)
+    authority = fleet_authority(for_devices)
+    enrolled = len(enrolment.read_enrolled(folder / "server").certificates)
     if enrolled != count:
         raise LinkError(
             f"{folder} is of {enrolled} devices: a round of it asks all of them. Choose another"
             " --out"
         )
-    load, context, devices = Load(), make_device_context("", given / AUTHORITY_CERTIFICATE), []
+    load = Load()
+    context = make_device_context("", for_devices / AUTHORITY_CERTIFICATE)
+    devices = []
     for number in range(count):
-        own = load_key(_device(folder, number) / DEVICE_KEY)
+        key = load_key(_device(folder, number) / DEVICE_KEY)
         handler = assemble.build_device(
             recipe=recipe,
             words=VOCABULARY,
             text=_text(number),
-            key=own,
+            key=key,
             authority=authority,
             home=_device(folder, number),
         )
         device = LoadDevice(
             server=servers[number % len(servers)],
-            key=own,
+            key=key,
             handler=handler,
             context=context,
             load=load,
@@ -250,10 +276,12 @@ def _device(folder: Path, number: int) -> Path:
 
 def _text(number: int) -> np.ndarray:
     """Return the text of a user who counts, starting from a word of their own."""
-    return (len(FIXED) + (number + np.arange(60)) % (len(VOCABULARY) - len(FIXED))).astype(np.int32)
+    words = len(VOCABULARY) - len(FIXED)
+    counted = (number + np.arange(60)) % words
+    return (len(FIXED) + counted).astype(np.int32)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -282,69 +310,97 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--json", action="store_true", help="print what was found as JSON, and nothing else"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     for name, least in (("count", 3), ("rounds", 1), ("seconds", 1)):
-        if not getattr(given, name) >= least:
-            parser.error(f"{name}: {getattr(given, name)} is not in the range x>={least}")
-    before, console.quiet = console.quiet, given.quiet or given.json
+        value = getattr(options, name)
+        if not value >= least:
+            parser.error(f"{name}: {value} is not in the range x>={least}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    was_quiet = console.quiet
+    console.quiet = options.quiet or options.json
     try:
-        load = under_load(given.out, given.count, given.server, given.rounds, given.seconds)
+        load = put_under_load(
+            out=options.out,
+            count=options.count,
+            servers=options.server,
+            rounds=options.rounds,
+            seconds=options.seconds,
+        )
     except TaciturnError as error:
         print(f"fleet_load: {error}", file=sys.stderr)
         return 2
     finally:
-        console.quiet = before
-    if given.json:
-        counts = {
-            "connected": load.most_connected,
-            "answered": load.answered.total(),
-            "rounds": len(load.rounds),
-        }
-        print(
-            to_json(
-                counts | {"most_a_second": load.most_a_second, "failures": dict(load.failures)},
-                ensure_ascii=False,
-            )
-        )
-    return int(len(load.rounds) < given.rounds)
+        console.quiet = was_quiet
+    if options.json:
+        print(to_json(_load_to_json(load), ensure_ascii=False))
+    return int(len(load.rounds) < options.rounds)
 
 
-def under_load(
-    out: Path, count: int, servers: list[str] | None, rounds: int, seconds: float
+def _load_to_json(load: Load) -> dict[str, Any]:
+    return {
+        "connected": load.most_connected,
+        "answered": load.answered.total(),
+        "rounds": len(load.rounds),
+        "most_a_second": load.most_a_second,
+        "failures": dict(load.failures),
+    }
+
+
+def put_under_load(
+    *, out: Path, count: int, servers: list[str] | None, rounds: int, seconds: float
 ) -> Load:
-    if out.exists() and not (out / "server").is_dir():
-        raise LinkError(f"{not_a('a fleet made by this program', out)}: choose another --out")
+    """Train on many devices, and print and return what they saw.
+
+    Args:
+        out: the folder of their fleet; made if it is not there.
+        count: of devices.
+        servers: host:port of each; None where one is to be started here.
+        rounds: of the training.
+        seconds: in which it ends at the latest.
+    """
     if not out.exists():
-        new_load(
-            out, count, rounds, seconds, tuple(one.rpartition(":")[0] for one in servers or ())
-        )
+        hosts = [server.rpartition(":")[0] for server in servers or ()]
+        new_load(out, count=count, rounds=rounds, seconds=seconds, names=tuple(hosts))
+    elif not (out / "server").is_dir():
+        raise LinkError(f"{not_a('a fleet made by this program', out)}: choose another --out")
     with _server(out, servers) as (addresses, is_over):
         devices, load = open_load(out, count, addresses)
-        console.print(
-            f"{count} devices for {', '.join(addresses)}, which must serve {out / 'server'}"
-        )
+        server = out / "server"
+        console.print(f"{count} devices for {', '.join(addresses)}, which must serve {server}")
         deadline = time.monotonic() + seconds
-        with running(devices):
-            with bar("load", "rounds") as show:
-                while len(load.rounds) < rounds and not is_over() and time.monotonic() < deadline:
-                    time.sleep(LOOK_SECONDS)
-                    load.look()
-                    note = (
-                        f"{len(load.connected):,} devices connected, {load.answered.total():,}"
-                        " questions answered"
-                    )
-                    show(len(load.rounds), rounds, note)
+
+        def may_continue() -> bool:
+            return not is_over() and time.monotonic() < deadline
+
+        with run_devices(devices):
+            _watch(load, rounds, may_continue)
             load.over = True
             time.sleep(LAST_SECONDS)
     print_load(load)
     if len(load.rounds) < rounds:
-        why = "the server's own terminal says why" if servers else f"{out / 'server.log'} says why"
+        where = "the server's own terminal" if servers else f"{out / 'server.log'}"
         console.print(
             f"Only {len(load.rounds)} of {rounds} rounds were done within {seconds:g} seconds:"
-            f" {why}",
+            f" {where} says why",
             style="red",
         )
     return load
+
+
+def _watch(load: Load, rounds: int, may_continue: Callable[[], bool]) -> None:
+    """Show the load, until the rounds are done or may not continue."""
+    with bar("load", "rounds") as show:
+        while len(load.rounds) < rounds and may_continue():
+            time.sleep(LOOK_SECONDS)
+            load.look()
+            connected = len(load.connected)
+            answered = load.answered.total()
+            note = f"{connected:,} devices connected, {answered:,} questions answered"
+            show(len(load.rounds), rounds, note)
 
 
 @contextmanager
@@ -378,19 +434,19 @@ def _server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[str], C
 
 
 def print_load(load: Load) -> None:
-    shown = {
+    rows = {
         "most devices connected at once": f"{load.most_connected:,}",
         "questions answered": f"{load.answered.total():,}",
         "questions a second, in the best second": f"{load.most_a_second:,.0f}",
         "rounds done": f"{len(load.rounds)}",
-        **{
-            f"{share:.0%} of requests took at most": f"{1000 * load.quantile(share):,.0f} ms"
-            for share in (0.5, 0.95, 0.99)
-        },
-        **{reason: f"{times:,}" for reason, times in load.failures.most_common()},
-        "failures": f"{load.failures.total():,}",
     }
-    print_table(("", ""), shown.items())
+    for share in (0.5, 0.95, 0.99):
+        milliseconds = 1000 * load.quantile(share)
+        rows[f"{share:.0%} of requests took at most"] = f"{milliseconds:,.0f} ms"
+    for reason, times in load.failures.most_common():
+        rows[reason] = f"{times:,}"
+    rows["failures"] = f"{load.failures.total():,}"
+    print_table(("", ""), rows.items())
 
 
 if __name__ == "__main__":

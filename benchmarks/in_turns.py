@@ -19,6 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 from taciturn.errors import TaciturnError
+from taciturn.names import Precision
 
 TURNS = 3
 # The others take users one after another: more of them say nothing more.
@@ -105,22 +106,23 @@ def run_peer(command: list[str]) -> float:
     try:
         return float(done.stdout.split()[-1])
     except (IndexError, ValueError):
+        program = Path(command[1]).name
         complaints = done.stderr.strip().splitlines() or ["it printed nothing"]
         raise TaciturnError(
-            f"{Path(command[1]).name} ended with status {done.returncode} and no figure:"
-            f" {complaints[-1]}"
+            f"{program} ended with status {done.returncode} and no figure: {complaints[-1]}"
         ) from None
 
 
 def compare(speeds: Speeds) -> list[Comparison]:
     """Set each of the others beside ours, which comes first."""
     ours = speeds["taciturn"]
-    others = [
-        Comparison(title=PEERS[name].title, speeds=theirs, ratio=str(Ratio.of(ours, theirs)))
-        for name, theirs in speeds.items()
-        if name != "taciturn"
-    ]
-    return [Comparison(title="taciturn", speeds=ours, ratio=""), *others]
+    comparisons = [Comparison(title="taciturn", speeds=ours, ratio="")]
+    for name, theirs in speeds.items():
+        if name != "taciturn":
+            ratio = Ratio.of(ours, theirs)
+            comparison = Comparison(title=PEERS[name].title, speeds=theirs, ratio=str(ratio))
+            comparisons.append(comparison)
+    return comparisons
 
 
 def write_table(speeds: Speeds, title: str, machine: str) -> Path:
@@ -133,13 +135,19 @@ def write_table(speeds: Speeds, title: str, machine: str) -> Path:
             f"{page} has no place for this table: it is kept between “{begin}” and “{TABLE_ENDS}”"
         )
     ours, *others = compare(speeds)
-    rows = [
+    lines = [
+        begin,
+        title,
+        "",
+        "| | users/s | ours is |",
+        "|---|---|---|",
         f"| **taciturn**, whole rounds | **{_list_speeds(ours)}** | |",
-        *(f"| {peer.title} | {_list_speeds(peer)} | {peer.ratio} |" for peer in others),
     ]
-    head = [begin, title, "", "| | users/s | ours is |", "|---|---|---|"]
-    table = "\n".join([*head, *rows, TABLE_ENDS])
-    page.write_text(before + table + rest.partition(TABLE_ENDS)[2])
+    for peer in others:
+        lines.append(f"| {peer.title} | {_list_speeds(peer)} | {peer.ratio} |")
+    lines.append(TABLE_ENDS)
+    _, _, after = rest.partition(TABLE_ENDS)
+    page.write_text(before + "\n".join(lines) + after)
     return page
 
 
@@ -148,7 +156,7 @@ def _list_speeds(comparison: Comparison) -> str:
 
 
 @contextmanager
-def our_round(users: int, rounds: int, precision: str) -> Iterator[Callable[[], float]]:
+def our_round(users: int, rounds: int, precision: Precision) -> Iterator[Callable[[], float]]:
     """Make users, and give a function that measures our paper round on them in users/s."""
     import jax
 
@@ -159,7 +167,7 @@ def our_round(users: int, rounds: int, precision: str) -> Iterator[Callable[[], 
 
     with tempfile.TemporaryDirectory() as folder:
         population = random_users(Path(folder) / "users", users)
-        recipe = paper_recipe(population, users, "lstm", precision)
+        recipe = paper_recipe(population, users=users, model="lstm", precision=precision)
         params = build.language_model(recipe.model, WORDS).init(jax.random.key(0))
         fleet = assemble.fleet(recipe, population, population.folder)
         yield lambda: users / round_seconds(recipe, fleet, params, WORDS, rounds)

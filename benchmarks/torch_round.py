@@ -10,13 +10,18 @@ import os
 import sys
 import time
 
-import torch
-from torch import multiprocessing, nn
-from torch.nn import functional
+import torch  # pyright: ignore[reportMissingImports]
+from torch import multiprocessing, nn  # pyright: ignore[reportMissingImports]
+from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
-WORDS, WIDTH, UNITS = 10_000, 96, 256
-STEPS, BATCH, LENGTH = 20, 8, 10
-RATE, CLIP_NORM = 0.1, 15.0
+WORDS = 10_000
+WIDTH = 96
+UNITS = 256
+STEPS = 20
+BATCH = 8
+LENGTH = 10
+RATE = 0.1
+CLIP_NORM = 15.0
 
 
 class Model(nn.Module):
@@ -34,84 +39,102 @@ class Model(nn.Module):
         return functional.cross_entropy(scores.reshape(-1, WORDS), rows[:, 1:].reshape(-1))
 
 
-def users_total(model: Model, start: list[torch.Tensor], users: torch.Tensor) -> list[torch.Tensor]:
-    """The sum of the users' clipped updates."""
-    params, total = list(model.parameters()), [torch.zeros_like(one) for one in start]
+def train_users(model: Model, start: list[torch.Tensor], users: torch.Tensor) -> list[torch.Tensor]:
+    """Return the sum of the users' clipped updates."""
+    total = [torch.zeros_like(value) for value in start]
     for user in users:
+        update = train_user(model, start, user)
         with torch.no_grad():
-            for param, value in zip(params, start, strict=True):
-                param.copy_(value)
-        optimizer = torch.optim.SGD(params, RATE)
-        for rows in user:
-            optimizer.zero_grad(set_to_none=True)
-            model.loss(rows).backward()
-            optimizer.step()
-        with torch.no_grad():
-            update = [param - value for param, value in zip(params, start, strict=True)]
-            norm = torch.linalg.vector_norm(
-                torch.stack([torch.linalg.vector_norm(one) for one in update])
-            )
-            for sum_, one in zip(total, update, strict=True):
-                sum_.add_(one * torch.clamp(CLIP_NORM / norm, max=1.0))
+            add_clipped(total, update)
     return total
 
 
+def train_user(model: Model, start: list[torch.Tensor], user: torch.Tensor) -> list[torch.Tensor]:
+    """Return a user's update."""
+    params = list(model.parameters())
+    with torch.no_grad():
+        for param, value in zip(params, start, strict=True):
+            param.copy_(value)
+    optimizer = torch.optim.SGD(params, RATE)
+    for rows in user:
+        optimizer.zero_grad(set_to_none=True)
+        model.loss(rows).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return [param - value for param, value in zip(params, start, strict=True)]
+
+
+def add_clipped(total: list[torch.Tensor], update: list[torch.Tensor]) -> None:
+    norms = [torch.linalg.vector_norm(change) for change in update]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    for sum_, change in zip(total, update, strict=True):
+        sum_.add_(change * torch.clamp(CLIP_NORM / norm, max=1.0))
+
+
 def work(users: torch.Tensor, tasks, results) -> None:
+    """Train a core's users whenever there is a model, until there is none."""
     torch.set_num_threads(1)
     model = Model()
     while (start := tasks.get()) is not None:
-        results.put(users_total(model, start, users))
+        results.put(train_users(model, start, users))
 
 
-def rounds_on_cpu(users: torch.Tensor, rounds: int) -> list[float]:
+def time_rounds_on_cpu(users: torch.Tensor, rounds: int) -> list[float]:
     context = multiprocessing.get_context("spawn")
     cores = len(os.sched_getaffinity(0))
-    tasks, results = context.Queue(), context.Queue()
-    workers = [
-        context.Process(target=work, args=(users[core::cores], tasks, results), daemon=True)
-        for core in range(cores)
-    ]
-    for worker in workers:
+    tasks = context.Queue()
+    results = context.Queue()
+    workers = []
+    for core in range(cores):
+        arguments = (users[core::cores], tasks, results)
+        worker = context.Process(target=work, args=arguments, daemon=True)
         worker.start()
-    start, seconds = [one.detach() for one in Model().parameters()], []
+        workers.append(worker)
+    start = [param.detach() for param in Model().parameters()]
+    seconds = []
     for _ in range(rounds + 1):
         began = time.perf_counter()
         for _ in workers:
             tasks.put(start)
         totals = [results.get() for _ in workers]
-        start = released(start, [sum(parts) for parts in zip(*totals, strict=True)], len(users))
+        total = [sum(parts) for parts in zip(*totals, strict=True)]
+        start = release(start, total, len(users))
         seconds.append(time.perf_counter() - began)
     for _ in workers:
         tasks.put(None)
     return seconds[1:]
 
 
-def rounds_on_gpu(users: torch.Tensor, rounds: int) -> list[float]:
-    model, users, seconds = Model().cuda(), users.cuda(), []
-    start = [one.detach().clone() for one in model.parameters()]
+def time_rounds_on_gpu(users: torch.Tensor, rounds: int) -> list[float]:
+    model = Model().cuda()
+    users = users.cuda()
+    start = [param.detach().clone() for param in model.parameters()]
+    seconds = []
     for _ in range(rounds + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        start = released(start, users_total(model, start, users), len(users))
+        start = release(start, train_users(model, start, users), len(users))
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     return seconds[1:]
 
 
-def released(
-    start: list[torch.Tensor], total: list[torch.Tensor], users: int
-) -> list[torch.Tensor]:
-    return [
-        value + (sum_ + CLIP_NORM * torch.randn_like(sum_)) / users
-        for value, sum_ in zip(start, total, strict=True)
-    ]
+def release(start: list[torch.Tensor], total: list[torch.Tensor], users: int) -> list[torch.Tensor]:
+    """Return the next model: the noised average of the updates is added to this one."""
+    params = []
+    for value, sum_ in zip(start, total, strict=True):
+        noised = sum_ + CLIP_NORM * torch.randn_like(sum_)
+        params.append(value + noised / users)
+    return params
 
 
 def main() -> None:
-    users, rounds = int(sys.argv[1]), int(sys.argv[2])
+    users = int(sys.argv[1])
+    rounds = int(sys.argv[2])
     torch.manual_seed(0)
     text = torch.randint(4, WORDS, (users, STEPS, BATCH, LENGTH + 1))
-    seconds = (rounds_on_gpu if torch.cuda.is_available() else rounds_on_cpu)(text, rounds)
+    time_rounds = time_rounds_on_gpu if torch.cuda.is_available() else time_rounds_on_cpu
+    seconds = time_rounds(text, rounds)
     print(users / min(seconds))
 
 

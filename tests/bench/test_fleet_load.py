@@ -6,7 +6,7 @@ import time
 
 import fleet_load
 import pytest
-from fleet_load import Load, LoadDevice, new_load, open_load, running
+from fleet_load import Load, LoadDevice, new_load, open_load, run_devices
 
 from enrolling import device_key, load_device_key, wire_server
 from taciturn.fleets.devices.transport import LinkError
@@ -44,7 +44,7 @@ def asked(tmp_path):
                 )
                 for key in keys
             ]
-            with running(devices):
+            with run_devices(devices):
                 until(lambda: len(load.connected) == 3)
                 contents = dict.fromkeys(server.link.devices(), b"abc")
                 answers = [
