@@ -46,7 +46,7 @@ class Commands(typer.Typer):
     """Commands that all take --quiet and --json.
 
     Each prints what it does, and returns what it found, for JSON; with an exit status beside it
-    where that is not 0. One that runs until it is stopped returns nothing, and takes --quiet alone.
+    where that is not 0. One that runs until it is stopped returns nothing, and takes only --quiet.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -59,7 +59,7 @@ class Commands(typer.Typer):
 
 
 def group(name: str, help: str, example: str) -> Commands:
-    """Make a group of commands, which prints its help when it is called alone."""
+    """Make a group of commands, which prints its help when it is called by itself."""
     return Commands(name=name, help=f"{help}\n\nExample: {example}", no_args_is_help=True)
 
 
@@ -118,7 +118,10 @@ class _Command(_PlainHelp, TyperCommand):
             raise
         finally:
             console.quiet = was_quiet
-        content, status = result if isinstance(result, tuple) else (result, 0)
+        content = result
+        status = 0
+        if isinstance(result, tuple):
+            content, status = result
         if as_json:
             print(to_json(content, ensure_ascii=False))
         if status:

@@ -257,7 +257,11 @@ def _show_population(folder: Path) -> dict[str, Any]:
         rows,
         f"{folder}: private counts, do not publish",
     )
-    lines = [*_describe_origin(manifest), *_describe_tallies(counts), *_describe_opt_outs(manifest)]
+    lines = [
+        *_describe_origin(manifest),
+        *_describe_tallies(counts),
+        *_describe_opt_outs(manifest),
+    ]
     say("\n".join(lines), markup=False)
     for line in _list_doubts(manifest, counts):
         say(line, style="yellow", markup=False)
@@ -311,13 +315,15 @@ def _draw_lengths(population: "Population") -> Table:
 
     lengths = np.maximum(population.lengths, 1)
     powers = np.floor(np.log2(lengths)).astype(int)
-    users = np.bincount(powers)
+    users_by_power = np.bincount(powers)
+    most = users_by_power.max()
     table = Table.grid(padding=(0, 2))
-    for power in range(powers.min(), len(users)):
+    for power in range(powers.min(), len(users_by_power)):
+        users = users_by_power[power]
         shortest = 2**power
         longest = 2 * shortest - 1
-        bar = Bar(users.max(), begin=0, end=users[power], width=40)
-        table.add_row(f"{shortest:,} … {longest:,}", bar, f"{users[power]:,}")
+        bar = Bar(most, begin=0, end=users, width=40)
+        table.add_row(f"{shortest:,} … {longest:,}", bar, f"{users:,}")
     return table
 
 

@@ -186,10 +186,12 @@ def _print_what_next(folder: Path) -> None:
     here = Path.cwd()
     if taciturn.is_relative_to(here):
         taciturn = taciturn.relative_to(here)
+    private = folder / "private"
+    population = folder / "population"
     say(
-        f"Look around: {folder}/private (report.html, guarantee.txt, metrics.csv,"
-        f" model.safetensors)\n             {taciturn} ledger show {folder}/population\nType with"
-        f" it: {taciturn} keyboard open {folder}/private --beside"
+        f"Look around: {private} (report.html, guarantee.txt, metrics.csv,"
+        f" model.safetensors)\n             {taciturn} ledger show {population}\nType with"
+        f" it: {taciturn} keyboard open {private} --beside"
         f" {folder}/non-private-twin\nMeasure what it saves people: {taciturn} keyboard evaluate"
-        f" {folder}/warm-start {folder}/private --text sotu --people 150"
+        f" {folder}/warm-start {private} --text sotu --people 150"
     )

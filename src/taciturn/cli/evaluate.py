@@ -43,7 +43,8 @@ def evaluate(run: Run, data: HeldOutOf = None) -> dict[str, Any]:
     guarantee = evaluation.guarantee
     users = f"held-out users of {data}" if data else "held-out users"
     console.print(f"{run}, on {users} (who have no guarantee)")
-    epsilon = (f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon))
+    delta = delta_text(guarantee.delta)
+    epsilon = (f"ε at δ = {delta}", epsilon_text(guarantee.epsilon))
     rho = ("ρ", rho_text(guarantee.rho))
     print_metrics(NAMES, [scores], epsilon, rho)
     if evaluation.rebuilt:

@@ -29,7 +29,7 @@ fleet_app = group(
     "Train on real devices, or try a fleet on this machine.",
     "taciturn fleet up 5 recipe.toml",
 )
-# In which a device ends once it is told to.
+# In which a device ends once it gets SIGTERM.
 END_SECONDS = 20
 TACITURN = (sys.executable, "-c", "from taciturn.cli import main; main()")
 # Hours that a device rests in a fleet on this machine.
@@ -88,7 +88,8 @@ def new(
     from taciturn.recipe.text import load_recipe
 
     settings = [*(set or ()), *OVER_DEVICES]
-    new_fleet(fleet, load_recipe(recipe, settings), tuple(name or ()))
+    loaded = load_recipe(recipe, settings)
+    new_fleet(fleet, loaded, tuple(name or ()))
     authority = authority_folder_beside(fleet)
     console.print(
         f"{fleet} is ready. Keep {authority} away from the server: with its keys anyone can"
@@ -123,11 +124,12 @@ def enrol(
     lines = [_read_request(request) for request in requests]
     folder = authority or enrolment.authority_folder_beside(fleet)
     numbers = enrolment.enrol(folder, fleet, lines, days)
-    for request, number in zip(requests, numbers, strict=True):
+    pairs = list(zip(requests, numbers, strict=True))
+    for request, number in pairs:
         console.print(f"device {number}: {_shorten(request)}")
     enrolled = len(enrolment.read_enrolled(fleet).certificates)
     console.print(f"{enrolled} devices are enrolled in {fleet}")
-    return {"devices": dict(zip(requests, numbers, strict=True))}
+    return {"devices": dict(pairs)}
 
 
 def _shorten(request: str) -> str:
@@ -184,7 +186,8 @@ def renew(
     count = enrolment.renew(folder, fleet, days)
     to_do = ""
     if count:
-        to_do = f"; where the server is elsewhere, copy {fleet / enrolment.ENROLLED} there"
+        path = fleet / enrolment.ENROLLED
+        to_do = f"; where the server is elsewhere, copy {path} there"
     console.print(f"{count} certificates renewed{to_do}")
     return {"renewed": count}
 

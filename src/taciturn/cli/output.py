@@ -73,11 +73,12 @@ def print_metrics(
         print_table(["", "value ± 95 %"], [*rows, *more])
         return
     before, after = measured
+    changes = [after.change_from(before, metric) for metric in names]
     styles = []
-    for row, metric in zip(rows, names, strict=True):
-        change = after.change_from(before, metric)
+    for row, change in zip(rows, changes, strict=True):
+        is_certain = abs(change.value) > change.margin
         row.append(change_text(change))
-        styles.append("bold" if abs(change.value) > change.margin else "dim")
+        styles.append("bold" if is_certain else "dim")
     columns = ["", "A ± 95 %", "B ± 95 %", "B over A, relative"]
     print_table(columns, [*rows, *more], styles=styles)
 
@@ -110,11 +111,7 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
         " users)"
     )
     if gain:
-        before = finished.before["accuracy_top1"].value
-        console.print(
-            f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where"
-            f" it started, {before:.2%}"
-        )
+        _print_gain(gain, finished.before["accuracy_top1"].value)
     page = finished.folder / "report.html"
     if page.exists():
         say(f"On one page: {page}")
@@ -134,15 +131,22 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
     }
 
 
+def _print_gain(gain: "Interval", before: float) -> None:
+    console.print(
+        f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where"
+        f" it started, {before:.2%}"
+    )
+
+
 def _print_noise_and_clip_norm(finished: "TrainedRun") -> None:
     noise_multiplier = finished.recipe.privacy.noise_multiplier
     if noise_multiplier is not None:
         console.print(f"Noise multiplier {noise_multiplier:g}")
     if finished.clip_estimate is not None:
-        fixed = f"--set privacy.clipping=flat --set privacy.clip_norm={finished.clip_estimate:.3g}"
+        clip_norm = f"{finished.clip_estimate:.3g}"
         console.print(
-            f"The clip norm ended at {finished.clip_estimate:.3g}. To spend nothing on finding it"
-            f" next time: {fixed}"
+            f"The clip norm ended at {clip_norm}. To spend nothing on finding it next time: --set"
+            f" privacy.clipping=flat --set privacy.clip_norm={clip_norm}"
         )
 
 

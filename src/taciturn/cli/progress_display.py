@@ -55,7 +55,7 @@ def stages(unit: str = "", stay: bool = False) -> Iterator[ShowStage]:
         with LineProgress(unit, wait=0.0 if stay else 2.0) as lines:
             yield lines.update
         return
-    with Progress(*_columns(unit), console=console, transient=not stay) as view:
+    with _make_view(unit, stay) as view:
         try:
             yield _Bars(view).update
         except BaseException:
@@ -64,8 +64,8 @@ def stages(unit: str = "", stay: bool = False) -> Iterator[ShowStage]:
             raise
 
 
-def _columns(unit: str) -> list[Any]:
-    return [
+def _make_view(unit: str, stay: bool) -> Progress:
+    return Progress(
         SpinnerColumn(),
         TextColumn("{task.description:<14}"),
         BarColumn(bar_width=30),
@@ -73,7 +73,9 @@ def _columns(unit: str) -> list[Any]:
         TextColumn(unit),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
-    ]
+        console=console,
+        transient=not stay,
+    )
 
 
 class _Bars:

@@ -120,17 +120,7 @@ def train(
             " PEOPLE --epsilon 4"
         )
     folder = run or next_folder(Path("runs"), f"{what.stem}-")
-    if what.is_dir() and epsilon is None:
-        _check_people(what)
-        raise TaciturnError(
-            f"{what} is a population: say what its people are promised, for example --epsilon 4"
-        )
-    if not what.is_dir() and for_people:
-        needs = f"{for_people[0]} needs a population, and a recipe has its own settings"
-        raise TaciturnError(
-            f"{not_a('a population', what)}; {needs}. From text: taciturn data build TEXT --out"
-            " FOLDER"
-        )
+    _check_what(what, epsilon, for_people)
     if dry_run and (set or audit):
         raise TaciturnError(
             "--dry-run writes a recipe to read and change: leave out --set and --audit until you"
@@ -184,6 +174,21 @@ def _resume(run: Path) -> "TrainedRun":
     if not was_interrupted:
         return tt.resume(run)
     return _watch(run, partial(tt.resume, run))
+
+
+def _check_what(what: Path, epsilon: float | None, for_people: list[str]) -> None:
+    """Refuse people without an ε, and a recipe with options for people."""
+    if what.is_dir() and epsilon is None:
+        _check_people(what)
+        raise TaciturnError(
+            f"{what} is a population: say what its people are promised, for example --epsilon 4"
+        )
+    if not what.is_dir() and for_people:
+        needs = f"{for_people[0]} needs a population, and a recipe has its own settings"
+        raise TaciturnError(
+            f"{not_a('a population', what)}; {needs}. From text: taciturn data build TEXT --out"
+            " FOLDER"
+        )
 
 
 def _check_people(folder: Path) -> None:
@@ -295,12 +300,14 @@ def _print_plan(wish: _Wish, auto_plan: "AutoPlan", path: Path) -> None:
     plan = auto_plan.plan
     how_counted = "" if wish.users else " (rounded down; say another number with --users)"
     minutes = task.duration(plan.rounds, plan.cohort) / 60
+    epsilon = epsilon_text(wish.epsilon)
+    delta = delta_text(task.delta)
     say(
-        f"{task.users:,} people{how_counted}, ε = {epsilon_text(wish.epsilon)} at δ ="
-        f" {delta_text(task.delta)}. This machine trains {task.users_per_second:,.0f} of them a"
-        f" second.\n{plan.rounds} rounds of {plan.cohort:,}, noise multiplier"
-        f" {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about {minutes:.1f}"
-        f" minutes of training.\n{path}: the recipe, with the reason for each choice"
+        f"{task.users:,} people{how_counted}, ε = {epsilon} at δ = {delta}. This machine trains"
+        f" {task.users_per_second:,.0f} of them a second.\n{plan.rounds} rounds of"
+        f" {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f}, server rate"
+        f" {plan.server_rate:g}: about {minutes:.1f} minutes of training.\n{path}: the recipe, with"
+        " the reason for each choice"
     )
 
 

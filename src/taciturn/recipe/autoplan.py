@@ -69,7 +69,7 @@ class Task:
     round_seconds: float = 0.0
 
     def duration(self, rounds: int, cohort: int) -> float:
-        """Return the seconds that so many rounds take."""
+        """Return the seconds that these rounds take."""
         return rounds * (self.round_seconds + cohort / self.users_per_second)
 
 

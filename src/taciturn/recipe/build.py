@@ -57,7 +57,7 @@ def language_model(
     model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32
 ) -> LanguageModel:
     """Build the model; `product` is the type of its matrix products."""
-    # Where it started from is no part of the architecture.
+    # Where it started from does not belong to the architecture.
     section = model.model_dump_json(exclude={"warm_start"})
     return _shared_model(model_kind(model.kind), section, vocabulary, product)
 
@@ -214,7 +214,7 @@ def _estimator(recipe: Recipe) -> Estimator:
 
 
 def noise(recipe: Recipe, multiplier: float) -> Noise:
-    """Build the noise of the run; 0 is none."""
+    """Build the noise of the run; a multiplier of 0 stands for no noise."""
     if multiplier == 0:
         return no_noise()
     lengths = segments(recipe.most_releases, recipe.restart_rounds)

@@ -169,7 +169,7 @@ class Recipe(Section):
 
     @property
     def users_beside_cohort(self) -> int:
-        """Return the most synthetic and audit users in a round, who are no part of its cohort."""
+        """Return the most synthetic and audit users in a round, beside its cohort."""
         return self.canaries.synthetic_users + min(self.audit.users, sections.AUDITED_AT_ONCE)
 
     @property

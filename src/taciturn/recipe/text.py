@@ -86,7 +86,7 @@ def parse_recipe(content: dict[str, Any], where: str = "recipe") -> Recipe:
 
 
 def model_settings(settings: list[str]) -> ModelSection:
-    """Read the [model] section from `key=value` alone."""
+    """Read the [model] section from `key=value`, without a file."""
     content: dict[str, Any] = {}
     for setting in settings:
         _apply_setting(content, setting)
@@ -106,7 +106,8 @@ def _build_section(section: type[AnySection], content: dict[str, Any], where: st
 def _apply_setting(content: dict[str, Any], setting: str) -> None:
     """Write `section.key=value` into the content of a recipe."""
     path, equals, value = setting.partition("=")
-    *sections, key = path.strip().split(".")
+    names = path.strip().split(".")
+    *sections, key = names
     if not equals or not key:
         raise RecipeError(
             "`settings` takes section.key=value, for example run.rounds=500;"

@@ -67,7 +67,9 @@ def load_root(folder: Path) -> tuple[bytes, bool]:
     content = path.read_bytes()
     origin = content[: len(FROM_SEED)]
     root = content[len(FROM_SEED) :]
-    if origin not in (FROM_ENTROPY, FROM_SEED) or len(root) != randomness.ROOT_BYTES:
+    is_known = origin in (FROM_ENTROPY, FROM_SEED)
+    is_complete = len(root) == randomness.ROOT_BYTES
+    if not is_known or not is_complete:
         raise RunError(
             f"{path} is damaged, so this run cannot be resumed: start another one. What it released"
             " stays charged"

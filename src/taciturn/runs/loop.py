@@ -283,7 +283,7 @@ class _Training:
         return stopped
 
     def _is_due(self, every: int) -> bool:
-        """Tell whether what is done every so many rounds, and after the last, is to be done now."""
+        """Tell whether what is done every few rounds, and after the last, is to be done now."""
         is_last = self._state.round == self._run.recipe.run.rounds
         return is_last or self._state.round % every == 0
 
@@ -353,6 +353,11 @@ def _save(run: Run, state: TrainState) -> None:
     _save_state(run, state, head)
     card = run.describe_model(state.round, head)
     save_model(run.folder / "model.safetensors", state.server.params, card, mode)
+    _write_own_rows(run)
+
+
+def _write_own_rows(run: Run) -> None:
+    """Write the run's own copy of its rows in the ledger."""
     rows = [json.dumps(row, sort_keys=True) + "\n" for row in run.account.rows]
     write_atomically(run.folder / FILE_NAME, "".join(rows).encode())
 

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from taciturn.core import Params, PyTree
+from taciturn.core import Params
 from taciturn.evaluation.accuracy import METRICS, Scores
 from taciturn.files import from_json, to_json, write_atomically
-from taciturn.privacy.bounding.adaptive_clip import Norms
-from taciturn.privacy.bounding.clipping import clip_norm_of
 from taciturn.recipe import build
 from taciturn.runs.run import Run
 from taciturn.training import TrainState
@@ -121,8 +119,8 @@ def measure_row(run: Run, state: TrainState, scores: Scores, seconds: float) -> 
         accuracy_top1_margin=together["accuracy_top1"].margin,
         general_perplexity=_value_of(general, "perplexity"),
         general_accuracy_top1=_value_of(general, "accuracy_top1"),
-        clip_norm=clip_norm_of(public),
-        clip_estimate=_clip_estimate_of(public),
+        clip_norm=float(public.clip_norm),
+        clip_estimate=None if public.estimate is None else float(public.estimate),
         uploads=uploads,
         upload_bytes=uploads * build.upload_size(run.recipe, params),
         seconds=round(seconds, 3),
@@ -132,8 +130,3 @@ def measure_row(run: Run, state: TrainState, scores: Scores, seconds: float) -> 
 
 def _value_of(scores: Scores | None, metric: str) -> float | None:
     return scores[metric].value if scores else None
-
-
-def _clip_estimate_of(public: PyTree) -> float | None:
-    """Return the estimate that a clip norm follows, where it adapts; it is public like the norm."""
-    return float(public.estimate) if isinstance(public, Norms) else None

@@ -216,7 +216,8 @@ def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
     A third that is too small to report, or not different from the rest, is left out.
     """
     lengths = np.array([len(text) for text in texts])
-    frequent = vocabulary.first_word + (len(vocabulary) - vocabulary.first_word) // FREQUENT
+    listed = len(vocabulary) - vocabulary.first_word
+    frequent = vocabulary.first_word + listed // FREQUENT
     rare_shares = np.array([_share_of_rare_words(text, frequent) for text in texts])
     writers = np.flatnonzero(lengths)
     possible = [
@@ -336,13 +337,18 @@ def _show_epsilon(guarantee: Guarantee) -> Html:
 
 def _show_tiles(model: Scores, start: Scores | None) -> Html:
     figures = _figures_of(model)
-    tiles = [tile("AccuracyTop1", figures.top1, "next word right at once")]
+    gains = []
     if start is not None:
         gain = _gain_text(model.together, start.together, unit="")
-        tiles.append(tile("over its start", gain, "points of AccuracyTop1"))
-    tiles.append(tile("AccuracyTop3", figures.top3, "right among three"))
-    tiles.append(tile("perplexity", figures.perplexity, "smaller is better"))
-    return tag("div", *tiles, class_="tiles")
+        gains.append(tile("over its start", gain, "points of AccuracyTop1"))
+    return tag(
+        "div",
+        tile("AccuracyTop1", figures.top1, "next word right at once"),
+        *gains,
+        tile("AccuracyTop3", figures.top3, "right among three"),
+        tile("perplexity", figures.perplexity, "smaller is better"),
+        class_="tiles",
+    )
 
 
 def _draw_curves(rows: list[Row]) -> Html:

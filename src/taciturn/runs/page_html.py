@@ -305,14 +305,21 @@ class _Scale:
 
 def groups(spans: Sequence[Span], notation: Notation) -> Html:
     """Draw a line for each group, all on one scale: from where they were to where they are."""
+    places = _list_places(spans)
+    marks = ticks(min(places), max(places))
+    scale = _Scale(marks=marks)
+    rows = [_draw_row(span, scale, notation) for span in spans]
+    return tag("div", *rows, _draw_scale(scale, notation))
+
+
+def _list_places(spans: Sequence[Span]) -> list[float]:
+    """List all that the scale has to hold."""
     places: list[float] = []
     for span in spans:
         places.extend(span.now.ends)
         if span.before is not None:
             places.append(span.before)
-    scale = _Scale(marks=ticks(min(places), max(places)))
-    rows = [_draw_row(span, scale, notation) for span in spans]
-    return tag("div", *rows, _draw_scale(scale, notation))
+    return places
 
 
 def _draw_row(span: Span, scale: _Scale, notation: Notation) -> Html:

@@ -214,7 +214,8 @@ def _load_public_start(
     differences = describe_differences(settings, card)
     if differences:
         raise RecipeError(f"{start} is another model: {differences}; set the same with `settings`")
-    if card.run is not None or card.personal:
+    is_of_people = card.run is not None or card.personal
+    if is_of_people:
         raise RecipeError(
             f"{start} learned from people; pretraining must start from a model of public text: name"
             " another"

@@ -138,9 +138,10 @@ class Run:
                 f"[participation] users: fixed-size rounds are accounted for {users} users, but the"
                 " population has fewer; the cost would be understated, so lower the number"
             )
-        if self.recipe.delta * people >= 1:
+        delta = self.recipe.delta
+        if delta * people >= 1:
             raise RecipeError(
-                f"[participation] users: with {users} users δ is {delta_text(self.recipe.delta)},"
+                f"[participation] users: with {users} users δ is {delta_text(delta)},"
                 " more than one over the number of users that are there; raise the number, or set"
                 " [privacy] delta"
             )
@@ -219,14 +220,16 @@ class Run:
 
     def _build_curator(self) -> Curator:
         most_reports = self.algorithm.mechanism.most_reports
+        fleet = with_observers(self.fleet, self.observers, most_reports)
         records_key = randomness.derive(self.root, "records", 0)
+        records = Releases(self._private / "releases", records_key)
         return Curator(
             algorithm=self.algorithm,
-            fleet=with_observers(self.fleet, self.observers, most_reports),
+            fleet=fleet,
             account=self.account,
             root=self.root,
             log=self.log,
-            records=Releases(self._private / "releases", records_key),
+            records=records,
         )
 
     def initial_params(self) -> Params:
@@ -251,15 +254,16 @@ class Run:
         return evaluate_each(self.model, params, self.general_test.documents, self.cut).together
 
     def describe_model(self, round: int, ledger_head: str) -> ModelCard:
-        """Make the card of the model after so many rounds, at this row of the ledger."""
+        """Make the card of the model after this number of rounds, at this row of the ledger."""
         sources: list[str] = []
         if self.warm_start:
             sources += self.warm_start.card.public_sources
         if self.general:
             sources.append(self.general.source)
         sources += [observer.source for observer in self.observers]
+        architecture = self.recipe.model.model_dump(mode="json", exclude={"warm_start"})
         return ModelCard(
-            architecture=self.recipe.model.model_dump(mode="json", exclude={"warm_start"}),
+            architecture=architecture,
             vocabulary=self.vocabulary.words,
             text=self.vocabulary.about,
             run=self.account.terms.name,

@@ -82,13 +82,17 @@ def simulate_typing(
     for loaded, word_model, stage in zip(models, word_models, _name_stages(models), strict=True):
         show = partial(progress, stage)
         typings.append(simulate(word_model, loaded.vocabulary, typed, show))
-    is_origin_known = all(loaded.card is not None and not loaded.is_personal for loaded in models)
+    is_origin_known = all(_is_origin_known(loaded) for loaded in models)
     return TypingResults(
         typings=typings,
         people=len(typed),
         words=int(typings[0].tokens.sum()),
         trained_on=people.trained_on if is_origin_known else None,
     )
+
+
+def _is_origin_known(loaded: LoadedModel) -> bool:
+    return loaded.card is not None and not loaded.is_personal
 
 
 def _name_stages(models: Sequence[LoadedModel]) -> list[str]:
@@ -119,7 +123,7 @@ def _people_known_to(models: Sequence[LoadedModel]) -> Callable[[str], bool]:
 def _limit_words(
     messages: Sequence[Sequence[str]], vocabulary: Vocabulary, most_words: int
 ) -> list[list[str]]:
-    """Return what each person types: messages of so many words, of those who have any."""
+    """Return what each person types: messages up to a number of words; skip who has none."""
     limited = [enough_words(theirs, vocabulary, most_words) for theirs in messages]
     return [theirs for theirs in limited if theirs]
 
@@ -130,7 +134,7 @@ def read_people(
     most: int,
     progress: Progress = ignore_progress,
 ) -> People:
-    """Read at most so many people; which ones follows from a hash of their ids."""
+    """Read at most this number of people; which ones follows from a hash of their ids."""
     messages: dict[str, list[str]] = {}
     room: dict[str, int] = defaultdict(lambda: MOST_CHARACTERS)
     left_out: set[str] = set()
@@ -142,14 +146,22 @@ def read_people(
             messages.setdefault(id, []).append(text[: room[id]])
             room[id] -= len(text)
     if not messages:
-        why = "there is no text in it"
-        if left_out:
-            why = f"all {len(left_out):,} people in it were trained on"
-        names = ", ".join(str(path) for path in source.paths)
-        raise DataError(f"{names}: nobody to try a keyboard on ({why})")
-    by_hash = sorted(messages, key=lambda id: (position(id), id))
+        raise _nobody_to_type(source, left_out)
+    by_hash = sorted(messages, key=_hash_of)
     chosen = [messages[id] for id in by_hash[:most]]
     return People(chosen, trained_on=len(left_out))
+
+
+def _nobody_to_type(source: Source, left_out: set[str]) -> DataError:
+    why = "there is no text in it"
+    if left_out:
+        why = f"all {len(left_out):,} people in it were trained on"
+    names = ", ".join(str(path) for path in source.paths)
+    return DataError(f"{names}: nobody to try a keyboard on ({why})")
+
+
+def _hash_of(id: str) -> tuple[int, str]:
+    return position(id), id
 
 
 def _read_messages(source: Source, progress: Progress) -> Iterator[tuple[str, str]]:
