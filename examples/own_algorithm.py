@@ -1,4 +1,4 @@
-"""An algorithm, a model and users of one's own: private linear regression, in a loop of one's own.
+"""Your own algorithm, model and users: private linear regression, in your own loop.
 
     python examples/own_algorithm.py
 
@@ -15,55 +15,73 @@ import numpy as np
 
 import taciturn as tt
 
-USERS, ROUNDS = 400, 30
+USERS = 400
+ROUNDS = 30
+STEPS = 5
+STEP_SIZE = 0.05
 TRUTH = np.array([2.0, -1.0, 0.5])
 
 
-def made_up_user(seed: int) -> tt.UserData:
-    """One batch of ten rows: three features, and what is to be predicted."""
+def simulate_user(seed: int) -> tt.UserData:
+    """Return one batch of ten rows: three features, and what is to be predicted."""
     generator = np.random.default_rng(seed)
     features = generator.normal(size=(10, 3))
-    rows = np.column_stack([features, features @ TRUTH + 0.1 * generator.normal(size=10)])
+    noise = generator.normal(size=10)
+    rows = np.column_stack([features, features @ TRUTH + 0.1 * noise])
     return tt.UserData(
-        batches=jnp.asarray(rows[None], jnp.float32), weight=jnp.float32(1), steps=jnp.int32(1)
+        batches=jnp.asarray(rows[None], jnp.float32),
+        weight=jnp.float32(1),
+        steps=jnp.int32(1),
     )
 
 
 def user_update(message, user: tt.UserData, key):
-    """Five steps of gradient descent on this user's rows; it may move as far as it likes, and is
-    clipped.
+    """Descend the gradient on this user's rows for five steps; the update may be as long as it
+    likes, and is clipped.
     """
+    rows = user.batches[0]
+    features = rows[:, :3]
+    targets = rows[:, 3]
 
     def loss(params):
-        predicted = user.batches[0, :, :3] @ params["weights"]
-        return jnp.mean((predicted - user.batches[0, :, 3]) ** 2)
+        predicted = features @ params["weights"]
+        return jnp.mean((predicted - targets) ** 2)
+
+    def move(value, slope):
+        return value - STEP_SIZE * slope
 
     params = message.params
-    for _ in range(5):
-        params = jax.tree.map(
-            lambda value, slope: value - 0.05 * slope, params, jax.grad(loss)(params)
-        )
+    for _ in range(STEPS):
+        slopes = jax.grad(loss)(params)
+        params = jax.tree.map(move, params, slopes)
     return jax.tree.map(jnp.subtract, params, message.params)
 
 
 def main(folder: Path) -> float:
     algorithm = tt.private_averaging(
-        user_update, clip_norm=0.5, noise_multiplier=1.0, users=USERS, cohort=100
+        user_update,
+        clip_norm=0.5,
+        noise_multiplier=1.0,
+        users=USERS,
+        cohort=100,
     )
-    users = [made_up_user(seed) for seed in range(USERS)]
     curator = tt.Curator.for_simulation(
-        algorithm, users, ledger=folder / "ledger.jsonl", rounds=ROUNDS
+        algorithm,
+        [simulate_user(seed) for seed in range(USERS)],
+        ledger=folder / "ledger.jsonl",
+        rounds=ROUNDS,
     )
+    weights = np.zeros(3)
     for state in tt.rounds(algorithm, curator, {"weights": jnp.zeros(3)}):
+        weights = np.asarray(state.server.params["weights"])
         if state.round == ROUNDS:
             break
     guarantee = curator.account.guarantee()
-    found = np.asarray(state.server.params["weights"])
     print(
-        f"found {found.round(2)}, truth {TRUTH}; ε = {guarantee.epsilon:.2f} at δ ="
-        f" {guarantee.delta:.0e}"
+        f"found {weights.round(2)}, truth {TRUTH};"
+        f" ε = {guarantee.epsilon:.2f} at δ = {guarantee.delta:.0e}"
     )
-    return float(np.abs(found - TRUTH).max())
+    return float(np.abs(weights - TRUTH).max())
 
 
 if __name__ == "__main__":

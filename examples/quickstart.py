@@ -2,8 +2,8 @@
 
     python examples/quickstart.py
 
-The messages are made up, so that it runs anywhere; with your own, name your file of (user, text) in
-`build_population`.
+The messages are simulated, so that it runs anywhere; with your own, name your file of (user, text)
+in `build_population`.
 """
 
 import csv
@@ -11,10 +11,12 @@ import random
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import taciturn as tt
 
 USERS = 200
+MESSAGES = 20
 PHRASES = (
     "see you at the station",
     "see you tomorrow",
@@ -24,46 +26,50 @@ PHRASES = (
 )
 
 
-def made_up_messages(path: Path) -> Path:
-    chosen = random.Random(0)
+def simulate_messages(path: Path) -> Path:
+    """Write messages of three phrases each."""
+    generator = random.Random(0)
     with open(path, "w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["user", "text"])
         for user in range(USERS):
-            rows.writerows(
-                [f"user {user}", ", ".join(chosen.sample(PHRASES, 3)) + "."] for _ in range(20)
-            )
+            for _ in range(MESSAGES):
+                phrases = generator.sample(PHRASES, 3)
+                rows.writerow([f"user {user}", ", ".join(phrases) + "."])
     return path
 
 
+def make_recipe(population: Path) -> tt.Recipe:
+    sections: dict[str, Any] = {
+        "data": {"population": str(population), "tokens_per_user": 80},
+        "model": {"kind": "cifg", "width": 16, "units": 24},
+        "local": {"learning_rate": 1.0, "batch_size": 8},
+        "server": {"optimizer": "momentum", "learning_rate": 1.0, "momentum": 0.9},
+        "participation": {"users": USERS, "cohort": 40},
+        "privacy": {"clip_norm": 0.5, "epsilon": 8.0},
+        "run": {"rounds": 15, "evaluate_every": 15},
+    }
+    return tt.Recipe(**sections)
+
+
+def print_round(done: int, rounds: int, row: dict[str, Any]) -> None:
+    print(f"round {done} of {rounds}", end="\r")
+
+
 def main(folder: Path) -> tt.FinishedRun:
-    people = tt.build_population(
-        made_up_messages(folder / "messages.csv"), folder / "people", vocabulary=500
-    )
-    recipe = tt.Recipe(
-        data={"population": str(people.folder), "tokens_per_user": 80},
-        model={"kind": "cifg", "width": 16, "units": 24},
-        local={"learning_rate": 1.0, "batch_size": 8},
-        server={"optimizer": "momentum", "learning_rate": 1.0, "momentum": 0.9},
-        participation={"users": USERS, "cohort": 40},
-        privacy={"clip_norm": 0.5, "epsilon": 8.0},
-        run={"rounds": 15, "evaluate_every": 15},
-    )
-    run = tt.train(
-        recipe,
-        folder / "run",
-        lambda done, rounds, row: print(f"round {done} of {rounds}", end="\r"),
-    )
+    messages = simulate_messages(folder / "messages.csv")
+    people = tt.build_population(messages, folder / "people", vocabulary=500)
+    run = tt.train(make_recipe(people.folder), folder / "run", print_round)
+    guarantee = run.guarantee
     print(
-        f"\nε = {run.guarantee.epsilon:.2f} at δ = {run.guarantee.delta:.1e}, for each user and all"
-        " they wrote"
+        f"\nε = {guarantee.epsilon:.2f} at δ = {guarantee.delta:.1e},"
+        " for each user and all they wrote"
     )
-    print(
-        f"the next word is right {run.evaluate().accuracy_top1:.1%} of the time, for people it"
-        " never met"
-    )
+    accuracy = run.evaluate().accuracy_top1
+    print(f"the next word is right {accuracy:.1%} of the time, for people it never met")
     print(f"after «see you »: {run.predictor().suggest('see you ').words}")
-    print("files to pass on:", *(path.name for path in run.export(folder / "model").files))
+    files = run.export(folder / "model").files
+    print("files to pass on:", *(path.name for path in files))
     return run
 
 
