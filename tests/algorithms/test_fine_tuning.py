@@ -177,7 +177,7 @@ def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(
 def test_general_text_of_other_words_is_refused_before_anything_is_spent(
     population, tmp_path, vocabulary
 ):
-    other = type(vocabulary)((*vocabulary.words[:-1], "another"))
+    other = type(vocabulary)(words=(*vocabulary.words[:-1], "another"))
     PublicCorpus.of(["word1 word2"], other, "other").save(tmp_path / "other")
     recipe = tiny_recipe(
         population, local={"forgetting": "rehearsal"}, data={"general": str(tmp_path / "other")}
