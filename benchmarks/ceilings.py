@@ -43,8 +43,10 @@ def main() -> None:
         noise = 1e3 * blt_release_seconds(params)
         accounting = 1e3 * accounting_seconds()
         print(f"BLT noise {noise:.2f} ms, ε of 5,000 rounds {accounting:.0f} ms")
-        print(f"evaluation {evaluation_rate(users, params):,.0f} tokens/s")
-    print(f"copies {copy_rate() / 1e9:,.0f} GB/s, products {products / 1e9:,.0f} GFLOP/s")
+        evaluated = evaluation_rate(users, params)
+        print(f"evaluation {evaluated:,.0f} tokens/s")
+    copies = copy_rate()
+    print(f"copies {copies / 1e9:,.0f} GB/s, products {products / 1e9:,.0f} GFLOP/s")
     rate = speed.users_per_s
     share = rate * operations(trained) / products
     print(f"the paper round, {rate:,.1f} users/s, takes {share:.0%} of the products")
@@ -61,7 +63,10 @@ def operations(params: Params) -> float:
 def blt_release_seconds(params: Params) -> float:
     buffers = Buffers(rows=2000, decay=(0.97, 0.9, 0.4), scale=(0.16, 0.16, 0.2))
     private = mechanism(
-        flat_clip(1.0), fixed_denominator(1000.0), blt(1.0, buffers), most_reports=2000
+        flat_clip(1.0),
+        fixed_denominator(1000.0),
+        blt(1.0, buffers),
+        most_reports=2000,
     )
     state = private.init(params)
     key = key_words(bytes(32))

@@ -13,7 +13,9 @@ import torch  # pyright: ignore[reportMissingImports]
 from pfl.aggregate.simulate import SimulatedBackend  # pyright: ignore[reportMissingImports]
 from pfl.aggregate.weighting import WeightByUser  # pyright: ignore[reportMissingImports]
 from pfl.algorithm.base import NNAlgorithmParams  # pyright: ignore[reportMissingImports]
-from pfl.algorithm.federated_averaging import FederatedAveraging  # pyright: ignore[reportMissingImports]
+from pfl.algorithm.federated_averaging import (  # pyright: ignore[reportMissingImports]
+    FederatedAveraging,
+)
 from pfl.callback.base import TrainingProcessCallback  # pyright: ignore[reportMissingImports]
 from pfl.data.federated_dataset import FederatedDataset  # pyright: ignore[reportMissingImports]
 from pfl.data.pytorch import PyTorchTensorDataset  # pyright: ignore[reportMissingImports]

@@ -60,7 +60,8 @@ class MeasuredRound:
         self._length = length
         self._generator = np.random.default_rng(0)
         self.server, self.devices = _make_round(devices, length, bits)
-        gone = self._generator.choice(devices, int(gone_share * devices), replace=False)
+        gone_count = int(gone_share * devices)
+        gone = self._generator.choice(devices, gone_count, replace=False)
         # Devices that never report.
         self.gone = set(gone.tolist())
         # CPU seconds of the devices and of the server, by stage.

@@ -41,13 +41,15 @@ def synthetic_messages(
     starts = range(0, tokens, message)
     for block in range(0, users, BLOCK):
         count = min(BLOCK, users - block)
-        ids = language.draw_texts(np.random.default_rng([seed, 1, block]), tokens)
+        generator = np.random.default_rng([seed, 1, block])
+        ids = language.draw_texts(generator, tokens)[:count]
         names = []
         texts = []
-        for index, user_words in enumerate(word_list[ids[:count]].tolist()):
+        for user, words_of_user in enumerate(word_list[ids].tolist(), start=block):
             for start in starts:
-                names.append(f"user-{block + index}")
-                texts.append(" ".join(user_words[start : start + message]))
+                words_of_message = words_of_user[start : start + message]
+                names.append(f"user-{user}")
+                texts.append(" ".join(words_of_message))
         columns = [pa.array(names, pa.string()), pa.array(texts, pa.string())]
         yield pa.record_batch(columns, schema=SCHEMA)
 
@@ -73,13 +75,16 @@ class _Language(NamedTuple):
 
     def draw_texts(self, generator: np.random.Generator, tokens: int) -> np.ndarray:
         """Return ids [BLOCK, tokens], a row for each user."""
-        ranks = np.searchsorted(self.cumulative, generator.random((BLOCK, tokens)))
+        shape = (BLOCK, tokens)
+        ranks = np.searchsorted(self.cumulative, generator.random(shape))
         topics = generator.integers(0, len(self.preferences), BLOCK)
-        is_of_topic = generator.random(ranks.shape) < TOPIC_SHARE
-        ids = np.where(is_of_topic, self.preferences[topics[:, None], ranks], ranks)
-        follows = generator.random(ranks.shape) < GRAMMAR_SHARE
+        is_of_topic = generator.random(shape) < TOPIC_SHARE
+        preferred = self.preferences[topics[:, None], ranks]
+        ids = np.where(is_of_topic, preferred, ranks)
+        follows = generator.random(shape) < GRAMMAR_SHARE
         for step in range(1, tokens):
-            following = self.followers[ids[:, step - 1]]
+            before = ids[:, step - 1]
+            following = self.followers[before]
             ids[:, step] = np.where(follows[:, step], following, ids[:, step])
         return ids
 

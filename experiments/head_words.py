@@ -70,13 +70,19 @@ def _count_positions(
     model: LanguageModel, first_word: int, params: Params, rows: jax.Array
 ) -> jax.Array:
     """Return, for each head, at how many positions 0, 1, … of the best predictions are in it."""
-    scores = losses.logits(model, params, rows[:, :-1]).at[..., NO_ANSWERS].set(-jnp.inf)
-    best = jax.lax.top_k(scores, PREDICTIONS)[1] - first_word
-    is_word = rows[:, 1:] != PADDING
+    before = rows[:, :-1]
+    targets = rows[:, 1:]
+    logits = losses.logits(model, params, before)
+    scores = logits.at[..., NO_ANSWERS].set(-jnp.inf)
+    _, best_ids = jax.lax.top_k(scores, PREDICTIONS)
+    # From the most frequent word on; below 0 are punctuation and what is not a word.
+    places = best_ids - first_word
+    is_target = targets != PADDING
     histograms = []
     for head in HEADS:
-        in_head = jnp.sum((best >= 0) & (best < head), axis=-1)
-        one_hot = jax.nn.one_hot(in_head, PREDICTIONS + 1) * is_word[..., None]
+        is_in_head = (places >= 0) & (places < head)
+        count = jnp.sum(is_in_head, axis=-1)
+        one_hot = jax.nn.one_hot(count, PREDICTIONS + 1) * is_target[..., None]
         histograms.append(jnp.sum(one_hot, axis=(0, 1), dtype=jnp.float32))
     return jnp.stack(histograms)
 

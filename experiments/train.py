@@ -167,9 +167,10 @@ class ClippedWatcher:
 
     def __init__(self, recipe: "Recipe", folder: Path) -> None:
         import jax
+        import jax.numpy as jnp
 
         from taciturn import trees
-        from taciturn.core import Message
+        from taciturn.core import Message, Public
         from taciturn.data.population import HeldOutUsers
         from taciturn.recipe import build
 
@@ -178,9 +179,12 @@ class ClippedWatcher:
         algorithm = build.algorithm(recipe, len(population.vocabulary))
         texts = HeldOutUsers(Path(recipe.data.population)).texts
         count = min(CLIPPED_ON, len(texts))
+        # Updates are not bounded here: what is measured is how long they would be.
+        public = Public(clip_norm=jnp.float32(jnp.inf))
 
         def update_norm(params: Any, user: Any) -> jax.Array:
-            update = algorithm.user_update(Message(params, ()), user, jax.random.key(0))
+            message = Message(params, public)
+            update = algorithm.user_update(message, user, jax.random.key(0))
             return trees.norm_upper_bound(update)
 
         # The share of them after each evaluation, by round.
@@ -308,13 +312,15 @@ def _begin(run: ListedRun, memory: float) -> RunningRun:
     """Begin a run with its share of a GPU's memory."""
     log = WORK / run.paper / f"{run.id}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    name = f"{run.paper}/{run.id}"
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{memory:.2f}"}
     process = subprocess.Popen(
-        [sys.executable, __file__, "--one", f"{run.paper}/{run.id}"],
+        [sys.executable, __file__, "--one", name],
         stdout=log.open("a"),
         stderr=subprocess.STDOUT,
-        env={**os.environ, "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{memory:.2f}"},
+        env=environment,
     )
-    print(f"{run.paper}/{run.id} begins", flush=True)
+    print(f"{name} begins", flush=True)
     return RunningRun(run, process, log)
 
 
@@ -345,21 +351,27 @@ def print_list(runs: list[ListedRun], missing: list[ListedRun], at_once: int) ->
     from lib.time_estimate import estimate, estimate_together
 
     takes = {run: estimate(run) for run in runs}
-    for run, estimated in takes.items():
-        state = f"{estimated.alone:5.0f} s" if run in missing else "   done"
-        settings = " ".join(run.settings)
-        print(f"{state}  {run.paper}/{run.id}  {settings}")
-    by_group: dict[tuple[int, str, str], list[ListedRun]] = {}
-    for run in sorted(missing, key=lambda run: run.item):
-        by_group.setdefault((run.item, run.paper, run.group), []).append(run)
-    for (item, paper, group), members in by_group.items():
-        together = estimate_together([takes[run] for run in members], at_once)
+    for run in runs:
+        seconds = takes[run].alone
+        state = f"{seconds:5.0f} s" if run in missing else "   done"
+        print(f"{state}  {run.paper}/{run.id}  {' '.join(run.settings)}")
+    for group in _group_by_item(missing):
+        first = group[0]
+        seconds = estimate_together([takes[run] for run in group], at_once)
         print(
-            f"item {item:2}  {together:5.0f} s for {len(members):2} runs, {at_once}"
-            f" at a time  {paper}/{group}"
+            f"item {first.item:2}  {seconds:5.0f} s for {len(group):2} runs, {at_once}"
+            f" at a time  {first.paper}/{first.group}"
         )
     minutes = estimate_together([takes[run] for run in missing], at_once) / 60
     print(f"{minutes:.0f} minutes in all, {at_once} at a time")
+
+
+def _group_by_item(runs: list[ListedRun]) -> list[list[ListedRun]]:
+    """Return the runs of each group, in the order of their items."""
+    by_group: dict[tuple[str, str], list[ListedRun]] = {}
+    for run in sorted(runs, key=lambda run: run.item):
+        by_group.setdefault((run.paper, run.group), []).append(run)
+    return list(by_group.values())
 
 
 def _print_absent(absent_of: dict[ListedRun, tuple[str, ...]]) -> None:

@@ -56,7 +56,7 @@ def run_noting_device(folder: Path, server: str) -> None:
     def train_and_note(message, user, key):
         report = program(message, user, key)
         residues = np.asarray(report.update).astype(np.uint32)
-        np.save(_note_of(folder, int(message.public.round)), residues)
+        np.save(_note_of(folder, message.public.row), residues)
         return report
 
     device._program = train_and_note  # pyright: ignore[reportAttributeAccessIssue]

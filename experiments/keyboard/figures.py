@@ -37,7 +37,7 @@ def items() -> list[Item]:
         blogs(),
         start_that_ships(),
         steam(),
-        audited(),
+        audit_and_canaries(),
         typing("blogs", "blogs"),
         typing("sms", "phone messages"),
     ]
@@ -170,7 +170,7 @@ def steam(found: Group) -> Judged:
     about="27 canaries of 189 synthetic users, 1,000 audit users, ε = 4",
     theirs="nothing contradicts the claim, and nothing of one user's is memorised",
 )
-def audited(found: Group) -> Judged:
+def audit_and_canaries(found: Group) -> Judged:
     (private,) = found.found["4"]
     audit = private["audit"]
     canaries = group_by_kind(found.found["4"])

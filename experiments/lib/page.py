@@ -174,15 +174,18 @@ def page() -> dict[Path, str]:
         module = load_figures(paper)
         items: list[Item] = module.items()
         summary += [_summary_row(paper, item) for item in items]
-        sections += [f"## {module.TITLE}", wrap_paragraphs(module.ABOUT.strip())]
+        about = wrap_paragraphs(module.ABOUT.strip())
+        sections += [f"## {module.TITLE}", about]
         sections += _sections(paper, items, f"{paper}/figures")
         files |= _figure_files(paper, items)
+    own_page = f"{OWN}/README.md"
     own_items: list[Item] = load_figures(OWN).items()
-    summary += [_summary_row(OWN, item, f"{OWN}/README.md") for item in own_items]
+    summary += [_summary_row(OWN, item, own_page) for item in own_items]
     files |= _figure_files(OWN, own_items)
-    files[Path(OWN) / "README.md"] = _own_page(own_items)
-    top = f"{BEGINNING.strip()}\n\n{_count_verdicts(summary)}\n\n{table(HEAD, summary)}"
-    return {Path("README.md"): "\n\n".join([top, *sections]) + "\n", **files}
+    files[Path(own_page)] = _own_page(own_items)
+    counts = _count_verdicts(summary)
+    parts = [BEGINNING.strip(), counts, table(HEAD, summary), *sections]
+    return {Path("README.md"): "\n\n".join(parts) + "\n", **files}
 
 
 def _own_page(items: Sequence[Item]) -> str:

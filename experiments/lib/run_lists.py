@@ -106,9 +106,10 @@ def choose_runs(what: list[str]) -> list[ListedRun]:
     chosen: list[ListedRun] = []
     for name in what or papers():
         paper, _, group = name.partition("/")
-        runs = [run for run in read_list(paper) if group in ("", run.group)]
+        listed = read_list(paper)
+        runs = [run for run in listed if group in ("", run.group)]
         if not runs:
-            groups = dict.fromkeys(run.group for run in read_list(paper))
+            groups = dict.fromkeys(run.group for run in listed)
             raise ListError(f"{paper} has no group {group}; it has {', '.join(groups)}")
         chosen += runs
     return sorted(chosen, key=lambda run: run.turn)

@@ -230,18 +230,24 @@ def _draw_axes(x: Scale, y: Scale, across: str, up: str) -> Iterable[str]:
 
 def _draw_line(line: Line, x: Scale, y: Scale, colour: str) -> Iterable[str]:
     if line.joined and len(line.points) > 1:
-        dashes = DASHES if line.of_paper else ""
-        places = [f"{x(across):.1f} {y(up):.1f}" for across, up in line.points]
-        way = "L".join(places)
-        yield f'<path d="M{way}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>'
+        yield _draw_way(line, x, y, colour)
     fill = "none" if line.of_paper else colour
-    for (across, up), margin in zip(line.points, line.finite_margins(), strict=True):
+    margins = line.finite_margins()
+    for (across, up), margin in zip(line.points, margins, strict=True):
         place = f"{x(across):.1f}"
         if margin:
             low = y(up - margin)
             high = y(up + margin)
             yield (f'<path d="M{place} {low:.1f}V{high:.1f}" stroke="{colour}" opacity="0.55"/>')
         yield f'<circle cx="{place}" cy="{y(up):.1f}" r="2.6" fill="{fill}" stroke="{colour}"/>'
+
+
+def _draw_way(line: Line, x: Scale, y: Scale, colour: str) -> str:
+    """Draw what joins the points."""
+    dashes = DASHES if line.of_paper else ""
+    places = [f"{x(across):.1f} {y(up):.1f}" for across, up in line.points]
+    way = "L".join(places)
+    return f'<path d="M{way}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>'
 
 
 def _draw_legend(line: Line, place: int, colour: str) -> Iterable[str]:

@@ -79,14 +79,16 @@ def _words_of(recipe: Recipe) -> int:
 
 
 def _seconds_of_a_person(recipe: Recipe) -> float:
-    asked_for = recipe.data.tokens_per_user
-    tokens = min(asked_for, TOKENS.get(recipe.data.population, asked_for))
+    most = recipe.data.tokens_per_user
+    tokens = min(most, TOKENS.get(recipe.data.population, most))
     words = _words_of(recipe)
     parameters = _count_parameters(recipe.model.model_dump_json(), words)
     token = TOKEN * max(words / USUAL_WORDS, parameters / 1.5e6)
     is_modular = recipe.privacy.encoding == "modular"
     parameter = 2 * PARAMETER if is_modular else PARAMETER
-    return parameter * parameters + token * tokens * recipe.local.epochs
+    update = parameter * parameters
+    training = token * tokens * recipe.local.epochs
+    return update + training
 
 
 def _seconds_of_measuring(run: ListedRun, recipe: Recipe) -> float:

@@ -513,8 +513,10 @@ def _judge_more_words(
     lost = _accuracies_by_words(words, ten, tried_value)
     best = _accuracies_by_words(words, ten, usual_value)
     costs = [high - low for high, low in zip(best, lost, strict=True)]
-    is_same = max(abs(cost - costs[0]) for cost in costs) < CLOSE
-    is_better = min(best[1:]) > best[0]
+    cost_of_ten = costs[0]
+    is_same = max(abs(cost - cost_of_ten) for cost in costs) < CLOSE
+    with_ten, *with_more = best
+    is_better = min(with_more) > with_ten
     ours = (
         f"{tried_name} costs {_points(costs)} points against {usual_name} with 10,000, 20,000 and"
         f" 30,000 words, which have {_points(best)} %, after 300 rounds"

@@ -220,7 +220,8 @@ def window_loss(
     """
     inputs = tokens[:-1]
     targets = tokens[1:]
-    keys = [None] * (LAYERS + 1) if key is None else list(jax.random.split(key, LAYERS + 1))
+    rows = tokens.shape[1]
+    keys = _dropout_keys(key)
 
     def drop(values: jax.Array, key: Key | None) -> jax.Array:
         return dropout(values, settings.dropout, key, alike_in_time=True)
@@ -237,7 +238,13 @@ def window_loss(
         ends.append(end)
     scores = times(settings.product, values, params["embedding"].T) + params["word_bias"]
     losses = jnp.where(targets == NOTHING, 0.0, _word_losses(scores, targets))
-    return jnp.sum(losses) / tokens.shape[1], tuple(ends)
+    return jnp.sum(losses) / rows, tuple(ends)
+
+
+def _dropout_keys(key: Key | None) -> list[Key] | list[None]:
+    """Return a key for the words and for each layer; none where nothing is dropped."""
+    count = LAYERS + 1
+    return [None] * count if key is None else list(jax.random.split(key, count))
 
 
 def _word_losses(scores: jax.Array, targets: jax.Array) -> jax.Array:

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update
-from taciturn.core import LanguageModel, Message
+from taciturn.core import LanguageModel, Message, Public
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.models.cells import cifg
 from taciturn.models.deep_lstm import deep_lstm
@@ -43,10 +44,13 @@ class Seconds(NamedTuple):
 
 def measure(model: LanguageModel, words: int) -> Seconds:
     """Return how long a device takes with a model of this number of words."""
-    text = np.random.default_rng(0).integers(4, words, int(BYTES / BYTES_A_WORD))
+    generator = np.random.default_rng(0)
+    text = generator.integers(4, words, int(BYTES / BYTES_A_WORD))
     layout = Layout.for_pieces(Unrolls(LENGTH), ROWS, len(text) / LENGTH)
     user = layout.user_data(text)
-    message = Message(model.init(jax.random.key(0)), None)
+    params = model.init(jax.random.key(0))
+    # It trains as if there were no bound.
+    message = Message(params, Public(clip_norm=jnp.float32(jnp.inf)))
     key = jax.random.key(1)
     local = LocalTraining(learning_rate=1.0, keyed=True)
     jitted = jax.jit(fedavg_update(sgd_step(model), local))

@@ -27,6 +27,8 @@ the paper leaves them out, so that levels are not comparable, changes are. Keyst
 300 sentences of general text and of 400 held-out users, each from its beginning, with a strip of
 three. Settings, commands and what is beyond the paper: [popov2018](popov2018/README.md).
 """
+# The run of Table 1 that learns only from the device's text.
+RETRAINED = "alone"
 ROWS = {
     "rehearsal-0.25": "rehearsal, λ = ¼",
     "rehearsal-0.5": "rehearsal, λ = ½",
@@ -34,7 +36,7 @@ ROWS = {
     "soft-0.25": "soft labels, λ = ¼",
     "soft-0.5": "soft labels, λ = ½",
     "soft-0.75": "soft labels, λ = ¾",
-    "alone": "re-training, λ = 1",
+    RETRAINED: "re-training, λ = 1",
     "generated-1": "transfer learning, generated text, 1 cycle",
     "generated-5": "… 5 cycles",
     "real-1": "transfer learning, real text",
@@ -44,7 +46,6 @@ ROWS = {
     "none": "averaging, 300 rounds, no rehearsal",
     "queue": "from a queue, 30 devices in flight, 100 rounds",
 }
-RETRAINED = "alone"
 TRANSFER = ("generated-1", "generated-5", "real-1")
 SIDES = ("general", "users")
 # Of keystrokes, that 300 rounds may cost the general language.

@@ -105,7 +105,8 @@ def compress(
     # Mask ← |V| > thr.
     places = jax.tree.map(mark_largest, unsent, entries)
     # G̃ ← V ⊙ Mask.
-    upload = Upload(places=places, values=jax.tree.map(keep_sent, places, unsent))
+    values = jax.tree.map(keep_sent, places, unsent)
+    upload = Upload(places=places, values=values)
     # U ← U ⊙ ¬Mask, V ← V ⊙ ¬Mask. The momentum of what is sent is forgotten with it: it would
     # carry the entry further in a direction that is stale by then.
     kept = Memory(
@@ -125,12 +126,13 @@ def encode(upload: Upload) -> bytes:
     both sides know.
     """
     parts = []
-    leaves = zip(jax.tree.leaves(upload.places), jax.tree.leaves(upload.values), strict=True)
-    for places, values in leaves:
-        sent = np.flatnonzero(places)
-        sent_values = np.ravel(values)[sent]
-        parts.append(sent.astype("<u4").tobytes())
-        parts.append(sent_values.astype("<f4").tobytes())
+    places_of_leaves = jax.tree.leaves(upload.places)
+    values_of_leaves = jax.tree.leaves(upload.values)
+    for is_sent, values in zip(places_of_leaves, values_of_leaves, strict=True):
+        places = np.flatnonzero(is_sent)
+        sent = np.ravel(values)[places]
+        parts.append(places.astype("<u4").tobytes())
+        parts.append(sent.astype("<f4").tobytes())
     return b"".join(parts)
 
 
@@ -139,7 +141,8 @@ def decode(data: bytes, params: Params, entries: PyTree) -> Params:
     shapes, structure = jax.tree.flatten(params)
     leaves = []
     start = 0
-    for like, count in zip(shapes, jax.tree.leaves(entries), strict=True):
+    counts = jax.tree.leaves(entries)
+    for like, count in zip(shapes, counts, strict=True):
         places = np.frombuffer(data, "<u4", count, start)
         values = np.frombuffer(data, "<f4", count, start + 4 * count)
         start += BYTES_OF_AN_ENTRY * count

@@ -80,14 +80,21 @@ def write_populations(blogs: Path) -> list[str]:
     users = sorted(posts, key=_position)
     held_out = [user for user in users if _position(user) < HELD_OUT * 2**64]
     others = users[len(held_out) :]
-    words = {user: sum(len(text.split()) for text in posts[user]) for user in others}
+    words = {user: _count_words(posts[user]) for user in others}
+    people = others[:PEOPLE]
+    _write_population("people", _rows_of(people + held_out, posts))
     long = [user for user in others if words[user] >= LONG]
-    _write_population("people", _rows_of(others[:PEOPLE] + held_out, posts))
-    _write_population("ten", _rows_of(long[:DEVICES] + held_out, posts))
-    first = _first_with(WORDS, words)
-    texts = [("one", text) for user in first for text in posts[user]]
-    _write_population("one", texts + _rows_of(held_out, posts), "--most-tokens", WORDS)
+    ten = long[:DEVICES]
+    _write_population("ten", _rows_of(ten + held_out, posts))
+    together = _first_with(WORDS, words)
+    rows_of_one = [("one", text) for _, text in _rows_of(together, posts)]
+    rows = rows_of_one + _rows_of(held_out, posts)
+    _write_population("one", rows, "--most-tokens", WORDS)
     return ["\n".join(posts[user]) for user in held_out]
+
+
+def _count_words(texts: list[str]) -> int:
+    return sum(len(text.split()) for text in texts)
 
 
 def _read_posts(blogs: Path) -> dict[str, list[str]]:
@@ -159,7 +166,10 @@ def choose_sentences(texts: list[str], most: int, vocabulary: Vocabulary) -> lis
 
 def main(wiki: str, blogs: str) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
-    texts = {"general": write_corpora(Path(wiki)), "users": write_populations(Path(blogs))}
+    texts = {
+        "general": write_corpora(Path(wiki)),
+        "users": write_populations(Path(blogs)),
+    }
     vocabulary = PublicCorpus.load(OUT / "general").vocabulary
     messages = {}
     for side, most in SENTENCES.items():

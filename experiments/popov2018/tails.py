@@ -106,13 +106,17 @@ def log_ratios(
     @jax.jit
     def sample_ratios(params: Params, other: Params, key: Key) -> jax.Array:
         texts = beginnings(model, params, AT_A_TIME, LENGTH, key)
-        return _log_probability(model, params, texts) - _log_probability(model, other, texts)
+        likely = _log_probability(model, params, texts)
+        likely_to_other = _log_probability(model, other, texts)
+        return likely - likely_to_other
 
     blocks = []
     for block in range(0, count, AT_A_TIME):
-        ratios = sample_ratios(params, other, jax.random.fold_in(key, block))
+        block_key = jax.random.fold_in(key, block)
+        ratios = sample_ratios(params, other, block_key)
         blocks.append(np.asarray(ratios))
-    return np.concatenate(blocks)[:count].astype(np.float64)
+    ratios = np.concatenate(blocks)[:count]
+    return ratios.astype(np.float64)
 
 
 def _log_probability(model: LanguageModel, params: Params, texts: jax.Array) -> jax.Array:

@@ -295,8 +295,10 @@ def first_rounds(found: Group) -> Judged:
     falls = []
     dips = {}
     for run in TIED:
-        values = [accuracy.value for round, accuracy in found.curve(run) if round <= 10]
-        falls.append(values[0] - min(values))
+        first_ten = [accuracy for round, accuracy in found.curve(run) if round <= 10]
+        values = [accuracy.value for accuracy in first_ten]
+        start = values[0]
+        falls.append(start - min(values))
         dips[run] = max(before - after for before, after in pairwise(values))
     below = max(falls)
     by_run = " and ".join(f"{run} by {100 * dip:.2f}" for run, dip in dips.items())
