@@ -154,9 +154,10 @@ class Curator:
             delta = default_delta(len(users))
         _check_delta(delta, len(users))
         root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
+        number = len(book.runs()) + 1
         terms = _terms_of_simulation(
             algorithm,
-            name=f"simulation-{len(book.runs()) + 1}",
+            name=f"simulation-{number}",
             population=_identify(users, root),
             is_seeded=seed is not None,
             budget=Budget(delta=delta, epsilon=epsilon),
@@ -166,12 +167,13 @@ class Curator:
         account = Account(ledger=book, terms=terms, release=release)
         account.check_budget()
         secrets = tempfile.TemporaryDirectory(prefix="taciturn-")
+        log = _open_log(Path(secrets.name), algorithm.participation, root)
         curator = cls(
             algorithm=algorithm,
             fleet=UsersInMemory(users),
             account=account,
             root=root,
-            log=_open_log(Path(secrets.name), algorithm.participation, root),
+            log=log,
         )
         curator._secrets = secrets
         account.open()
@@ -265,7 +267,8 @@ class Curator:
         charges = self.account.charges
         charged = len(charges)
         # A crash may come between an entry and its charge.
-        if log.rows not in (charged, charged + 1):
+        is_in_step = log.rows in (charged, charged + 1)
+        if not is_in_step:
             raise ParticipationBreach(
                 f"the ledger has {charged} releases and the participation log {log.rows} cohorts:"
                 " they do not belong together, so the run cannot continue"

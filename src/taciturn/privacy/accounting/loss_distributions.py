@@ -135,13 +135,15 @@ class _Tail:
         if delta <= self.lost:
             return math.inf
         wanted = self._scale_down(delta - self.lost)
-        # What lies above each loss; the last is 0.
-        above = self.mass - _exp(self.losses - self.middle) * self.discounted
-        first = int(np.argmax(above <= wanted))
+        first = int(np.argmax(self._above_losses() <= wanted))
         # Below the first loss δ is not known, and at it there is enough.
         if first == 0 or self.mass[first] <= wanted:
             return float(self.losses[first])
         return self._epsilon_below(first, wanted)
+
+    def _above_losses(self) -> np.ndarray:
+        """Return δ at each loss, in units of e^log_scale; the last is 0."""
+        return self.mass - _exp(self.losses - self.middle) * self.discounted
 
     def _scale_down(self, delta: float) -> float:
         """Return δ in units of e^log_scale, limited to what a float holds."""
@@ -224,16 +226,21 @@ def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: fl
     """
     sign = 1.0 if is_there else -1.0
     ends = _ends_of_outputs(mixture, is_there)
-    bounds = np.sort(sign * _log_ratio(mixture, ends))
-    lowest = math.floor(bounds[0] / grid)
-    # At least one step above 0: where no user is ever drawn, both bounds are 0.
-    highest = max(math.ceil(bounds[1] / grid), 1)
+    lowest, highest = _steps_between(sign * _log_ratio(mixture, ends), grid)
     epsilons = np.arange(lowest, highest + 1) * grid
     noise = mixture.standard_deviation
     further_ends = ends + np.array([-noise, noise])
     outputs = _output_of(mixture, sign * epsilons, further_ends)
     deltas = _deltas(mixture, is_there, epsilons=epsilons, outputs=outputs)
     return create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas)
+
+
+def _steps_between(losses: np.ndarray, grid: float) -> tuple[int, int]:
+    """Return the lowest and the highest step of the grid that hold two losses between them."""
+    lowest = math.floor(losses.min() / grid)
+    # At least one step above 0: where no user is ever drawn, both losses are 0.
+    highest = max(math.ceil(losses.max() / grid), 1)
+    return lowest, highest
 
 
 def _ends_of_outputs(mixture: MixtureOfGaussiansDpEvent, is_there: bool) -> np.ndarray:

@@ -391,7 +391,8 @@ class Ledger(ChainedFile):
         if head is None:
             return rows
         for number, row in enumerate(rows, start=1):
-            if row["hash"] == head:
+            is_head = row["hash"] == head
+            if is_head:
                 return rows[:number]
         raise LedgerError(
             f"{self.path} has no row {head[:12]}… of run {run!r}: the model and this ledger do not"
