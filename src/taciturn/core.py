@@ -60,13 +60,29 @@ class UserData(NamedTuple):
     steps: jax.Array
 
 
+class Public(NamedTuple):
+    """The mechanism's part of a message: what devices must know to bound their updates."""
+
+    # S, in force in this round.
+    clip_norm: jax.Array
+    # t, where reports are encoded for a secure sum: it names the signs ξ of the rotation.
+    round: jax.Array | None = None
+    # Cᵗ, the quantile as followed so far, where the clip norm adapts; a private estimate itself.
+    estimate: jax.Array | None = None
+
+    @property
+    def row(self) -> int:
+        """Return t as a number, where reports are encoded for a secure sum."""
+        assert self.round is not None
+        return int(self.round)
+
+
 class Message(NamedTuple):
     """What a round sends to every device of its cohort."""
 
     # θᵗ.
     params: Params
-    # The mechanism's part of it: the clip norm.
-    public: PyTree
+    public: Public
 
 
 class Report(NamedTuple):
@@ -198,9 +214,9 @@ class Mechanism(NamedTuple):
 
     init: Callable[[Params], MechanismState]
     # The part of a message that devices need to bound their updates.
-    public: Callable[[MechanismState], PyTree]
+    public: Callable[[MechanismState], Public]
     # On the device; its guarantee holds for any update.
-    bound: Callable[[PyTree, Update, jax.Array, Key], Report]
+    bound: Callable[[Public, Update, jax.Array, Key], Report]
     # Only in the curator.
     release: Callable[[MechanismState, Report, NoiseKey], tuple[Release, MechanismState]]
     # The state after a release that is on record.

@@ -15,7 +15,7 @@ from taciturn.algorithms.local_training import (
     gradient_step,
 )
 from taciturn.algorithms.server_optimizers import server_optimizer
-from taciturn.core import Message, UserData
+from taciturn.core import Message, Public, UserData
 from taciturn.privacy.bounding.clipping import flat_clip, no_clip
 from taciturn.privacy.bounding.estimators import fixed_denominator
 from taciturn.privacy.noise.white import gaussian
@@ -61,7 +61,7 @@ def test_fedavg_is_the_papers_user_update(settings):
     )
     project = flat_clip(1.0).project if "radius" in settings else None
     update = fedavg_update(gradient_step(loss), local, project)(
-        Message(START, jnp.float32(settings.get("radius", 0))), USER, KEY
+        Message(START, Public(jnp.float32(settings.get("radius", 0)))), USER, KEY
     )
     np.testing.assert_allclose(update["w"], by_hand(**settings), rtol=1e-5)
 
@@ -141,7 +141,7 @@ def test_a_batch_of_padding_is_not_a_step_and_one_of_text_is(settings):
         update_penalty=settings.get("penalty", 0.0),
     )
     project = flat_clip(1.0).project if "radius" in settings else None
-    message = Message(START, jnp.float32(settings.get("radius", 0)))
+    message = Message(START, Public(jnp.float32(settings.get("radius", 0))))
     train = fedavg_update(gradient_step(masked_loss), local, project)
     padded = jnp.concatenate([BATCHES, jnp.zeros_like(BATCHES[:2])])
     longer = jnp.concatenate([BATCHES, BATCHES[:2] + 1])

@@ -139,7 +139,7 @@ def test_an_average_of_predictions_is_never_private_nor_says_how_many_were_drawn
     assert "NO privacy guarantee" in statement(guarantee, ())
     assert json.loads((tmp_path / "bare" / "guarantee.json").read_text())["private"] is False
     assert (tmp_path / "bare" / "model.safetensors").stat().st_mode & 0o077 == 0
-    with pytest.raises(ExportRefused, match="non-private"):
+    with pytest.raises(ExportRefused, match="non_private=True"):
         check_may_leave(guarantee, non_private=False)
     row = ledger.model_row(run.params_digest(finished.params))  # what a warm start asks for
     assert [type(cost) for cost in ledger.cost("bare", row["hash"])] == [NonPrivateDpEvent]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from harness import exact, quietly, tiny_recipe
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update
 from taciturn.algorithms.uploads import compress_updates, round_at_random, upload_bytes
-from taciturn.core import Message, UserData
+from taciturn.core import Message, Public, UserData
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.sgd import sgd_step
 from taciturn.privacy.bounding.clipping import LARGEST_UPDATE, STEPS, encode, flat_clip
@@ -42,7 +42,7 @@ def sent(update, upload: Upload, clip_norm: float = 0.5, key=KEY):
         Message({}, None), NOBODY, key
     )
     return smaller, encode(
-        flat_clip(clip_norm), jnp.float32(clip_norm), smaller, jnp.float32(1), key
+        flat_clip(clip_norm), Public(jnp.float32(clip_norm)), smaller, jnp.float32(1), key
     )
 
 
@@ -168,7 +168,7 @@ def test_padding_is_not_a_step_in_a_small_upload_of_a_deep_model_with_short_step
     model = deep_lstm(12, 4, 4, 2, tied=True, dropout_rate=0.3, variational=True)
     local = LocalTraining(learning_rate=0.5, epochs=2, keyed=True, gradient_norm=0.5)
     update = compress_updates(fedavg_update(sgd_step(model), local), 0.3, 8)
-    message = Message(model.init(jax.random.key(1)), jnp.float32(0.5))
+    message = Message(model.init(jax.random.key(1)), Public(jnp.float32(0.5)))
     batches = (
         jnp.zeros((5, 2, 4), jnp.int32)
         .at[:2]
@@ -179,7 +179,7 @@ def test_padding_is_not_a_step_in_a_small_upload_of_a_deep_model_with_short_step
     def report(steps):
         key = jax.random.key(3)
         made = update(message, UserData(batches, jnp.float32(1), steps), key)
-        return encode(flat_clip(0.5), jnp.float32(0.5), made, jnp.float32(1), key)
+        return encode(flat_clip(0.5), Public(jnp.float32(0.5)), made, jnp.float32(1), key)
 
     two, five, one = (jax.tree.leaves(report(jnp.int32(steps)).update) for steps in (2, 5, 1))
     assert all(np.array_equal(*pair) for pair in zip(two, five, strict=True))

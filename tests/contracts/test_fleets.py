@@ -12,7 +12,7 @@ import pytest
 
 from harness import SideBySide, mostly_slow, small_population, tiny_recipe
 from taciturn import trees
-from taciturn.core import Message, Report, UserData
+from taciturn.core import Message, Public, Report, UserData
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import SimulatedFleet
@@ -93,7 +93,7 @@ def in_floats(total):
     return jax.tree.leaves(decoded(total))
 
 
-decoded = jax.jit(functools.partial(decode, flat_clip(0.5), np.float32(0.5)))
+decoded = jax.jit(functools.partial(decode, flat_clip(0.5), Public(np.float32(0.5))))
 
 
 def assert_same_total(one, other):

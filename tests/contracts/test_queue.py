@@ -11,7 +11,7 @@ import pytest
 
 from harness import quietly, tiny_recipe
 from taciturn import trees
-from taciturn.core import FailedRound, Message, Report, UserData
+from taciturn.core import FailedRound, Message, Public, Report, UserData
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.recipe.text import RecipeError
@@ -45,7 +45,7 @@ def program(message, user, key):
 
 
 def message(model: int) -> Message:
-    return Message({"w": jnp.float32(model + 1)}, jnp.float32(1.0))
+    return Message({"w": jnp.float32(model + 1)}, Public(jnp.float32(1.0)))
 
 
 def key(number: int):

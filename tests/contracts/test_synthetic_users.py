@@ -9,7 +9,7 @@ import pytest
 
 from harness import WORDS, started, tiny_recipe
 from taciturn import trees
-from taciturn.core import Message, Report
+from taciturn.core import Message, Public, Report
 from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, choose_by_coins
 from taciturn.privacy.bounding.clipping import MOST_REPORTS, pack
 from taciturn.privacy.bounding.secagg_encoding import encoding
@@ -106,7 +106,7 @@ def test_a_sum_of_more_would_run_over_and_one_user_move_it_by_far_more_than_the_
     """The twin: with as many reports as a total holds, whole numbers add up; with half as many
     again they come out negative.
     """
-    largest = pack(jnp.float32(1.0), {"w": jnp.array([0.9999999])})[
+    largest = pack(Public(jnp.float32(1.0)), {"w": jnp.array([0.9999999])})[
         "w"
     ].low  # the low limb of a report near the clip norm
     for reports, runs_over in ((MOST_REPORTS, False), (MOST_REPORTS * 3 // 2, True)):

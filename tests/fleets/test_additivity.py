@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from taciturn import trees
-from taciturn.core import Message
+from taciturn.core import Message, Public
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.token_shards import Texts
 from taciturn.fleets.simulation import in_process
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.optimised
 
 KEY = jax.random.key(0)
 LAYOUT = Layout(cut=Unrolls(4), batch_size=2, steps=3)
-MESSAGE = Message({"w": jnp.linspace(-1, 1, 40).reshape(8, 5)}, jnp.float32(0.5))
+MESSAGE = Message({"w": jnp.linspace(-1, 1, 40).reshape(8, 5)}, Public(jnp.float32(0.5)))
 
 
 class Written:
@@ -238,7 +238,7 @@ def test_no_device_program_adds_rows_one_after_another():
     assert sources
     allowed = (
         "matrix.at[places].add",
-        "nothing.at[places.reshape(-1)].add",
+        "zeros.at[places.reshape(-1)].add",
     )  # a remark, and more places than a device's batch has
     texts = {path.name: path.read_text() for path in sources}
     for one in allowed:

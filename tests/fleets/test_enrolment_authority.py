@@ -373,3 +373,26 @@ def test_ten_thousand_devices_are_enrolled_and_read_in_no_time(tmp_path, authori
     assert enrolling < 30
     print(f"enrolled in {enrolling:.2f} s, read in {time.monotonic() - began:.2f} s")
     assert np.all([now.number_of(one.key) == one.device for one in now.read().certificates])
+
+
+def test_a_list_that_another_thread_replaces_is_read_whole(tmp_path, authority, monkeypatch):
+    """While a front end looks a key up, the thread of the training may read a longer list: numbers
+    of one list are never looked up in certificates of another.
+    """
+    folder, fleet, _ = authority
+    first, second = asking(tmp_path, 2)
+    enrolment.enrol(folder, fleet, [first])
+    now = EnrolledFile(fleet)
+    read = EnrolledFile._newest
+
+    def replace_meanwhile(self):
+        listed = read(self)
+        monkeypatch.setattr(EnrolledFile, "_newest", read)
+        enrolment.enrol(folder, fleet, [second])
+        assert len(now.read().certificates) == 2
+        return listed
+
+    monkeypatch.setattr(EnrolledFile, "_newest", replace_meanwhile)
+    late = device_key(tmp_path / "device-1")
+    assert now.number_of(late) == "a device that is not enrolled"
+    assert now.number_of(late) == 1

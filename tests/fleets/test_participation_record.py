@@ -2,6 +2,8 @@
 any name of a run.
 """
 
+import json
+
 import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices
@@ -183,3 +185,19 @@ def test_the_cap_is_the_recipes_unless_it_says_another(tmp_path, vocabulary):
         }
         fleet = FleetOfDevices(tmp_path / str(lifetime), vocabulary, count=1, **sections)
         assert fleet.link._devices[0].handler._record._limits.max_participations == expected
+
+
+@pytest.mark.parametrize("last", [{}, None, 0, ""], ids=str)
+def test_an_upload_that_says_nothing_is_not_taken_for_none(tmp_path, last):
+    """A record whose last upload is empty is damaged: the device fails, and reports nothing. The
+    twin has no upload at all, and may take part.
+    """
+    record = {"name": "", "list": [-1, ""], "uploads": [last], "opted_out": False}
+    (tmp_path / "participation.json").write_text(json.dumps(record))
+    damaged = OwnParticipation(tmp_path, ParticipationLimits(24.0, 3, 10))
+    with pytest.raises((KeyError, TypeError)):
+        damaged.why_not(6)
+    with pytest.raises((KeyError, TypeError)):
+        damaged.upload(6, "run", 0)
+    (tmp_path / "participation.json").write_text(json.dumps(record | {"uploads": []}))
+    assert damaged.upload(6, "run", 0) is None

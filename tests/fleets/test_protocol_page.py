@@ -12,6 +12,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from enrolling import public
+from taciturn.core import Public
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
 from taciturn.fleets.secure_aggregation import device_side, masks, messages, protocol, shamir
@@ -99,7 +100,7 @@ def computed(monkeypatch):
     masks.add_masks(mask, [own], [])
     many = [hashlib.sha256(number.to_bytes(8, "big")).digest() for number in range(401)]
     (with_first,) = (one for one in cells(b"\x11" * 32, many) if many[0] in one)
-    rotation = secagg_encoding.Rotation(jnp.float32(1), jnp.int32(5))
+    rotation = Public(jnp.float32(1), jnp.int32(5))
     coins = secagg_encoding._coins(
         secagg_encoding.encoding(1200, 10)._replace(padded=1200), rotation
     )
@@ -151,14 +152,12 @@ def test_a_report_is_made_as_the_page_says():
 
     def off_by(row):
         report = bound.pack(
-            secagg_encoding.Rotation(jnp.float32(clip), jnp.int32(5)),
+            Public(jnp.float32(clip), jnp.int32(5)),
             {"all": jnp.asarray(update)},
             jax.random.key(0),
         )
         coins = np.asarray(
-            secagg_encoding._coins(
-                encoded, secagg_encoding.Rotation(jnp.float32(clip), jnp.int32(row))
-            )
+            secagg_encoding._coins(encoded, Public(jnp.float32(clip), jnp.int32(row)))
         )
         flat = np.pad(update * (encoded.radius / clip), (0, encoded.padded - 340)) * (
             1 - 2.0 * coins

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from harness import Cut, exact, tiny_recipe
 from taciturn import randomness, trees
-from taciturn.core import Algorithm, FailedRound, Message, ServerState, UserData
+from taciturn.core import Algorithm, FailedRound, Message, Public, ServerState, UserData
 from taciturn.fleets.simulation import queued
 from taciturn.fleets.simulation.availability import Clock, Devices, Habits
 from taciturn.fleets.simulation.check_in import CheckInFleet
@@ -443,7 +443,7 @@ def test_one_key_with_another_cohort_is_a_failed_round(tmp_path):
     the same key.
     """
     fleet = queue(tmp_path)
-    message, key = Message(START, jnp.float32(CLIP_NORM)), jax.random.key(0)
+    message, key = Message(START, Public(jnp.float32(CLIP_NORM))), jax.random.key(0)
     first = fleet.users(everyone)
     fleet.sum_reports(PROGRAM, message, first, key)
     second = fleet.users(lambda users: np.setdiff1d(users, first))
@@ -461,7 +461,7 @@ def test_more_devices_in_flight_than_there_are_users_keep_the_claim(tmp_path):
         cohort = fleet.users(log.eligible)
         log.record(cohort)
         fleet.sum_reports(
-            PROGRAM, Message(START, jnp.float32(CLIP_NORM)), cohort, jax.random.key(number)
+            PROGRAM, Message(START, Public(jnp.float32(CLIP_NORM))), cohort, jax.random.key(number)
         )
         assert not set(fleet._training) & set(cohort.tolist())
     assert fleet.staleness.max() > 1
@@ -485,7 +485,7 @@ def totals(folder, without=None, seed=0) -> list[tuple[list[int], np.ndarray]]:
     for number in range(ROUNDS):
         cohort = fleet.users(log.eligible)
         log.record(cohort)
-        message = Message({"x": jnp.sin(number + jnp.arange(6.0))}, jnp.float32(CLIP_NORM))
+        message = Message({"x": jnp.sin(number + jnp.arange(6.0))}, Public(jnp.float32(CLIP_NORM)))
         total = fleet.sum_reports(PROGRAM, message, cohort, jax.random.key(number))
         found.append((cohort.tolist(), exact(total, CLIP_NORM)[0]["x"]))
     return found
@@ -573,7 +573,7 @@ def test_uploads_of_devices_are_counted_once_whatever_is_interrupted(tmp_path):
 
     first = fleet()
     cohort = np.sort(first.users(everyone)[:4])
-    message = Message(START, jnp.float32(CLIP_NORM))
+    message = Message(START, Public(jnp.float32(CLIP_NORM)))
     total = first.sum_reports(PROGRAM, message, cohort, jax.random.key(1))
     again = fleet()
     repeated = again.sum_reports(PROGRAM, message, cohort, jax.random.key(1))

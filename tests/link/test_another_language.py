@@ -28,7 +28,7 @@ from enrolling import (
     known,
     load_device_key,
 )
-from taciturn.core import FailedRound, Message, Report
+from taciturn.core import FailedRound, Message, Public, Report
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import Device
@@ -49,7 +49,6 @@ from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.fleets.wire.device import run_device
 from taciturn.fleets.wire.server import wire_server
 from taciturn.fleets.wire.tls import requested_key
-from taciturn.privacy.bounding.secagg_encoding import Rotation
 
 NODE, SCRIPT, PAGE = (
     shutil.which("node"),
@@ -60,11 +59,11 @@ pytestmark = pytest.mark.skipif(NODE is None, reason="there is no Node.js")
 RECIPE, WORDS = "0123456789abcdef", ("<pad>", "<unk>", "<bos>", "<eos>", "señor")
 LENGTH, CLIP_NORM = 50, np.float32(0.1)
 LIKE = Message(
-    {"matrix": jnp.zeros((3, 4)), "row": jnp.zeros(5)}, Rotation(jnp.float32(0), jnp.int32(0))
+    {"matrix": jnp.zeros((3, 4)), "row": jnp.zeros(5)}, Public(jnp.float32(0), jnp.int32(0))
 )
 MODEL = Message(
     {"matrix": np.arange(12, dtype=np.float32).reshape(3, 4), "row": np.ones(5, np.float32)},
-    Rotation(CLIP_NORM, np.int32(0)),
+    Public(CLIP_NORM, np.int32(0)),
 )
 LIMITS = ParticipationLimits(1e-9, 0, 1000)
 
@@ -182,7 +181,7 @@ class MixedFleet:
                     terms=terms(self.bits),
                     program=given_to(values),
                     message=LIKE,
-                    public_part=lambda row: Rotation(CLIP_NORM, np.int32(row)),
+                    public_part=lambda row: Public(CLIP_NORM, np.int32(row)),
                     user=None,
                     record=record,
                 )
@@ -219,7 +218,7 @@ class MixedFleet:
 
 
 def summed(rounds, row=0):
-    message = MODEL._replace(public=Rotation(CLIP_NORM, np.int32(row)))
+    message = MODEL._replace(public=Public(CLIP_NORM, np.int32(row)))
     return np.asarray(
         rounds.sum_reports(None, message, np.arange(6), jax.random.key(3)).update
     ).view(np.uint32)
@@ -583,7 +582,9 @@ def test_it_trains_on_no_model_that_is_not_finite_or_has_another_clip_norm(
     with monkeypatch.context() as patch:
         patch.setattr(fields, "arrays_to_bytes", lambda _: spoilt.tobytes())
         assert asked.round({})[Stage.MASK.question] is None
-    assert re.search("numbers that are not finite|clip norm", asked.node.log().splitlines()[-1])
+    assert re.search(
+        "numbers that are not finite|non-finite values|clip norm", asked.node.log().splitlines()[-1]
+    )
 
 
 def test_it_answers_once_and_a_list_it_was_shown_stays_with_it(asked):

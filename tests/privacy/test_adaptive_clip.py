@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import nobody, noise_key
-from taciturn.core import Report
-from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip, Norms, centred_bit
+from taciturn.core import Public, Report
+from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip, centred_bit
 from taciturn.privacy.bounding.clipping import REACH
 from taciturn.privacy.noise import int64, sampler
 from taciturn.privacy.noise.correlated import Buffers, blt, tree
@@ -98,7 +98,7 @@ def test_a_bit_that_is_not_centred_costs_more():
 
 
 def test_bits_tell_whether_an_update_is_within_the_estimate_and_are_0_without_a_user():
-    norms = Norms(jnp.float32(1.0), jnp.float32(2.0))
+    norms = Public(clip_norm=jnp.float32(1.0), estimate=jnp.float32(2.0))
     for length, expected in ((1.9, 1), (2.1, -1), (np.nan, -1), (np.inf, -1)):
         assert int(centred_bit(norms, {"x": jnp.array([length])}, jnp.bool_(True))) == expected
         assert int(centred_bit(norms, {"x": jnp.array([length])}, jnp.bool_(False))) == 0

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from curators import SEVEN_WORDS
 from harness import exact, noise_key, true_norm
 from taciturn import trees
-from taciturn.core import Message
+from taciturn.core import Message, Public
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.population import write_population
 from taciturn.data.users import position
@@ -78,9 +78,9 @@ def test_any_update_and_any_weight_leave_with_a_bounded_norm(kind, layers, clip_
     )
     update, sent_weight = exact(report, clip_norm)
     assert 0 <= sent_weight <= 1
-    assert true_norm(update) <= sent_weight * float(bound.public(ROUND))
+    assert true_norm(update) <= sent_weight * float(bound.public(ROUND).clip_norm)
     assert (
-        bound.reach * float(bound.step(jnp.float32(1))) == 1.0
+        bound.reach * float(bound.step(Public(jnp.float32(1)))) == 1.0
     )  # the largest norm, for a clip norm of 1
 
 
@@ -127,7 +127,7 @@ def test_a_poisoned_update_leaves_as_zero_in_every_layer(bound, poison):
 def test_without_the_finite_check_nan_passes_a_clip():
     """The twin that must fail: min(1, S/NaN) lets NaN through."""
     assert np.isnan(
-        flat_clip(1.0).project(jnp.float32(1.0), {"a": jnp.array([np.nan, 1.0])})["a"]
+        flat_clip(1.0).project(Public(jnp.float32(1.0)), {"a": jnp.array([np.nan, 1.0])})["a"]
     ).any()
 
 
@@ -142,14 +142,14 @@ def test_a_clip_that_forgets_its_bound_is_noticed():
 def test_layers_are_clipped_to_equal_shares_or_to_the_given_norms():
     update = {"a": jnp.full(4, 10.0), "b": {"c": jnp.full(9, 10.0)}}
     assert trees.layer_names(update) == ["a", "b/c"]
-    equal = per_layer_clip(2.0).project(jnp.float32(2.0), update)
+    equal = per_layer_clip(2.0).project(Public(jnp.float32(2.0)), update)
     assert (
         true_norm(equal["a"])
         == pytest.approx(2**0.5, rel=1e-4)
         == pytest.approx(true_norm(equal["b"]), rel=1e-4)
     )
     given_norms = per_layer_clip(layers={"a": 3.0, "b/c": 4.0})
-    assert float(given_norms.public(ROUND)) == pytest.approx(5.0)
+    assert float(given_norms.public(ROUND).clip_norm) == pytest.approx(5.0)
     clipped = given_norms.project(given_norms.public(ROUND), update)
     assert true_norm(clipped["a"]) == pytest.approx(3, rel=1e-4)
     assert true_norm(clipped["b"]) == pytest.approx(4, rel=1e-4)
@@ -187,7 +187,7 @@ def test_an_update_so_large_that_padding_might_overflow_leaves_as_zero():
     for norm, leaves in ((0.9e6, True), (1.1e6, False), (1e30, False)):
         report = encoded(
             flat_clip(1.0),
-            jnp.float32(1.0),
+            Public(jnp.float32(1.0)),
             {"x": jnp.array([norm])},
             jnp.float32(1),
             jax.random.key(0),
@@ -235,7 +235,7 @@ def test_no_finite_update_exceeds_the_clip_norm(bound, side_by_side):
 def test_a_weight_out_of_range_moves_sums_by_no_more_than_the_clip_norm(weight):
     private = mechanism(flat_clip(1.0), fixed_denominator(1.0), gaussian(1.0))
     report = jax.jit(private.bound)(
-        jnp.float32(1.0), {"a": jnp.full(9, 50.0)}, jnp.float32(weight), jax.random.key(0)
+        Public(jnp.float32(1.0)), {"a": jnp.full(9, 50.0)}, jnp.float32(weight), jax.random.key(0)
     )
     assert 0.0 <= exact(report, 1.0)[1] <= 1.0
     assert true_norm(exact(report, 1.0)[0]) <= 1.0
@@ -317,14 +317,14 @@ def test_no_report_stands_for_more_than_its_weight_times_the_clip_norm(clip, cli
 def test_the_largest_number_of_reports_does_not_overflow():
     one = encoded(
         flat_clip(1.0),
-        jnp.float32(1.0),
+        Public(jnp.float32(1.0)),
         {"x": jnp.array([-9.0])},
         jnp.float32(1.0),
         jax.random.key(0),
     )
     low = encoded(
         flat_clip(1.0),
-        jnp.float32(1.0),
+        Public(jnp.float32(1.0)),
         {"x": jnp.array([1 / 3])},
         jnp.float32(1.0),
         jax.random.key(0),

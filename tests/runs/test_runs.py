@@ -14,7 +14,7 @@ from dp_accounting import GaussianDpEvent
 from typer.testing import CliRunner
 
 from harness import Cut, cut_at, made_up_users, mostly_slow, quietly, tiny_recipe
-from head_words import of_run
+from head_words import count_for_run
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
 from taciturn.data.population import HeldOutUsers, write_population
@@ -140,7 +140,7 @@ def test_two_runs_are_compared_on_the_same_held_out_users(population, vocabulary
     assert "of " + str(other_people.folder) in "".join(
         run_cli("evaluate", tmp_path / "long", "--data", other_people.folder).output.split("\n")
     )
-    assert of_run(FinishedRun(tmp_path / "long")).sum(axis=1) == pytest.approx(1.0)
+    assert count_for_run(FinishedRun(tmp_path / "long")).sum(axis=1) == pytest.approx(1.0)
 
 
 def test_models_are_not_measured_on_other_words_or_compared_on_other_pieces(population, tmp_path):

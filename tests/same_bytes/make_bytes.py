@@ -107,7 +107,7 @@ TIMED_COLUMNS = re.compile(r"second|users_per|overhead")
 
 
 def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield every file below a folder without what only says when, how fast and where it was made."""
+    """Yield every file below a folder, without what only says when and where it was made."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             yield str(path.relative_to(folder)), forget_times(path, folder)
@@ -159,8 +159,9 @@ def write_texts(folder: Path) -> None:
 
 def run_command(*arguments: object) -> bytes:
     """Run a command in this process, and return what it says."""
-    from taciturn.cli import app
     from typer.testing import CliRunner
+
+    from taciturn.cli import app
 
     words = [str(argument) for argument in arguments]
     result = CliRunner().invoke(app, words)
@@ -427,8 +428,9 @@ def leaves_as_bytes(tree: Any) -> bytes:
 
 def make_messages() -> Bytes:
     """Return what devices and server send each other in secure rounds, and in a whole run."""
-    import enrolling
     import secure_rounds
+
+    import enrolling
 
     enrolling.time = SimpleNamespace(time=NOW.timestamp)
     found: Bytes = {}
@@ -470,6 +472,7 @@ def make_messages_of_a_fleet() -> Bytes:
     """Return all that travels in a run of devices in this process, check-ins included."""
     import fleet_of_devices
     import local_link
+
     from harness import lettered_words, quietly
     from taciturn.runs.loop import train_run
 
@@ -537,6 +540,7 @@ def make_exports() -> Bytes:
 def make_help() -> Bytes:
     """Return the help of every command."""
     import typer.main
+
     from taciturn.cli import app
 
     found: Bytes = {}

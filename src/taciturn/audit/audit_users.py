@@ -23,11 +23,21 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from taciturn import randomness, trees
-from taciturn.core import Algorithm, Fleet, Key, Message, Params, Program, PyTree, Report, UserIds
+from taciturn.core import (
+    Algorithm,
+    Fleet,
+    Key,
+    Message,
+    Params,
+    Program,
+    Public,
+    PyTree,
+    Report,
+    UserIds,
+)
 from taciturn.data.vocabulary import DataError
 from taciturn.files import write_atomically
 from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers
-from taciturn.privacy.bounding.clipping import clip_norm_of
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import AUDITED_AT_ONCE
@@ -129,7 +139,7 @@ class AuditUsers:
         )
 
     def _sum_directions(
-        self, *, vectors: "Vectors", public: PyTree, ids: jax.Array, count: jax.Array, key: Key
+        self, *, vectors: "Vectors", public: Public, ids: jax.Array, count: jax.Array, key: Key
     ) -> Report:
         def report(place: jax.Array) -> Report:
             return self._report_direction(vectors, public, ids[place], key)
@@ -141,7 +151,7 @@ class AuditUsers:
         return jax.lax.fori_loop(0, count, add_report, nothing)
 
     def _report_direction(
-        self, vectors: "Vectors", public: PyTree, user: jax.Array, key: Key
+        self, vectors: "Vectors", public: Public, user: jax.Array, key: Key
     ) -> Report:
         update = self._directions.update(vectors, user)
         own_key = jax.random.fold_in(key, user)
@@ -152,7 +162,7 @@ class AuditUsers:
 
         The unit is what a report of full length moves an estimate by.
         """
-        clip_norm = clip_norm_of(self._mechanism.public(before.mechanism))
+        clip_norm = float(self._mechanism.public(before.mechanism).clip_norm)
         products = self._directions.products(after.estimate)
         # Of the noise: after a crash it may differ from the round.
         row = int(after.mechanism.round) - 1

@@ -14,7 +14,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn import trees
-from taciturn.core import FleetWithStats, LanguageModel, Mechanism, Message, Params, PyTree
+from taciturn.core import FleetWithStats, LanguageModel, Mechanism, Message, Params, Public
 from taciturn.data.population import Population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.devices import fields
@@ -90,7 +90,7 @@ def describe_for_other_languages(
     }
 
 
-def _clip_norm_bytes(public_part: PyTree) -> bytes:
+def _clip_norm_bytes(public_part: Public) -> bytes:
     norms = jax.tree.leaves(jax.device_get(public_part.clip_norm))
     return b"".join(norm.astype("<f4").tobytes() for norm in norms)
 
@@ -245,7 +245,7 @@ class _Messages(NamedTuple):
     # Without content.
     shapes: Message
     # Of a round's message, by the row of the noise.
-    public_part: Callable[[int], PyTree]
+    public_part: Callable[[int], Public]
 
 
 # So that devices of one fleet in one process compile once.
@@ -255,7 +255,7 @@ def _compile_messages(mechanism: Mechanism, model: LanguageModel) -> _Messages:
 
     # Compiled, so that only the public part of the mechanism's first state is computed.
     @jax.jit
-    def public_part(row: int) -> PyTree:
+    def public_part(row: int) -> Public:
         first_state = mechanism.init(trees.zeros_like(params))
         return mechanism.public(first_state._replace(round=row))
 

@@ -223,7 +223,7 @@ class Device:
         why_not = self._record.upload(
             round=int(attempt.round),
             run=attempt.run.decode(),
-            row=int(message.public.round),
+            row=message.public.row,
             text=self._wishes.text_name,
         )
         if why_not:
@@ -246,10 +246,10 @@ class Device:
         is_finite = [np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(message)]
         if not all(is_finite):
             raise ValueError(
-                "the model has numbers that are not finite: those who train on it report nothing,"
-                " and others stand alone"
+                "the model has non-finite values: devices that train on it would drop out and leave"
+                " the others exposed"
             )
-        row = int(message.public.round)
+        row = message.public.row
         expected = jax.tree.leaves(self._public_part(row))
         received = jax.tree.leaves(message.public)
         is_equal = [np.array_equal(*pair) for pair in zip(expected, received, strict=True)]

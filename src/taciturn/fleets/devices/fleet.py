@@ -178,7 +178,7 @@ class DeviceFleet:
         began = time.monotonic()
         try:
             values = self._secure_sum(
-                row=int(message.public.round),
+                row=message.public.row,
                 model=fields.arrays_to_bytes(message),
                 cohort=cohort,
                 key=key_words.tobytes(),

@@ -355,7 +355,7 @@ def _add_side_by_side(report: UserReport) -> Adder:
         # at once, and where in it a user's rows stand would decide how they are rounded.
         copies = jax.tree.map(partial(_copy_for_each, len(ids)), message.params)
         message = message._replace(params=jax.lax.optimization_barrier(copies))
-        message_axes = Message(0, None)
+        message_axes = Message(0, None)  # pyright: ignore
         report_each = jax.vmap(report, in_axes=(message_axes, None, user_axes, 0))
         reports = report_each(message, key, users, ids)
         return jax.tree.map(_add_rows, total, reports)

@@ -7,7 +7,7 @@ share of such bits moves the estimate up or down; it becomes the clip norm in fo
 the noise of the model restarts.
 
 **Guarantee:** a report's bit counts as −½, 0 or ½, so that update and bit together move a noised
-sum no further than an update alone does at the noise multiplier z (`update_multiplier`, Theorem 1).
+sum no further than only an update does at the noise multiplier z (`update_multiplier`, Theorem 1).
 Without the centring the factor 2 in it would be wrong.
 
 **Assumes:** bits and updates are noised by the same strategy, under the same participation
@@ -16,23 +16,13 @@ Without the centring the factor 2 in it would be wrong.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from taciturn import trees
-from taciturn.core import Update
+from taciturn.core import Public, Update
 from taciturn.privacy.bounding.clipping import LARGEST_CLIP_NORM, LEAST_CLIP_NORM
-
-
-class Norms(NamedTuple):
-    """What devices must know; public, as both are private estimates."""
-
-    # C_θ, in force.
-    clip_norm: jax.Array
-    # Cᵗ, the quantile as followed so far.
-    estimate: jax.Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +54,11 @@ class AdaptiveClip:
                 " its count"
             )
 
-    def init(self) -> Norms:
-        """Return the norms of the first round."""
-        return Norms(jnp.float32(self.start), jnp.float32(self.start))
+    def init(self) -> Public:
+        """Return the norms of the first round: C_θ in force, and Cᵗ."""
+        return Public(clip_norm=jnp.float32(self.start), estimate=jnp.float32(self.start))
 
-    def follow(self, norms: Norms, share: jax.Array) -> Norms:
+    def follow(self, norms: Public, share: jax.Array) -> Public:
         """Return Cᵗ⁺¹ = Cᵗ · exp(−η_γ (b̃ᵗ − γ)).
 
         Departs from the paper, which writes C⁰ · exp(−η_γ (Σ b̃ − tγ)) where t + 1 shares are
@@ -78,6 +68,7 @@ class AdaptiveClip:
             norms: of this round.
             share: b̃ᵗ, the noised share of this round.
         """
+        assert norms.estimate is not None
         excess = share - self.target_quantile
         moved = norms.estimate * jnp.exp(-self.learning_rate * excess)
         return norms._replace(estimate=jnp.clip(moved, LEAST_CLIP_NORM, LARGEST_CLIP_NORM))
@@ -102,11 +93,12 @@ class AdaptiveClip:
         return (multiplier**-2 - (2 * self.count_stddev) ** -2) ** -0.5
 
 
-def centred_bit(norms: Norms, update: Update, takes_part: jax.Array) -> jax.Array:
+def centred_bit(norms: Public, update: Update, takes_part: jax.Array) -> jax.Array:
     """Return b − ½ in halves.
 
     It is 1 if the update is within the estimate, −1 if not (or not a number), 0 without a user.
     """
+    assert norms.estimate is not None
     is_within = trees.norm_upper_bound(update) <= norms.estimate
     bit = jnp.where(is_within, 1, -1)
     return jnp.where(takes_part, bit, 0).astype(jnp.int32)

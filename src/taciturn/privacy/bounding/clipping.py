@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from taciturn import trees
-from taciturn.core import Key, Params, PyTree, Report, Update
+from taciturn.core import Key, Params, Public, PyTree, Report, Update
 from taciturn.privacy.noise import int64
 from taciturn.privacy.noise.int64 import Int64
 
@@ -56,6 +56,10 @@ class ClipSchedule(NamedTuple):
         """Return the clip norm of a round."""
         position = jnp.searchsorted(jnp.asarray(self.starts), round, side="right") - 1
         return jnp.asarray(self.norms, jnp.float32)[position]
+
+    def public(self, round: int | jax.Array) -> Public:
+        """Return what devices must know of a round."""
+        return Public(self.at(round))
 
 
 def clip_schedule(steps: float | list[tuple[int, float]]) -> ClipSchedule:
@@ -91,16 +95,16 @@ class Bound(NamedTuple):
     """How an update becomes a bounded report, and by how much one report can move a sum."""
 
     # What devices must know of a round.
-    public: Callable[[jax.Array], PyTree]
+    public: Callable[[jax.Array], Public]
     # Onto the ball; the greedy variant also uses it during local training.
-    project: Callable[[PyTree, Update], Update]
+    project: Callable[[Public, Update], Update]
     # Into what can be added exactly; the key is for rounding at random.
-    pack: Callable[[PyTree, Update, Key], PyTree]
+    pack: Callable[[Public, Update, Key], PyTree]
     # The sum of packed reports in integer steps (`Int64`), exactly; in floats where nothing is
     # bounded.
-    unpack: Callable[[PyTree, PyTree], PyTree]
+    unpack: Callable[[Public, PyTree], PyTree]
     # How long a step is.
-    step: Callable[[PyTree], jax.Array]
+    step: Callable[[Public], jax.Array]
     # The largest norm of a report, in steps, whatever the round.
     reach: float
     # Raises where the bound does not fit the model.
@@ -133,11 +137,11 @@ STEPS = 2.0**DIGIT
 REACH = STEPS**2
 
 
-def pack(norm: jax.Array, update: Update, _key: Key | None = None) -> PyTree:
+def pack(public: Public, update: Update, _key: Key | None = None) -> PyTree:
     """Round towards zero to multiples of S · 2⁻³⁰, so that no norm grows."""
 
     def pack_layer(values: jax.Array) -> Digits:
-        scaled = jnp.clip(values * (STEPS / norm), -STEPS, STEPS)
+        scaled = jnp.clip(values * (STEPS / public.clip_norm), -STEPS, STEPS)
         high = jnp.trunc(scaled)
         low = jnp.trunc((scaled - high) * STEPS)
         return Digits(high.astype(jnp.int32), low.astype(jnp.int32))
@@ -145,7 +149,7 @@ def pack(norm: jax.Array, update: Update, _key: Key | None = None) -> PyTree:
     return jax.tree.map(pack_layer, update)
 
 
-def unpack(_norm: jax.Array, total: PyTree) -> PyTree:
+def unpack(_public: Public, total: PyTree) -> PyTree:
     """Return the sum of packed reports, in steps."""
     return jax.tree.map(_unpack_layer, total, is_leaf=_is_packed_layer)
 
@@ -159,17 +163,17 @@ def _is_packed_layer(node: object) -> bool:
     return isinstance(node, Digits)
 
 
-def step(norm: jax.Array) -> jax.Array:
+def step(public: Public) -> jax.Array:
     """Return how long a step is: S · 2⁻³⁰."""
-    return norm / REACH
+    return public.clip_norm / REACH
 
 
 def flat_clip(clip_norm: float | list[tuple[int, float]]) -> Bound:
     """Clip all layers together: π(Δ, S) = Δ · min(1, S / ‖Δ‖)."""
     schedule = clip_schedule(clip_norm)
     return Bound(
-        public=schedule.at,
-        project=_clip,
+        public=schedule.public,
+        project=_clip_together,
         pack=pack,
         unpack=unpack,
         step=step,
@@ -208,7 +212,7 @@ def per_layer_clip(
     schedule = clip_schedule(total if clip_norm is None else clip_norm)
     by_layer = _ByLayer(layers, total)
     return Bound(
-        public=schedule.at,
+        public=schedule.public,
         project=by_layer.project,
         pack=pack,
         unpack=unpack,
@@ -228,12 +232,12 @@ class _ByLayer:
     # S, where the norms are given.
     total: float
 
-    def project(self, norm: jax.Array, update: Update) -> Update:
+    def project(self, public: Public, update: Update) -> Update:
         """Clip each layer to its share."""
 
         def clip_layer(layer: jax.Array, share: float) -> jax.Array:
             # Each S_j is rounded towards zero, so that √(Σ S_j²) ≤ S survives float32.
-            return _clip(norm * (share * (1 - 1e-6)), layer)
+            return _clip(public.clip_norm * (share * (1 - 1e-6)), layer)
 
         return jax.tree.map(clip_layer, update, self._shares(update))
 
@@ -266,28 +270,19 @@ def no_clip() -> Bound:
     )
 
 
-def _any_norm(_round: jax.Array) -> jax.Array:
-    return jnp.float32(jnp.inf)
+def _any_norm(_round: jax.Array) -> Public:
+    return Public(jnp.float32(jnp.inf))
 
 
-def _keep(_public: PyTree, update: Update, _key: Key | None = None) -> Update:
+def _keep(_public: Public, update: Update, _key: Key | None = None) -> Update:
     return update
 
 
-def _step_of_one(_public: PyTree) -> jax.Array:
+def _step_of_one(_public: Public) -> jax.Array:
     return jnp.float32(1)
 
 
-def clip_norm_of(public: PyTree) -> float:
-    """Return the clip norm in force, from the public part of a round's message.
-
-    It is that part itself where nothing else is public, and a field of it where there is more
-    (`Norms` of adaptive_clip.py, `Rotation` of secagg_encoding.py).
-    """
-    return float(getattr(public, "clip_norm", public))
-
-
-def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
+def encode(bound: Bound, public: Public, update: Update, weight: jax.Array, key: Key) -> Report:
     """Return the report of one user: clip, weight, round.
 
     Args:
@@ -306,7 +301,7 @@ def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key:
     return Report(bound.pack(public, weighted, key), stated.astype(jnp.int32))
 
 
-def decode(bound: Bound, public: PyTree, total: Report) -> Report:
+def decode(bound: Bound, public: Public, total: Report) -> Report:
     """Return a total in floats, Σ w_k Δ_k and Σ w_k: rounded, so for runs without privacy only."""
     update = bound.unpack(public, total.update)
     if math.isfinite(bound.reach):
@@ -314,6 +309,10 @@ def decode(bound: Bound, public: PyTree, total: Report) -> Report:
             lambda sum: int64.to_float(sum, bound.step(public)), update, is_leaf=int64.is_int64
         )
     return Report(update, total.weight / STEPS)
+
+
+def _clip_together(public: Public, update: Update) -> Update:
+    return _clip(public.clip_norm, update)
 
 
 def _clip(norm: jax.Array, update: PyTree) -> PyTree:

@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn import trees
-from taciturn.core import Key, Params, PyTree, Update
+from taciturn.core import Key, Params, Public, PyTree, Update
 from taciturn.privacy.bounding.clipping import DIGIT, MOST_REPORTS, Bound
 from taciturn.privacy.noise import chacha20, int64
 from taciturn.privacy.noise.int64 import Int64
@@ -102,14 +102,6 @@ class Encoding(NamedTuple):
         fleets/secure_aggregation/bit_packing.py packs them.
         """
         return math.ceil(self.padded * self.bits / 8)
-
-
-class Rotation(NamedTuple):
-    """What devices must know of a round."""
-
-    clip_norm: jax.Array
-    # It names the signs ξ.
-    round: jax.Array
 
 
 def encoding(size: int, most_reports: int, bits: int | None = None) -> Encoding:
@@ -250,30 +242,30 @@ class _Residues:
     shapes: list[tuple[int, ...]]
     structure: Any
 
-    def public(self, round: jax.Array) -> Rotation:
-        return Rotation(self.clip.public(round), jnp.asarray(round, jnp.int32))
+    def public(self, round: jax.Array) -> Public:
+        return self.clip.public(round)._replace(round=jnp.asarray(round, jnp.int32))
 
-    def project(self, rotation: Rotation, update: Update) -> Update:
-        return self.clip.project(rotation.clip_norm, update)
+    def project(self, public: Public, update: Update) -> Update:
+        return self.clip.project(public, update)
 
-    def pack(self, rotation: Rotation, update: Update, key: Key) -> jax.Array:
+    def pack(self, public: Public, update: Update, key: Key) -> jax.Array:
         """Scale, rotate, round: Algorithm 2."""
-        scaled = _flatten(update) * (self.encoded.radius / rotation.clip_norm)
-        rotated = self._rotate(rotation, scaled)
+        scaled = _flatten(update) * (self.encoded.radius / public.clip_norm)
+        rotated = self._rotate(public, scaled)
         whole = round_conditionally(self.encoded, rotated, key)
         words = jax.lax.bitcast_convert_type(whole, jnp.uint32)
         return jnp.ravel(words) & jnp.uint32(self.encoded.modulus - 1)
 
-    def _rotate(self, rotation: Rotation, flat: jax.Array) -> jax.Array:
+    def _rotate(self, public: Public, flat: jax.Array) -> jax.Array:
         """Return the blocks, rotated; a block is a column, of distant parameters."""
         encoded = self.encoded
         padded = jnp.pad(flat, (0, encoded.padded - encoded.size))
-        coins = _coins(encoded, rotation).astype(jnp.float32)
+        coins = _coins(encoded, public).astype(jnp.float32)
         signed = padded * (1.0 - 2.0 * coins)
         columns = signed.reshape(encoded.block, -1)
         return hadamard(columns) / math.sqrt(encoded.block)
 
-    def unpack(self, rotation: Rotation, total: jax.Array) -> PyTree:
+    def unpack(self, public: Public, total: jax.Array) -> PyTree:
         """Return H · x: turned back but for the factor 1/√(size of a block).
 
         That factor is in the length of a step.
@@ -281,7 +273,7 @@ class _Residues:
         sums = centre_residues(self.encoded, total)
         columns = _hadamard_exactly(sums.reshape(self.encoded.block, -1))
         turned_back = jax.tree.map(jnp.ravel, columns)
-        is_minus = _coins(self.encoded, rotation) == 1
+        is_minus = _coins(self.encoded, public) == 1
         flat = int64.where(is_minus, int64.negative(turned_back), turned_back)
         return jax.tree.unflatten(self.structure, self._cut_into_layers(flat))
 
@@ -296,8 +288,8 @@ class _Residues:
             start = place.stop
         return layers
 
-    def step(self, rotation: Rotation) -> jax.Array:
-        return rotation.clip_norm * (1 / (self.encoded.radius * math.sqrt(self.encoded.block)))
+    def step(self, public: Public) -> jax.Array:
+        return public.clip_norm * (1 / (self.encoded.radius * math.sqrt(self.encoded.block)))
 
     @property
     def reach(self) -> float:
@@ -453,15 +445,21 @@ def _hadamard_exactly(whole: jax.Array) -> Int64:
     return int64.add(int64.shift(int64.from_int32(high), DIGIT), int64.from_int32(low))
 
 
-def _coins(encoded: Encoding, rotation: Rotation) -> jax.Array:
+def _coins(encoded: Encoding, public: Public) -> jax.Array:
     """Return the signs ξ of a round, 1 for minus: the same on all devices and the server.
 
     They are not secret, and so under a key of zeros.
     """
     count = math.ceil(encoded.padded / (32 * chacha20.WORDS))
     blocks = jnp.arange(count, dtype=jnp.uint32)
-    round = jax.lax.bitcast_convert_type(rotation.round, jnp.uint32)
+    assert public.round is not None
+    round = jax.lax.bitcast_convert_type(public.round, jnp.uint32)
     nonce = round, jnp.uint32(0), jnp.uint32(0)
     words = jnp.concatenate(chacha20.blocks(np.zeros(8, np.uint32), blocks, nonce))
-    coins = (words[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
-    return jnp.ravel(coins)[: encoded.padded]
+    return _bits(words)[: encoded.padded]
+
+
+def _bits(words: jax.Array) -> jax.Array:
+    """Return the bits of all words, one after another, each word's lowest first."""
+    places = jnp.arange(32, dtype=jnp.uint32)
+    return jnp.ravel((words[:, None] >> places) & 1)

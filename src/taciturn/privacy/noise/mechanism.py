@@ -34,6 +34,7 @@ from taciturn.core import (
     NoiseKey,
     Params,
     Participation,
+    Public,
     PyTree,
     Release,
     Report,
@@ -41,7 +42,7 @@ from taciturn.core import (
 )
 from taciturn.privacy.accounting.events import CorrelatedDpEvent
 from taciturn.privacy.bounding import clipping
-from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip, Norms, centred_bit
+from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip, centred_bit
 from taciturn.privacy.bounding.clipping import Bound, flat_clip
 from taciturn.privacy.bounding.estimators import Estimator, fixed_denominator
 from taciturn.privacy.noise import int64, sampler
@@ -226,7 +227,7 @@ class _NoisedMechanism:
         self._choose_grid(size)
         return State(jnp.int32(0), self.noise.init(size))
 
-    def public(self, state: State) -> PyTree:
+    def public(self, state: State) -> Public:
         """Return what devices must know to bound their updates."""
         return self.bound.public(state.round)
 
@@ -296,7 +297,7 @@ class AdaptiveState(NamedTuple):
     # Releases so far.
     round: jax.Array
     # Public.
-    norms: Norms
+    norms: Public
     # Secret.
     noise: PyTree
 
@@ -365,7 +366,7 @@ class _AdaptiveMechanism:
     """The functions of a `Mechanism` whose clip norm adapts, and the constants they share."""
 
     clip: AdaptiveClip
-    # z_Δ: with it, update and bit together cost what an update alone does at z.
+    # z_Δ: with it, update and bit together cost what only an update does at z.
     multiplier: float
     # How updates become reports; their reach in steps is the same under every clip norm.
     reports: Bound
@@ -394,15 +395,15 @@ class _AdaptiveMechanism:
             noise=self.noise.init(size + 1),
         )
 
-    def public(self, state: AdaptiveState) -> Norms:
+    def public(self, state: AdaptiveState) -> Public:
         """Return what devices must know to bound their updates."""
         return state.norms
 
-    def bound(self, norms: Norms, update: Update, weight: jax.Array, key: jax.Array) -> Report:
+    def bound(self, norms: Public, update: Update, weight: jax.Array, key: jax.Array) -> Report:
         """Return the report of one user, with the bit that tells whether the update is short."""
         report = clipping.encode(
             self.reports,
-            public=norms.clip_norm,
+            public=norms,
             update=update,
             weight=weight,
             key=key,
@@ -414,9 +415,8 @@ class _AdaptiveMechanism:
         self, state: AdaptiveState, total: Report, key: NoiseKey
     ) -> tuple[Release, AdaptiveState]:
         """Noise the sums of updates and of bits, as integers; then turn them into floats."""
-        clip_norm = state.norms.clip_norm
         updates, halves = total.update
-        layers = self.reports.unpack(clip_norm, updates)
+        layers = self.reports.unpack(state.norms, updates)
         sums, layout = _flatten(layers)
         size = sums.low.size
         grid = self._choose_grid(size)
@@ -425,7 +425,7 @@ class _AdaptiveMechanism:
         noised_count = self._add_noise_to_count(halves, noise)
         # From here on, everything is a function of what is noised.
         unit = self.unit * 2.0**-grid.bits
-        step = self.reports.step(clip_norm)
+        step = self.reports.step(state.norms)
         row = int64.to_float(noised_sums, step * unit)
         estimate = _unflatten(row, layout)
         counted = int64.to_float(noised_count, 2.0**-self.counting.bits)
@@ -506,6 +506,7 @@ class _AdaptiveMechanism:
         """Set C_θ ← Cᵗ⁺¹ if t ∈ R."""
         norms = self.clip.follow(state.norms, share)
         is_restart = jnp.any(state.round + 1 == self.restarts)
+        assert norms.estimate is not None
         in_force = jnp.where(is_restart, norms.estimate, norms.clip_norm)
         return AdaptiveState(
             round=state.round + 1,
@@ -529,7 +530,7 @@ class _MechanismWithoutNoise:
         self.bound.check(params)
         return State(jnp.int32(0), self.noise.init(trees.size(params)))
 
-    def public(self, state: State) -> PyTree:
+    def public(self, state: State) -> Public:
         return self.bound.public(state.round)
 
     def release(self, state: State, total: Report, key: NoiseKey) -> tuple[Release, State]:

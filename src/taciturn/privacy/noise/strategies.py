@@ -2,7 +2,8 @@
 it takes up to a minute.
 
 The optimiser is jax-privacy's. What it finds costs no privacy and needs no trust: the cost of a run
-is computed from the coefficients themselves (privacy/noise/sensitivity.py), no matter how they were found.
+is computed from the coefficients themselves (privacy/noise/sensitivity.py), however they were
+found.
 """
 
 import json
