@@ -23,7 +23,7 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -185,6 +185,17 @@ def _parse_enrolled(content: bytes) -> EnrolledDevices:
     )
 
 
+class _Listed(NamedTuple):
+    """What one version of the file says."""
+
+    enrolled: EnrolledDevices
+    numbers_by_key: dict[bytes, int]
+
+
+def _list_devices(enrolled: EnrolledDevices) -> _Listed:
+    return _Listed(enrolled, enrolled.numbers_by_key())
+
+
 class EnrolledFile:
     """The devices of a fleet by its newest file.
 
@@ -196,24 +207,17 @@ class EnrolledFile:
         # By what one file is told from another. Taken before the file is read: one that takes its
         # place meanwhile will be read too.
         self._identity = self._look()
-        self._keep(read_enrolled(fleet))
+        # Replaced as a whole: two threads read it.
+        self._listed = _list_devices(read_enrolled(fleet))
 
     def read(self) -> EnrolledDevices:
         """Return the devices, from the file again if it was replaced."""
-        identity = self._look()
-        if identity != self._identity:
-            try:
-                self._keep(self._read_newer())
-            except LinkError as error:
-                # Someone may be copying it just now.
-                LOG.warning("keeping the list of devices that was read before: %s", error)
-            self._identity = identity
-        return self._enrolled
+        return self._newest().enrolled
 
     def number_of(self, key: bytes) -> int | str:
         """Return the number of the device with this key, or say what is wrong with it."""
-        certificates, dismissed = self.read()
-        number = self._numbers.get(key)
+        (certificates, dismissed), numbers_by_key = self._newest()
+        number = numbers_by_key.get(key)
         if number is None:
             return "a device that is not enrolled"
         if number in dismissed.devices:
@@ -221,6 +225,17 @@ class EnrolledFile:
         if not certificates[number].has_time_left:
             return "a device whose certificate has expired"
         return number
+
+    def _newest(self) -> _Listed:
+        identity = self._look()
+        if identity != self._identity:
+            try:
+                self._listed = _list_devices(self._read_newer())
+            except LinkError as error:
+                # Someone may be copying it just now.
+                LOG.warning("keeping the list of devices that was read before: %s", error)
+            self._identity = identity
+        return self._listed
 
     def _look(self) -> tuple[int, int, int] | None:
         if not self._path.exists():
@@ -230,13 +245,9 @@ class EnrolledFile:
 
     def _read_newer(self) -> EnrolledDevices:
         enrolled = read_enrolled(self._path.parent)
-        if not _is_continued_by(self._enrolled, enrolled):
+        if not _is_continued_by(self._listed.enrolled, enrolled):
             raise LinkError(f"{self._path} is older than the one before it, or of another fleet")
         return enrolled
-
-    def _keep(self, enrolled: EnrolledDevices) -> None:
-        self._enrolled = enrolled
-        self._numbers = enrolled.numbers_by_key()
 
 
 @contextmanager

@@ -188,17 +188,19 @@ class OwnParticipation:
         if record.has_opted_out:
             return "its owner has opted out"
         uploads = record.uploads
-        last = uploads[-1] if uploads else None
-        if last and _now() - last["at"] < 3600 * self._limits.hours:
+        has_reported = bool(uploads)
+        last = uploads[-1] if uploads else {}
+        # An upload that says nothing is a damaged record, under which the device fails.
+        if has_reported and _now() - last["at"] < 3600 * self._limits.hours:
             return f"it rests for {self._limits.hours:g} hours after an upload"
         if len(uploads) >= self._limits.max_participations:
             return (
                 f"it took part {len(uploads)} times, as often as it may in all runs"
                 " (fleet.lifetime_participations)"
             )
-        if last and round <= last["round"]:
+        if has_reported and round <= last["round"]:
             return "it already reported to this round or a later one, and reports once to each"
-        if last and round - last["round"] <= self._limits.min_separation:
+        if has_reported and round - last["round"] <= self._limits.min_separation:
             return (
                 f"{self._limits.min_separation} rounds must lie between this round and its last,"
                 " and do not"
