@@ -215,7 +215,7 @@ def _list_ranks(row: CanaryRow) -> str:
 def typing(text: str, what: str) -> Item:
     """Return how well people type a text, once it is measured."""
     name = f"typing, {what}"
-    about = f"what people are spared who type {what}"
+    about = f"keystrokes saved for people typing {what}"
     claim = "a private model beats n-grams with history (papers 2 and 4): Top1, Top3, keystrokes"
     command = "python experiments/keyboard/table.py …"
     measured = typing_tables.load_results(PAPER, f"typing-{text}")

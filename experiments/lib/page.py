@@ -44,6 +44,16 @@ def judge_parts(parts: Sequence[bool]) -> Verdict:
     return choose_verdict(holds=all(parts), in_part=any(parts))
 
 
+# Of several claims.
+PLURALS = {
+    Verdict.HOLDS: "hold",
+    Verdict.PART: "hold in part",
+    Verdict.FAILS: "do not hold",
+    Verdict.CANNOT: "cannot be shown here",
+    Verdict.NOT_RUN: "not run",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Item:
     """A table or figure of a paper, beside ours."""
@@ -206,7 +216,7 @@ def _figure_files(paper: str, items: Sequence[Item]) -> dict[Path, str]:
 def _count_verdicts(summary: Sequence[tuple[str, ...]]) -> str:
     """Say how often there is each verdict."""
     verdicts = [row[HEAD.index("verdict")] for row in summary]
-    counts = [f"{verdicts.count(f'**{verdict}**')} {verdict}" for verdict in Verdict]
+    counts = [f"{verdicts.count(f'**{verdict}**')} {plural}" for verdict, plural in PLURALS.items()]
     sentence = ", ".join(counts)
     return f"{sentence[0].upper()}{sentence[1:]}."
 

@@ -105,6 +105,15 @@ def _row_of_round(result: Result, round: int) -> dict[str, float]:
     return next(row for row in result["rows"] if row["round"] == round)
 
 
+def say_lag(lag: float) -> str:
+    """Say how far something is behind in points, or ahead.
+
+    >>> say_lag(0.0003), say_lag(-0.0046)
+    ('0.03 points behind', '0.46 points ahead')
+    """
+    return f"{100 * abs(lag):.2f} points {'behind' if lag >= 0 else 'ahead'}"
+
+
 def percent(measured: Measured) -> str:
     return f"{100 * measured.value:.2f}"
 

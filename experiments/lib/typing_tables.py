@@ -48,8 +48,8 @@ def _change(typing: Result, model: str, metric: str, baseline: str) -> float:
 def tables(typing: Result) -> str:
     """Show every model, and the changes from the first."""
     people = (
-        f"{typing['people']:,} people, {typing['words']:,} words and signs, 400 each at most; all"
-        " in %, but for the last column."
+        f"{typing['people']:,} people, {typing['words']:,} words and punctuation, 400 each at most;"
+        " all in %, but for the last column."
     )
     related = f"Relative changes from {typing['from']}, on the same people:"
     return "\n\n".join([people, _models_table(typing), related, _changes_table(typing)])

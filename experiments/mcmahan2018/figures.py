@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from lib import paper_values
 from lib.page import Item, Judged, Verdict, choose_verdict, judge_by_groups, table
-from lib.results import Group, Result, load_computed, percent, percents
+from lib.results import Group, Result, load_computed, percent, percents, say_lag
 from lib.svg import Line, curve, curves, figure
 
 PAPER = "mcmahan2018"
@@ -147,8 +147,8 @@ def table_2() -> Item:
         )
     head = ["σ, S", "users", "a round, for z = 1", "ε as printed", "accountant of 2016", "ours"]
     extrapolated = (
-        "An extrapolation, theirs and ours: nothing is trained with so many (δ = 1e-9, 5,000"
-        " rounds)."
+        "An extrapolation, theirs and ours: nothing is trained with that many users (δ = 1e-9,"
+        " 5,000 rounds)."
     )
     parts = [item.details, extrapolated, table(head, rows)]
     return replace(item, details="\n\n".join(filter(None, parts)))
@@ -209,7 +209,7 @@ def figure_1(noise: Group) -> Judged:
     )
     apart = noise.last("none").value - noise.last("0.003-15").value
     return Judged(
-        ours=f"{100 * apart:+.2f} points apart in the end",
+        ours=f"{say_lag(apart)} in the end",
         verdict=choose_verdict(holds=apart < CLOSE),
         figures={"noise.svg": svg},
     )
@@ -421,7 +421,7 @@ def figure_9(sgd: Group) -> Judged:
     )
     lost = sgd.last("20").value - sgd.last("2").value
     ours = (
-        f"S = 2 is {100 * lost:+.2f} points behind S = 20 after 1,000 rounds"
+        f"S = 2 is {say_lag(lost)}, compared with S = 20 after 1,000 rounds"
         f" ({percent(sgd.last('20'))} %)"
     )
     return Judged(

@@ -354,7 +354,7 @@ def table_6(result: Result) -> Judged:
     for delta in paper_values.POPOV_TABLE_6:
         epsilons = [pair["epsilon"][f"{delta:g}"] for pair in result["pairs"]]
         largest.append(f"{max(epsilons):.2f}")
-    ours = f"{', '.join(largest)}; of models without any guarantee, so that it is none"
+    ours = f"{', '.join(largest)}; of models without any guarantee, so these guarantee nothing"
     return Judged(ours=ours, verdict=Verdict.PART)
 
 

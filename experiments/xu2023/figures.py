@@ -17,7 +17,7 @@ from lib.page import (
     table,
 )
 from lib.paper_values import XuModel
-from lib.results import Group, Result, load_computed, percent, percents
+from lib.results import Group, Result, load_computed, percent, percents, say_lag
 from lib.svg import Line, curve, curves, figure
 
 PAPER = "xu2023"
@@ -174,7 +174,7 @@ def figure_3(starts: Group) -> Judged:
     saved = _first_round_with(starts, "pretrained", end)
     ours = (
         f"after {saved} of {rounds} rounds a public start has what a random one ends with; adaptive"
-        f" ends {100 * apart:+.2f} points behind"
+        f" ends {say_lag(apart)}"
     )
     return Judged(
         ours=ours,

@@ -60,7 +60,7 @@ def optimal_blt(
 
 def optimal_bands(rounds: int, bands: int) -> Coefficients:
     """Return `bands` of the banded Toeplitz strategy with the smallest mean error, for users at
-    least so many rounds apart.
+    least that many rounds apart.
     """
 
     def optimize() -> Coefficients:
