@@ -195,9 +195,9 @@ def test_an_upload_that_says_nothing_is_not_taken_for_none(tmp_path, last):
     record = {"name": "", "list": [-1, ""], "uploads": [last], "opted_out": False}
     (tmp_path / "participation.json").write_text(json.dumps(record))
     damaged = OwnParticipation(tmp_path, ParticipationLimits(24.0, 3, 10))
-    with pytest.raises((KeyError, TypeError), match="at|subscript|integers"):
+    with pytest.raises((KeyError, TypeError), match=r"at|subscript|integers"):
         damaged.why_not(6)
-    with pytest.raises((KeyError, TypeError), match="at|subscript|integers"):
+    with pytest.raises((KeyError, TypeError), match=r"at|subscript|integers"):
         damaged.upload(6, "run", 0)
     (tmp_path / "participation.json").write_text(json.dumps(record | {"uploads": []}))
     assert damaged.upload(6, "run", 0) is None

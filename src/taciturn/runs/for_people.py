@@ -190,8 +190,8 @@ def _seconds_left(minutes: float, aside: float) -> float:
     seconds = (1 - UNFORESEEN) * 60 * minutes - aside
     if seconds < 0:
         raise RecipeError(
-            f"compiling and measuring take {aside / 60:.1f} minutes by themselves on this machine: allow"
-            " more `minutes`"
+            f"compiling and measuring take {aside / 60:.1f} minutes by themselves on this machine:"
+            " allow more `minutes`"
         )
     return seconds
 
