@@ -15,7 +15,7 @@ from taciturn.fleets.simulation.availability import Rounds
 from taciturn.planning import PlanError, Question, grow_to_rho, plan
 from taciturn.privacy.accounting.accountant import epsilon
 from taciturn.privacy.accounting.conversions import gaussian_epsilon
-from taciturn.privacy.noise.strategies import optimal_bands, optimal_blt
+from taciturn.privacy.noise.optimal_coefficients import optimal_bands, optimal_blt
 
 # The same timer takes the same second each time.
 simulate_timer = functools.cache(planning.simulate_timer)

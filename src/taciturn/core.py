@@ -42,6 +42,7 @@ Params = PyTree
 # Δ_k.
 Update = Params
 Estimate = Params
+# Its field `round` counts the releases so far; the rest is the mechanism's, and its noise secret.
 MechanismState = PyTree
 # Positions in the population, sorted.
 UserIds = np.ndarray
@@ -109,11 +110,13 @@ class Strategy(NamedTuple):
 
     # "independent" where it is not correlated.
     name: str
-    # How many there are.
+    # The number of rows.
     rows: int
-    # Of (rows, MinS, MaxP).
+    # (rows, MinS, MaxP) → Δ²: a user takes part at most MaxP times, with at least MinS rounds
+    # between two.
     sensitivity_squared: Callable[[int, int, int], float]
-    # Of the sum of the first 1, 2, … rows, where white noise has 1.
+    # Rows → the variance of the noise in the sum of the first 1, 2, … rows, in units of white
+    # noise's.
     prefix_variance: Callable[[int], np.ndarray]
     # Rows at which it starts anew, sharing no noise with the rows before.
     restarts: tuple[int, ...] = ()
@@ -187,7 +190,7 @@ class Participation(Protocol):
         ...
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
-        """Return the cost of a round, or of all rounds, where a single one has no cost of its own.
+        """Return the cost of a round; where rounds share noise, of all rounds together.
 
         `events.repeat` gives the cost of n releases.
 
@@ -215,17 +218,18 @@ class Mechanism(NamedTuple):
     init: Callable[[Params], MechanismState]
     # The part of a message that devices need to bound their updates.
     public: Callable[[MechanismState], Public]
-    # On the device; its guarantee holds for any update.
+    # On the device; its guarantee holds for any update and weight. The key is for rounding.
     bound: Callable[[Public, Update, jax.Array, Key], Report]
-    # Only in the curator.
+    # Adds the noise; only in the curator.
     release: Callable[[MechanismState, Report, NoiseKey], tuple[Release, MechanismState]]
-    # The state after a release that is on record.
+    # The state that `release` left, worked out from a release that is on record: after a crash
+    # nothing is noised again.
     follow: Callable[[MechanismState, Release, NoiseKey], MechanismState]
     # Its cost; `events.repeat` gives that of n releases.
     event: Callable[[Participation], DpEvent]
-    # Total variation between its noise and the ideal, for (parameters, rows).
+    # (parameters, rows) → the distance of its noise from the ideal, in total variation.
     distance: Callable[[int, int], float]
-    # At most in one total.
+    # The most reports that one total may add up.
     most_reports: int
     # Whether its noise is correlated over rounds.
     correlated: bool

@@ -1,7 +1,7 @@
 """Errors that the command line shows as one sentence, without a traceback.
 
 They name the arguments of functions in backquotes, with a value where one says more: `held_out`,
-`replace=True`. The command line writes its flag instead (cli/commands.py).
+`replace=True`. The command line writes its flag instead (cli/command_classes.py).
 
 Imports nothing of ours, so that every layer may raise one.
 """

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 import taciturn as tt
 from taciturn.cli import app
-from taciturn.cli.commands import name_flags
+from taciturn.cli.command_classes import name_flags
 from taciturn.data.vocabulary import DataError
 
 

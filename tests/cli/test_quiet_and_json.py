@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from harness import short_recipe
 from taciturn.bench import health
 from taciturn.cli import app, progress_display
-from taciturn.cli.commands import Commands
+from taciturn.cli.command_classes import Commands
 from taciturn.cli.output import console
 from taciturn.cli.progress_display import stages
 from taciturn.data.population import Population

@@ -40,7 +40,7 @@ def test_people_who_were_trained_on_are_known_in_any_spelling(finished_runs, tmp
         trained_on(finished_runs / "people"),
         100,
     )
-    assert (len(found.messages), found.trained_on) == (1, 4)
+    assert (len(found.messages), found.left_out) == (1, 4)
 
 
 @pytest.mark.parametrize("salt", [None, bytes(32)])

@@ -9,14 +9,28 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from harness import copied_population, quietly, short_recipe, small_population, tiny_recipe, trained
+from harness import (
+    copied_population,
+    made_up_users,
+    quietly,
+    short_recipe,
+    small_population,
+    tiny_recipe,
+    trained,
+)
 from pages import changed_card
-from taciturn.data.population import Population
+from taciturn.data.population import Population, write_population
+from taciturn.data.vocabulary import DataError
+from taciturn.people import open_ledger
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
-from taciturn.recipe.text import RecipeError
-from taciturn.release.model_file import load_model, save_model
+from taciturn.recipe import build
+from taciturn.recipe.text import RecipeError, save_recipe
+from taciturn.release.model_file import ModelCard, load_model, params_digest, save_model
 from taciturn.runs import finished, loop, run
 from taciturn.runs.finished import FinishedRun
+from taciturn.runs.warm_start import load_warm_start
 
 
 def test_a_warm_start_is_asked_of_the_ledger_by_its_parameters_not_by_what_it_says(
@@ -154,3 +168,56 @@ def test_a_private_run_that_starts_from_a_file_that_forgot_its_run_is_still_not_
         model={"warm_start": str(copied_runs / "plain")},
     )
     assert "NO privacy guarantee" in (run / "guarantee.txt").read_text()
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_the_ledger_of_a_fleet_is_asked_although_nobody_is_in_its_population(
+    tmp_path, vocabulary, forgets
+):
+    """A fleet's population has held-out users only, so it counts as false: a model that was trained
+    on its devices would be taken for public text if its card named no run.
+    """
+    on_devices = {"source": "made up", "on_devices": True}
+    fleet = write_population(
+        tmp_path / "fleet", {}, made_up_users(12, seed=1), vocabulary, on_devices
+    )
+    assert not fleet
+    others = write_population(
+        tmp_path / "others",
+        made_up_users(50),
+        made_up_users(12, seed=2),
+        vocabulary,
+        {"source": "made up"},
+    )
+    ledger = open_ledger(fleet)
+    terms = RunTerms(
+        name="first",
+        recipe="of a fleet",
+        population=fleet.id,
+        adjacency="zero out one user",
+        randomness="operating system",
+        accountant="pld",
+        budget=Budget(delta=1e-6),
+        rounds=10,
+    )
+    account = Account(ledger=ledger, terms=terms, release=GaussianDpEvent(2.0))
+    account.open()
+    account.charge(0, "record")
+    recipe = tiny_recipe(fleet)
+    params = build.language_model(recipe.model, len(vocabulary)).init(jax.random.key(0))
+    head = account.record_model(1, params_digest(params))
+    card = ModelCard(
+        architecture=recipe.model.model_dump(mode="json", exclude={"warm_start"}),
+        vocabulary=vocabulary.words,
+        text=vocabulary.about,
+        run=None if forgets else "first",
+        ledger_head=None if forgets else head,
+        round=1,
+    )
+    run_folder = tmp_path / "first"
+    run_folder.mkdir()
+    save_recipe(recipe, run_folder / "recipe.toml")
+    save_model(run_folder / "model.safetensors", params, card)
+    next_recipe = tiny_recipe(others, model={"warm_start": str(run_folder)})
+    with pytest.raises(DataError, match="different hashes"):
+        load_warm_start(next_recipe, vocabulary, open_ledger(others))

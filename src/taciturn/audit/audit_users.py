@@ -92,6 +92,7 @@ class AuditUsers:
             generator=generator,
         )
         self._mechanism = algorithm.mechanism
+        # How far a report of full length moves an estimate, at a clip norm of 1.
         self._unit = _largest_effect(recipe)
         self._sum_on_device = jax.jit(self._sum_directions)
         self._round = 0

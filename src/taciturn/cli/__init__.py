@@ -25,7 +25,7 @@ from taciturn.cli import (
     train,
     tune,
 )
-from taciturn.cli.commands import Commands
+from taciturn.cli.command_classes import Commands
 from taciturn.cli.output import console
 from taciturn.errors import TaciturnError, describe_os_error
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.commands import group
+from taciturn.cli.command_classes import group
 from taciturn.cli.output import console, print_table
 from taciturn.cli.progress_display import stages
 from taciturn.files import to_json

@@ -13,7 +13,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.commands import group
+from taciturn.cli.command_classes import group
 from taciturn.cli.output import begin, console, print_table, say
 from taciturn.cli.progress_display import stages
 from taciturn.errors import TaciturnError

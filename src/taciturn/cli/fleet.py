@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taciturn.cli.commands import group
+from taciturn.cli.command_classes import group
 from taciturn.cli.log_lines import logged_lines
 from taciturn.cli.output import console, print_finished
 from taciturn.cli.progress_display import fleet_view

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.commands import group
+from taciturn.cli.command_classes import group
 from taciturn.cli.export import Blocklist
 from taciturn.cli.output import begin, console, print_metrics, say
 from taciturn.cli.progress_display import stages
@@ -156,7 +156,7 @@ def evaluate(
     content = {
         "people": results.people,
         "words": results.words,
-        "left_out": results.trained_on,
+        "left_out": results.left_out,
         "history": history,
         "models": models,
     }
@@ -171,8 +171,8 @@ def _print_people(results: "TypingResults") -> None:
         "people on whom an ARPA file or a personal model was trained cannot be known, so they may"
         " be among them"
     )
-    if results.trained_on is not None:
-        others = f"left out: {results.trained_on:,} on whom a model was trained, or who opted out"
+    if results.left_out is not None:
+        others = f"left out: {results.left_out:,} on whom a model was trained, or who opted out"
     console.print(
         f"{results.people:,} people (no guarantee for them), {results.words:,} words and"
         f" punctuation marks; {others}"

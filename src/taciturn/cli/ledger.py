@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.commands import group
+from taciturn.cli.command_classes import group
 from taciturn.cli.output import begin, console, print_table, say
 from taciturn.errors import TaciturnError
 from taciturn.files import to_json

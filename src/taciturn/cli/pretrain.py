@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.commands import finite
+from taciturn.cli.command_classes import finite
 from taciturn.cli.output import begin, console, leave_interrupted, print_table, say
 from taciturn.cli.progress_display import bar
 from taciturn.names import Precision

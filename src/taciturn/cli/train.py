@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.commands import finite
+from taciturn.cli.command_classes import finite
 from taciturn.cli.log_lines import print_warnings
 from taciturn.cli.output import begin, leave_interrupted, print_finished, say
 from taciturn.cli.progress_display import stages, training_bar
@@ -224,13 +224,15 @@ def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
 
 def _check_stated_users(recipe: "tt.Recipe") -> None:
     """Point out a number of users that the population does not have."""
+    from taciturn.privacy.schemes import SCHEMES
     from taciturn.recipe.build import population
     from taciturn.runs.for_people import round_for_publication
 
     people = population(recipe)
     stated = recipe.participation.users
     cohort = recipe.participation.cohort
-    if recipe.participation.kind == "poisson" and len(people) < stated / 2:
+    shrinks = SCHEMES[recipe.participation.kind].shrinks_with_users
+    if shrinks and len(people) < stated / 2:
         there = round_for_publication(len(people))
         expected = cohort * there / stated
         say(

@@ -140,6 +140,7 @@ def device_fleet(
     certificates, dismissed = connected.enrolled()
     check_enough(recipe, len(certificates) - len(dismissed.devices))
 
+    # Functions, because the account is opened only after the fleet is built.
     def run_name() -> str:
         # A folder's name may be reused.
         opening_hash = account.rows[0]["hash"]

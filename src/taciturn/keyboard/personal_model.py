@@ -321,7 +321,9 @@ def _device_update(
 def _compile_epoch(update: UserUpdate) -> Callable[[Params, UserData, Key], Params]:
     @jax.jit
     def train_epoch(params: Params, owner: UserData, key: Key) -> Params:
-        return trees.add(params, update(Message(params, ()), owner, key))
+        # What stays with its owner is not bounded, so nothing is public.
+        message = Message(params, ())  # pyright: ignore[reportArgumentType]
+        return trees.add(params, update(message, owner, key))
 
     return train_epoch
 

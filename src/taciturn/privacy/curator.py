@@ -2,8 +2,12 @@
 
 READ THIRD, after core.py and training.py.
 
-`private_mean` is the middle of McMahan et al. 2018, Algorithm 1: sample, sum, noise, charge,
-release.
+`private_mean` is the middle of McMahan et al. 2018, Algorithm 1: draw a cohort (and log it), sum,
+noise, record, charge, give out. What a crash leaves behind, and what the next process does:
+
+    before the record    nothing has left: a cohort in the log is asked again, and fresh noise drawn
+    before the charge    nothing has left: the same, and the record is overwritten
+    after the charge     the release is read from its record, and given out
 
 **Guarantee:** what leaves `private_mean` is charged in the population's ledger, on disk, before it
 leaves. Round r is row r of the noise and charge r of the run, whatever crashes there were: the
@@ -92,7 +96,7 @@ class Curator:
             ValueError: if the claim, the mechanism, the account and the log do not fit.
         """
         _check_fit(algorithm=algorithm, fleet=fleet, account=account, log=log)
-        # Noise is drawn there by `rounds`; bits are tried before anybody is asked.
+        # The device that draws the noise of `rounds`: its bits are tried before any user is asked.
         sampler.check_bits(jax.local_devices()[0])
         mechanism = algorithm.mechanism
         self.account = account
@@ -111,7 +115,7 @@ class Curator:
         self._one_at_a_time = Lock()
         # How often a total of that round was noised, in this process.
         self._tries: Counter[int] = Counter()
-        # Who took part in a simulation, as long as the curator lives.
+        # A folder with the log of who took part, of a simulation: gone with the curator.
         self._secrets: tempfile.TemporaryDirectory | None = None
 
     @classmethod
@@ -163,8 +167,8 @@ class Curator:
             budget=Budget(delta=delta, epsilon=epsilon),
             rounds=rounds,
         )
-        release = algorithm.mechanism.event(algorithm.participation)
-        account = Account(ledger=book, terms=terms, release=release)
+        cost = algorithm.mechanism.event(algorithm.participation)
+        account = Account(ledger=book, terms=terms, release=cost)
         account.check_budget()
         secrets = tempfile.TemporaryDirectory(prefix="taciturn-")
         log = _open_log(Path(secrets.name), algorithm.participation, root)
@@ -196,7 +200,7 @@ class Curator:
             if self._log is not None:
                 self._check_log(self._log)
             if round < len(self.account.charges):
-                # There was a crash, or this is a second call: nobody remembers the result.
+                # There was a crash, or this is a second call: the caller does not have the result.
                 release, after = self._repeat_release(params, state, round)
             else:
                 release, after = self._make_release(params, state, round)
@@ -249,7 +253,8 @@ class Curator:
     def _check_state(self, state: MechanismState, round: int) -> None:
         """Raise unless noise continues where it stopped.
 
-        From another state, rows would not cancel as their cost assumes.
+        From another state, the noise of rows would not cancel as their cost assumes. A new process
+        knows no states yet, and can only compare the number of the round.
         """
         expected = self._states.get(round, state)
         if int(state.round) != round or not _are_equal(expected, state):
@@ -282,9 +287,8 @@ class Curator:
     def _sum_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
         """Sum the reports of a cohort; where there is a log, try until one reports.
 
-        Each cohort is recorded before anything is summed; a round that fails releases nothing, so
-        it uses no row of noise and counts as no participation, whatever the devices' own timers
-        did.
+        A log has each cohort before anything is summed. A round that fails releases nothing, so it
+        uses no row of noise and counts as no participation, even if devices rest after it.
         """
         log = self._log
         if log is None:
@@ -298,8 +302,8 @@ class Curator:
             )
         while True:
             failures = log.failures(round)
-            # If the log has more, a crash came between it and the charge: that cohort was asked,
-            # and is this row's.
+            # If the log has more, a crash came between it and the charge: that cohort may have been
+            # asked, and is this row's.
             if log.rows == round:
                 cohort = self._draw_cohort(round, attempt=failures)
                 self.account.check_alone()

@@ -99,7 +99,7 @@ def expected_gain(way: float, noise: float) -> float:
 
 
 def choose_plan(task: Task) -> Plan:
-    """Return the shortest plan that fits the time and is as good as the best, but for `ENOUGH`.
+    """Return the shortest plan that fits the time and gains within `ENOUGH` of the best.
 
     Its noise is an estimate; `with_exact_noise` works it out.
 

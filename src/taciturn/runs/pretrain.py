@@ -242,6 +242,7 @@ def _load_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
 
 
 def _check_terms(path: Path, terms: dict[str, Any]) -> None:
+    """Refuse a checkpoint of another text, model, schedule or start."""
     try:
         with safetensors.safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}

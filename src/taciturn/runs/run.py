@@ -31,6 +31,7 @@ from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.cohort_log import CohortLog
 from taciturn.privacy.ledger.releases import Releases
+from taciturn.privacy.schemes import SCHEMES
 from taciturn.recipe import build, solve
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError
@@ -133,7 +134,8 @@ class Run:
     def _check_enough_people(self, people: int) -> None:
         """Refuse a recipe that counts on more people than there are."""
         users = self.recipe.participation.users
-        if self.recipe.participation.kind == "fixed" and len(self.population) < users:
+        scheme = SCHEMES[self.recipe.participation.kind]
+        if scheme.needs_all_users and len(self.population) < users:
             raise RecipeError(
                 f"[participation] users: fixed-size rounds are accounted for {users} users, but the"
                 " population has fewer; the cost would be understated, so lower the number"

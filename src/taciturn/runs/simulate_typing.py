@@ -33,7 +33,7 @@ class People:
     # Of each person, in the order of the file.
     messages: list[list[str]]
     # How many people were met and left out.
-    trained_on: int
+    left_out: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class TypingResults:
     # And punctuation marks, that they typed.
     words: int
     # People left out of the files; None where it is unknown on whom a model was trained.
-    trained_on: int | None
+    left_out: int | None
 
 
 def simulate_typing(
@@ -71,7 +71,7 @@ def simulate_typing(
     _check_same_words(paths, models)
     is_trained_on = _people_known_to(models)
     if source is None:
-        people = People(held_out_messages(vocabulary)[:most_people], trained_on=0)
+        people = People(held_out_messages(vocabulary)[:most_people], left_out=0)
     else:
         people = read_people(source, is_trained_on, most_people, partial(progress, "reading"))
     typed = _limit_words(people.messages, vocabulary, most_words)
@@ -87,7 +87,7 @@ def simulate_typing(
         typings=typings,
         people=len(typed),
         words=int(typings[0].tokens.sum()),
-        trained_on=people.trained_on if is_origin_known else None,
+        left_out=people.left_out if is_origin_known else None,
     )
 
 
@@ -149,7 +149,7 @@ def read_people(
         raise _nobody_to_type(source, left_out)
     by_hash = sorted(messages, key=_hash_of)
     chosen = [messages[id] for id in by_hash[:most]]
-    return People(chosen, trained_on=len(left_out))
+    return People(chosen, left_out=len(left_out))
 
 
 def _nobody_to_type(source: Source, left_out: set[str]) -> DataError:

@@ -112,16 +112,24 @@ class _Sweep:
     out: Path
 
     def try_settings(self, settings: tuple[str, ...], recipe: Recipe, show: Progress) -> Trial:
-        """Train the recipe with these settings, unless that was done before."""
+        """Train the recipe with these settings, unless that was done before.
+
+        Args:
+            settings: as they were named; the recipe has them already.
+            recipe: to train, on simulated users with public text.
+            show: watches the training.
+        """
         size = _size_for(self.corpus, recipe)
         people = self._deal_text(size)
         public = recipe.with_settings("data", population=str(people))
         public = public.with_settings("run", evaluate_every=recipe.run.rounds)
         name = _short_digest(self.text, *size, public.fingerprint, _start_digest(recipe))
         folder = self.out / f"trial-{name}"
+        # The statement is the last file that a run writes.
+        is_finished = (folder / "guarantee.json").exists()
         if not folder.exists():
             train_run(public, folder, show)
-        elif not (folder / "guarantee.json").exists():
+        elif not is_finished:
             resume_run(folder, show)
         last = read_rows(folder)[-1]
         return Trial(

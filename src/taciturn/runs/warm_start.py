@@ -58,13 +58,14 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
             " vocabulary"
         )
     books = [ledger]
+    # On a fleet of devices nobody trains here, and a population of nobody is false.
     earlier = _population_of_run(path)
-    if earlier:
+    if earlier is not None:
         books.append(open_ledger(earlier))
     start = _look_up_history(params, card, books)
     # A run measures its model on held-out users, from round 0 on: none of them may be someone
     # whom this model protects.
-    if earlier and start.lineage:
+    if earlier is not None and start.lineage:
         people = Path(recipe.data.population)
         if not people.samefile(earlier.folder):
             check_strangers(people, earlier.folder)

@@ -394,8 +394,9 @@ class DeviceFleet:
         questions: Mapping[int, bytes],
         shared: bytes = b"",
     ) -> None:
-        """Ask, and pass the answers to the server's round."""
+        """Ask, pass the answers to the server's round, and leave out whose answer was refused."""
         kind = stage.question
+        # Devices train before they mask their reports.
         is_training = stage == Stage.MASK
         answers = self.connected.link.ask(
             kind,

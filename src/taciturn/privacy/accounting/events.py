@@ -122,7 +122,7 @@ def is_sampled(release: DpEvent) -> bool:
 
 
 def claim_of(release: DpEvent) -> str:
-    """State in words what is claimed about who takes part, and about the noise."""
+    """State in words what a cost claims: who takes part and, where rows share it, which noise."""
     match release:
         case CorrelatedDpEvent():
             return release.claim

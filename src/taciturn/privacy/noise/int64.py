@@ -182,6 +182,7 @@ def divide(number: Int64, divisor: jax.Array) -> Int64:
         low=dividend.low,
     )
     end = jax.lax.fori_loop(0, 64, divide_next_bit, start)
+    # Bit by bit, the quotient has taken the place of the dividend.
     quotient = Int64(high=_as_int32(end.high), low=end.low)
     return where(is_negative, negative(quotient), quotient)
 

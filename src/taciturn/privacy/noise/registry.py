@@ -14,8 +14,8 @@ import numpy as np
 from taciturn.core import Strategy
 from taciturn.names import NoiseName
 from taciturn.privacy.noise import correlated, sensitivity
+from taciturn.privacy.noise.optimal_coefficients import optimal_bands, optimal_blt
 from taciturn.privacy.noise.rows import toeplitz_rows, tree_rows
-from taciturn.privacy.noise.strategies import optimal_bands, optimal_blt
 from taciturn.privacy.noise.white import Noise, gaussian
 
 # Of one segment, by name.
