@@ -111,7 +111,7 @@ def test_time_for_compiling_and_measuring_is_set_aside(people, start, timed):
     assert 400 < worked_out.task.seconds < 540
     assert worked_out.plan.rounds * worked_out.plan.cohort <= 20 * worked_out.task.seconds
     with pytest.raises(
-        RecipeError, match=r"alone take .* minutes on this machine: allow more `minutes`"
+        RecipeError, match=r"take .* minutes by themselves on this machine: allow more `minutes`"
     ):
         plan_recipe(people, 4.0, start, minutes=0.01)
 

@@ -2,7 +2,7 @@
 """Show that a change moved nothing: make the same things with another commit's code and with this
 tree's, on this machine, and compare their bytes.
 
-    python tests/same_bytes/compare.py 694c84f                  # everything; half an hour
+    python tests/same_bytes/compare.py 694c84f                  # everything; a quarter of an hour
     python tests/same_bytes/compare.py 694c84f noise messages   # only these parts
     python tests/same_bytes/compare.py 694c84f --keep DIFFERENT # keep what differs, to look at
 
