@@ -140,15 +140,17 @@ def _answer(question: "Question", names: Sequence[MechanismName]) -> "list[Answe
 
 def _print_answers(answers: "Sequence[Answer]") -> None:
     """Print what each mechanism takes, and its error beside that of independent noise."""
+    from taciturn.privacy.schemes import SCHEMES
+
+    titles = {name: scheme.plan_title for name, scheme in SCHEMES.items() if scheme.plan_title}
     independent = None
     for answer in answers:
         if answer.mechanism == "independent":
             independent = answer.error
     rows = []
     for answer in answers:
-        is_poisson = answer.mechanism == "poisson"
         row = (
-            "poisson (dp-fedavg)" if is_poisson else answer.mechanism,
+            titles.get(answer.mechanism, answer.mechanism),
             f"{answer.noise_multiplier:.3g}",
             rho_text(answer.rho),
             epsilon_text(answer.epsilon),
@@ -173,8 +175,9 @@ def _grow(
 ) -> dict[str, Any]:
     """Print and return what a fleet takes that reaches a ρ, out of a trial."""
     from taciturn.planning import PlanError, grow_to_rho
+    from taciturn.privacy.schemes import schemes_with
 
-    if mechanism in ("poisson", "cyclic-poisson"):
+    if mechanism in schemes_with(lambda scheme: scheme.claims_sampling):
         raise PlanError(
             f"{mechanism} needs a curator that draws cohorts, and devices with a timer come on"
             " their own: choose another"

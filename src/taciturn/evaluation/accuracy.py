@@ -83,14 +83,7 @@ def evaluate(
     progress: Progress = ignore_progress,
 ) -> Scores:
     """Score a model on users' texts; the n-th user goes to bucket n mod 100."""
-    scores = evaluate_each(
-        model,
-        params,
-        texts,
-        cut=cut,
-        progress=progress,
-    )
-    return scores.together
+    return evaluate_each(model, params, texts, cut=cut, progress=progress).together
 
 
 def evaluate_each(
