@@ -428,7 +428,7 @@ def test_people_may_type_with_it(made, tmp_path):
     private = simulate_typing([made / "private"], Source(paths=[text]), False, 10, 100)
     assert mine.typings[0]["keystroke_saving"].value > private.typings[0]["keystroke_saving"].value
     assert (
-        mine.trained_on is None
+        mine.left_out is None
     )  # whom it, or the model before it, learned from is not known on a device
 
 

@@ -271,7 +271,12 @@ class DeviceRound:
             why_not = self._authority.why_not_device(certificate, self._dismissed)
             if why_not:
                 raise Refused(why_not)
-            if not advert.is_signed(self._terms):
+            is_signed = is_signed_by(
+                certificate.key,
+                content=advert.signed_content(self._terms),
+                signature=advert.signature,
+            )
+            if not is_signed:
                 raise Refused(
                     f"the keys of device {advert.device} are not signed by it for this round"
                 )

@@ -19,7 +19,6 @@ from taciturn.fleets.secure_aggregation.identities import (
     CERTIFICATE_BYTES,
     SIGNATURE_BYTES,
     Certificate,
-    is_signed_by,
 )
 from taciturn.fleets.secure_aggregation.masks import KEY_BYTES
 from taciturn.fleets.secure_aggregation.shamir import SHARE_BYTES
@@ -311,11 +310,6 @@ class Advert(_Message):
         """Return what the signature is of: all but itself, and the terms."""
         unsigned = self._replace(signature=b"")
         return b"taciturn secure sum: advert\0" + terms.digest() + unsigned.to_bytes()
-
-    def is_signed(self, terms: Terms) -> bool:
-        """Tell whether the keys are signed for this round with the key of the certificate."""
-        content = self.signed_content(terms)
-        return is_signed_by(self.certificate.key, content=content, signature=self.signature)
 
     def digest(self) -> bytes:
         """Return the hash that stands for it in the list of all adverts."""

@@ -48,10 +48,16 @@ class ServerRound:
             raise Refused(f"device {device} was already heard")
         if len(self._adverts) == self._terms.most:
             raise Unneeded(f"{self._terms.most} devices are already there")
-        why_not = self._authority.why_not_device(advert.certificate, self._dismissed)
+        certificate = advert.certificate
+        why_not = self._authority.why_not_device(certificate, self._dismissed)
         if why_not:
             raise Refused(why_not)
-        if advert.device != device or not advert.is_signed(self._terms):
+        is_signed = is_signed_by(
+            certificate.key,
+            content=advert.signed_content(self._terms),
+            signature=advert.signature,
+        )
+        if advert.device != device or not is_signed:
             raise Refused(f"these keys are not signed by device {device} for this round")
         for key in (advert.mask_key, advert.share_key):
             # Refused if it is weak: its whole cell would have to leave.
