@@ -19,6 +19,7 @@ from taciturn.data.public import PublicCorpus
 from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import DataError, public_vocabulary
 from taciturn.errors import TaciturnError
+from taciturn.privacy.participation import default_delta
 from taciturn.recipe import autoplan
 from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
@@ -96,6 +97,15 @@ def test_the_number_of_people_is_rounded_or_stated(people, start, timed):
     assert plan_recipe(people, 4.0, start, 10, users=500).recipe.participation.users == 500
 
 
+@pytest.mark.parametrize("users", [230, 500, 10**8])
+def test_delta_is_the_one_that_a_recipe_has_by_itself(people, start, timed, users):
+    recipe = plan_recipe(people, 4.0, start, minutes=10, users=users).recipe
+    assert recipe.delta == default_delta(users)
+    assert recipe.with_settings("privacy", delta=None).delta == recipe.delta
+    # Not the papers' users^-1.1, with which the promise fails for somebody.
+    assert users * recipe.delta < users**-0.1 / 10
+
+
 def test_held_out_users_as_long_as_the_others_are_timed(people):
     sample = for_people.draw_sample(for_people.HeldOutUsers(people), 40, 1000).texts
     lengths = [len(text) for text in for_people.HeldOutUsers(people).texts]
@@ -140,7 +150,7 @@ def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_
     )
     assert said.exit_code == 0
     assert (
-        "230 people (rounded down; say another number with --users), ε = 8.00 at δ = 0.0025"
+        "230 people (rounded down; say another number with --users), ε = 8.00 at δ = 1.9e-05"
         in said.output
     )
     assert re.search(
@@ -149,7 +159,8 @@ def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_
     assert said.output.endswith("Next: taciturn keyboard open runs/people-1\n")
     written = tomllib.loads((tmp_path / "runs" / "people-1.toml").read_text())
     assert written["privacy"]["epsilon"] == 8
-    assert "(8.00, 0.0025)-differential privacy" in said.output
+    assert written["privacy"]["delta"] == default_delta(230)
+    assert "(8.00, 1.9e-05)-differential privacy" in said.output
 
 
 @pytest.mark.slow

@@ -103,17 +103,18 @@ def choose_plan(task: Task) -> Plan:
 
     Its noise is an estimate; `with_exact_noise` works it out.
 
+    >>> from taciturn.privacy.participation import default_delta
     >>> task = Task(
     ...     users=9_000,
     ...     epsilon=4.0,
-    ...     delta=9_000**-1.1,
+    ...     delta=default_delta(9_000),
     ...     parameters=2_400_000,
     ...     seconds=300,
     ...     users_per_second=2_000,
     ... )
     >>> plan = choose_plan(task)
     >>> plan.rounds, plan.cohort
-    (100, 2700)
+    (200, 900)
     """
     if LARGEST_SHARE * task.users < LEAST_COHORT:
         raise RecipeError(
@@ -350,7 +351,11 @@ def _privacy_settings(task: Task, plan: Plan, architecture: dict[str, Any]) -> l
             task.epsilon,
             f"what you asked for; noise is made for it, z = {plan.noise_multiplier:.2f}",
         ),
-        PlannedSetting("privacy.delta", task.delta, "users^-1.1, as in McMahan et al. 2018"),
+        PlannedSetting(
+            "privacy.delta",
+            task.delta,
+            "1/users²: the promise fails for any of them with a probability of at most 1/users",
+        ),
         *_clip_settings(architecture),
     ]
 

@@ -23,6 +23,7 @@ from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models.registry import KINDS
+from taciturn.privacy.participation import default_delta
 from taciturn.progress import ignore_progress
 from taciturn.recipe import build
 from taciturn.recipe.autoplan import (
@@ -134,7 +135,7 @@ def plan_recipe(
     task = Task(
         users=users,
         epsilon=epsilon,
-        delta=float(f"{users**-1.1:.2g}"),
+        delta=default_delta(users),
         parameters=trees.size(params),
         seconds=60 * minutes,
         # Until it is measured.
