@@ -111,7 +111,7 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setattr(model_file, "_STARTS", tmp_path / "start")
     timing = for_people.Timing(compile_s=2.0, users_per_s=0.6, overhead_s=0.0, evaluate_s=1.0)
     monkeypatch.setattr(for_people, "measure_speed", lambda *_: timing)
-    monkeypatch.setattr(for_people, "with_exact_noise", lambda task, plan: plan)
+    monkeypatch.setattr(autoplan, "with_exact_noise", lambda task, plan: plan)
     monkeypatch.setattr(autoplan, "ROUNDS", (12,))
     monkeypatch.chdir(tmp_path)
     return tmp_path

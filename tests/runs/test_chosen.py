@@ -68,7 +68,7 @@ def timed(monkeypatch):
     """
     timing = Timing(compile_s=2.0, users_per_s=20.0, overhead_s=0.0, evaluate_s=1.0)
     monkeypatch.setattr(for_people, "measure_speed", lambda *_: timing)
-    monkeypatch.setattr(for_people, "with_exact_noise", lambda task, plan: plan)  # takes a second
+    monkeypatch.setattr(autoplan, "with_exact_noise", lambda task, plan: plan)  # takes seconds
 
 
 def files(folder: Path) -> dict[Path, bytes]:

@@ -11,6 +11,7 @@ to 8, agree with `expected_gain` to 0.06 points (root mean square; experiments/k
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
@@ -101,7 +102,8 @@ def expected_gain(way: float, noise: float) -> float:
 def choose_plan(task: Task) -> Plan:
     """Return the shortest plan that fits the time and gains within `ENOUGH` of the best.
 
-    Its noise is an estimate; `with_exact_noise` works it out.
+    Raises:
+        ValueError: if the ε needs no noise, or is reached by none.
 
     >>> from taciturn.privacy.participation import default_delta
     >>> task = Task(
@@ -109,28 +111,49 @@ def choose_plan(task: Task) -> Plan:
     ...     epsilon=4.0,
     ...     delta=default_delta(9_000),
     ...     parameters=2_400_000,
-    ...     seconds=300,
+    ...     seconds=100,
     ...     users_per_second=2_000,
     ... )
     >>> plan = choose_plan(task)
-    >>> plan.rounds, plan.cohort
-    (200, 900)
+    >>> plan.rounds, plan.cohort, round(plan.noise_multiplier, 2)
+    (200, 900, 2.21)
     """
     if LARGEST_SHARE * task.users < LEAST_COHORT:
         raise RecipeError(
             f"{task.users} people are too few: there is no cohort of {LEAST_COHORT} to hide in;"
             " build a larger population"
         )
-    plans = _list_plans(task)
-    if not plans:
+    estimates = _list_plans(task)
+    if not estimates:
         minutes = task.duration(ROUNDS[0], LEAST_COHORT) / 60
         raise RecipeError(
             f"the shortest training, {ROUNDS[0]} rounds of {LEAST_COHORT}, takes {minutes:.1f}"
             " minutes on this machine without compiling and measuring. Allow more `minutes`"
         )
-    best_gain = max(plan.gain for plan in plans)
-    good_plans = [plan for plan in plans if plan.gain > best_gain - ENOUGH]
-    return min(good_plans, key=lambda plan: task.duration(plan.rounds, plan.cohort))
+    best_plan = _best_plan(task, estimates)
+    least_gain = best_plan.gain - ENOUGH
+    estimates.sort(key=lambda plan: task.duration(plan.rounds, plan.cohort))
+    for estimate in estimates:
+        # Most need not be worked out: an estimate promises more than there is.
+        if estimate.gain > least_gain:
+            plan = with_exact_noise(task, estimate)
+            if plan.gain > least_gain:
+                return plan
+    return best_plan
+
+
+def _best_plan(task: Task, estimates: list[Plan]) -> Plan:
+    """Return the plan that gains most, with its exact noise."""
+    by_gain = sorted(estimates, key=lambda plan: plan.gain, reverse=True)
+    best = with_exact_noise(task, by_gain[0])
+    for estimate in by_gain[1:]:
+        # Those after it promise no more, and there is less than they promise.
+        if estimate.gain <= best.gain:
+            break
+        plan = with_exact_noise(task, estimate)
+        if plan.gain > best.gain:
+            best = plan
+    return best
 
 
 def _list_plans(task: Task) -> list[Plan]:
@@ -147,15 +170,19 @@ def _list_plans(task: Task) -> list[Plan]:
 
 def with_exact_noise(task: Task, plan: Plan) -> Plan:
     """Return the plan with the noise that its rounds need, and the matching server rate."""
+    budget = Budget(delta=task.delta, epsilon=task.epsilon)
+    noise_multiplier = _exact_noise(budget, plan.cohort / task.users, plan.rounds)
+    return _plan_with_noise(task, plan.rounds, plan.cohort, noise_multiplier)
 
+
+# It takes most of a second, and plans for more or less time have sizes in common.
+@cache
+def _exact_noise(budget: Budget, share: float, rounds: int) -> float:
     def cost(noise_multiplier: float) -> DpEvent:
         gaussian = GaussianDpEvent(noise_multiplier)
-        sampled = PoissonSampledDpEvent(plan.cohort / task.users, gaussian)
-        return repeat(sampled, plan.rounds)
+        return repeat(PoissonSampledDpEvent(share, gaussian), rounds)
 
-    budget = Budget(delta=task.delta, epsilon=task.epsilon)
-    noise_multiplier = noise_for_budget(cost, budget, "pld")
-    return _plan_with_noise(task, plan.rounds, plan.cohort, noise_multiplier)
+    return noise_for_budget(cost, budget, "pld")
 
 
 def _sizes_that_fit(task: Task) -> Iterator[tuple[int, int]]:
@@ -190,7 +217,7 @@ def _gaussian_mu(task: Task) -> float:
 def _approximate_noise(mu: float, share: float, rounds: int) -> float:
     """Return the noise multiplier in the limit of many rounds (Bu et al. 2019).
 
-    It is off by up to a third: only to compare plans.
+    It is too small, by up to a third: only to see which plans are worth working out.
     """
     return 1 / math.sqrt(math.log1p((mu / share) ** 2 / rounds))
 

@@ -23,7 +23,7 @@ from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models.registry import KINDS
-from taciturn.privacy.participation import default_delta
+from taciturn.privacy.participation import default_delta, round_for_publication
 from taciturn.progress import ignore_progress
 from taciturn.recipe import build
 from taciturn.recipe.autoplan import (
@@ -33,7 +33,6 @@ from taciturn.recipe.autoplan import (
     choose_plan,
     planned_settings,
     recipe_content,
-    with_exact_noise,
 )
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError, parse_recipe
@@ -81,25 +80,6 @@ class Sample(NamedTuple):
     """Held-out users who stand for those who will be trained on."""
 
     texts: Texts
-
-
-def round_for_publication(users: int) -> int:
-    """Round down to a number that may be published.
-
-    It is coarser for fewer users, and at most a percent lower for many, or cohorts would be larger
-    than planned.
-
-    >>> [round_for_publication(users) for users in (37, 9_364, 1_098_765)]
-    [30, 9300, 1090000]
-    """
-    if users < 100:
-        kept_digits = 1
-    elif users < 10_000:
-        kept_digits = 2
-    else:
-        kept_digits = 3
-    step = 10 ** max(0, len(str(users)) - kept_digits)
-    return users // step * step
 
 
 def plan_recipe(
@@ -199,7 +179,7 @@ def _seconds_left(minutes: float, aside: float) -> float:
 
 def _choose_plan(task: Task) -> Plan:
     try:
-        return with_exact_noise(task, choose_plan(task))
+        return choose_plan(task)
     # Some ε need no noise, and some are reached by none.
     except ValueError as error:
         raise RecipeError(str(error)) from None
