@@ -93,7 +93,7 @@ def test_train_evaluate_ledger_and_export_from_the_command_line(population, reci
     with open(run / "metrics.csv") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["round"]) for row in rows] == [0, 3, 4]
-    assert {"epsilon", "rho", "accuracy_top1", "loss", "seconds"} <= set(rows[0])
+    assert {"epsilon", "rho", "accuracy_top1", "loss"} <= set(rows[0])
     assert float(rows[0]["epsilon"]) == 0 < float(rows[1]["epsilon"]) < float(rows[2]["epsilon"])
 
     measured = json.loads(run_cli("evaluate", run, "--json").output)

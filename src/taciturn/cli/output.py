@@ -112,6 +112,8 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
     )
     if gain:
         _print_gain(gain, finished.before["accuracy_top1"].value)
+    if finished.minutes:
+        say(f"Its rounds took about {finished.minutes:,} minutes")
     page = finished.folder / "report.html"
     if page.exists():
         say(f"On one page: {page}")

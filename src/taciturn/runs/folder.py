@@ -1,13 +1,22 @@
 """A run's folder: complete or absent, and without its secrets once the run ends."""
 
+import os
 import shutil
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
 from taciturn import randomness
 from taciturn.errors import TaciturnError
-from taciturn.files import check_new_folder, lock_file, not_a, sync_folder, write_atomically
+from taciturn.files import (
+    check_can_be_made,
+    check_new_folder,
+    lock_file,
+    not_a,
+    sync_folder,
+    write_atomically,
+)
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
 
@@ -21,11 +30,15 @@ class RunError(TaciturnError):
 
 
 def check_new_run(folder: Path) -> None:
-    """Refuse a folder that is not new, and say whether the run in it can be resumed."""
+    """Refuse a folder that is not new, or in a place that cannot be written to.
+
+    The refusal says whether the run in it can be resumed.
+    """
     can_be_resumed = (folder / "private" / "root").exists()
     choose = "choose another `folder`"
     hint = f"resume it with `tt.resume`, or {choose}" if can_be_resumed else choose
     check_new_folder(folder, hint)
+    check_can_be_made(folder)
 
 
 def lock_run(folder: Path) -> AbstractContextManager[BinaryIO]:
@@ -87,6 +100,17 @@ def delete_secrets(folder: Path) -> None:
         (private / "root").unlink(missing_ok=True)
         sync_folder(private)
         shutil.rmtree(private)
+
+
+def hide_times(folder: Path) -> None:
+    """Date all files of a run that has ended to one full minute.
+
+    They are published, and their dates would say how long the run took, which depends on what its
+    users wrote.
+    """
+    minute = time.time() // 60 * 60
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (minute, minute))
 
 
 def recipe_of(folder: Path) -> Recipe:

@@ -26,13 +26,15 @@ from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.people import open_ledger
 from taciturn.privacy.ledger.account import BudgetExhausted
 from taciturn.privacy.ledger.cohort_log import CohortLog
-from taciturn.privacy.ledger.ledger import FILE_NAME, Guarantee, LedgerError
+from taciturn.privacy.ledger.ledger import FILE_NAME, Guarantee, LedgerError, is_noise_known
 from taciturn.progress import ignore_progress
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe, save_recipe
 from taciturn.release.model_file import (
+    ModelFileError,
     card_digest,
+    load_model,
     load_state,
     params_digest,
     save_model,
@@ -43,19 +45,19 @@ from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import (
     check_new_run,
     delete_secrets,
+    hide_times,
     load_root,
     lock_run,
     recipe_of,
     save_root,
 )
-from taciturn.runs.metrics import Metrics, Row, measure_row
-from taciturn.runs.page import write_report
+from taciturn.runs.metrics import Metrics, RoundTimes, Row, measure_row
+from taciturn.runs.page import STOPPED, write_report
 from taciturn.runs.run import Run
+from taciturn.runs.watch import KeptModel, Watch, explain
 from taciturn.training import TrainState, rounds, start
 
 LOG = logging.getLogger("taciturn")
-# A run whose loss grew this much since its first measurement is stopped.
-DIVERGED = 1.5
 # Called with rounds done, rounds in all, and the last metrics.
 Progress = Callable[[int, int, Row], None]
 
@@ -71,6 +73,7 @@ class TrainedRun(FinishedRun):
         scores: Scores,
         stopped: str | None,
         clip_estimate: float | None,
+        minutes: int,
     ) -> None:
         super().__init__(folder)
         # Scores of the parameters that it started, or was resumed, from.
@@ -81,6 +84,9 @@ class TrainedRun(FinishedRun):
         self.stopped = stopped
         # Where an adaptive clip norm ended.
         self.clip_estimate = clip_estimate
+        # That its rounds took, without measuring. No finer figure leaves: it would depend on who
+        # took part.
+        self.minutes = minutes
 
 
 def train_run(
@@ -216,6 +222,7 @@ def _close_if_finished(folder: Path, recipe: Recipe) -> None:
         is_open = ledger.run_rows(name) and not ledger.is_closed(name)
         if is_open:
             ledger.close(name)
+            hide_times(folder)
 
 
 class _Training:
@@ -226,6 +233,7 @@ class _Training:
         self._state = state
         self._progress = progress
         self._metrics = Metrics(run.folder, state.round)
+        self._times = RoundTimes(run.folder, state.round)
         scores = run.evaluate(state.server.params)
         # Scores of the state that was measured last, and the round of that state.
         self._scores = scores
@@ -234,53 +242,66 @@ class _Training:
         self._before = scores
         # Scores of the run's first parameters, if this process began with them.
         self._first = scores if state.round == 0 else None
-        # Spent on rounds.
-        self._seconds = 0.0
+        self._watch = Watch(run, state, scores, kept=_load_kept_model(run, state))
 
     def complete(self) -> TrainedRun:
         """Train to the last round, or as long as the run can, and finish the run."""
         if not self._metrics.rows:
-            _save(self._run, self._state)
+            self._save()
             self._add_metrics()
-        self._seconds = self._last_row["seconds"]
         self._show_progress()
         stopped = self._do_rounds()
         if self._measured_at != self._state.round:
             self._measure()
-        _finish(self._run, self._state, self._scores, self._first)
+        if self._watch.kept is not None:
+            worse = self._take_back(self._watch.kept)
+            stopped = f"{stopped}; and {worse}" if stopped else worse
+        self._finish()
         return TrainedRun(
             folder=self._run.folder,
             before=self._before.together,
             scores=self._scores.together,
             stopped=stopped,
             clip_estimate=self._last_row.get("clip_estimate"),
+            minutes=self._times.minutes,
         )
+
+    def _take_back(self, kept: KeptModel) -> str:
+        """End with the last model that was not worse than the start; say why."""
+        words = explain(self._run, self._state, self._metrics.rows, kept)
+        write_atomically(self._run.folder / STOPPED, f"{words}.\n".encode())
+        self._scores = self._run.evaluate(kept.params)
+        return words
 
     @property
     def _last_row(self) -> Row:
         return self._metrics.rows[-1]
 
     def _do_rounds(self) -> str | None:
-        """Do all rounds that are left; return why they ended before the last one, if they did."""
+        """Do all rounds that are left, unless the run gets worse.
+
+        Returns:
+            Why they ended before the last one, if something outside ended them.
+        """
         all_rounds = self._run.recipe.run.rounds
         training = rounds(self._run.algorithm, self._run.curator, self._state)
-        stopped = None
-        while self._state.round < all_rounds and stopped is None:
+        while self._state.round < all_rounds and not self._watch.has_seen_enough:
             try:
                 self._do_round(training)
             except (BudgetExhausted, TooFewDevices) as reason:
                 return str(reason)
             # There are no devices for now: keep what was done.
             except LinkError:
-                _save(self._run, self._state)
+                self._save()
                 raise
             if self._is_due(self._run.recipe.run.evaluate_every):
                 self._measure()
-                stopped = _describe_divergence(self._metrics.rows)
+            elif self._watch.is_due(self._state.round):
+                self._watch.look(self._state)
             if self._is_due(self._run.recipe.run.save_every):
-                _save(self._run, self._state)
+                self._save()
             self._show_progress()
-        return stopped
+        return None
 
     def _is_due(self, every: int) -> bool:
         """Tell whether what is done every few rounds, and after the last, is to be done now."""
@@ -295,23 +316,52 @@ class _Training:
             observer.begin(before.round)
         self._state = next(training)
         jax.block_until_ready(self._state.server)
-        self._seconds += time.perf_counter() - began
+        self._times.add(time.perf_counter() - began)
         for observer in observers:
             observer.observe(before, self._state)
 
     def _measure(self) -> None:
         self._scores = self._run.evaluate(self._state.server.params)
         self._measured_at = self._state.round
+        self._watch.look_at_scores(self._state, self._scores)
         self._add_metrics()
 
     def _add_metrics(self) -> None:
-        row = measure_row(self._run, self._state, self._scores, self._seconds)
-        self._metrics.add(row)
+        self._metrics.add(measure_row(self._run, self._state, self._scores))
+        self._times.save(self._state.round)
 
     def _show_progress(self) -> None:
         all_rounds = self._run.recipe.run.rounds
         row = _latest_row(self._run, self._last_row)
         self._progress(self._state.round, all_rounds, row)
+
+    @property
+    def _model(self) -> KeptModel:
+        """Return the model for the run's folder: the newest, unless the run got worse."""
+        newest = KeptModel(self._state.round, self._state.server.params)
+        return self._watch.kept or newest
+
+    def _save(self) -> None:
+        _save(self._run, self._state, self._model)
+
+    def _finish(self) -> None:
+        _finish(self._run, self._state, self._model, scores=self._scores, first=self._first)
+
+
+def _load_kept_model(run: Run, state: TrainState) -> KeptModel:
+    """Return what to keep if the state that a run resumes from is worse than the run's start.
+
+    It is what an earlier process kept, if it did, or else the start.
+    """
+    recorded = {row["params"] for row in run.account.rows if row["kind"] == "model"}
+    if state.round:
+        with suppress(ModelFileError):
+            params, card = load_model(run.folder)
+            # Anybody may have written the file: the ledger says what the run released.
+            is_released = params_digest(params) in recorded
+            if is_released and 0 < card.round < state.round:
+                return KeptModel(card.round, jax.tree.map(jax.numpy.asarray, params))
+    return KeptModel(0, run.initial_params())
 
 
 def _latest_row(run: Run, measured: Row) -> Row:
@@ -327,20 +377,7 @@ def _latest_row(run: Run, measured: Row) -> Row:
     }
 
 
-def _describe_divergence(rows: list[Row]) -> str | None:
-    """Say why a run that only gets worse should not spend the rest of its budget, if it does."""
-    first = rows[0]["loss"]
-    last = rows[-1]["loss"]
-    if last < DIVERGED * first:
-        return None
-    return (
-        f"the loss on held-out users rose from {first:.1f} to {last:.1f}: the run diverges. Lower"
-        " server.momentum or server.learning_rate (noise adds up in momentum), or take larger"
-        " cohorts"
-    )
-
-
-def _save(run: Run, state: TrainState) -> None:
+def _save(run: Run, state: TrainState, model: KeptModel) -> None:
     """Save a run: its observers, then its state, then its model.
 
     Observers come first, as what they saw would be gone once the state is on disk. The model comes
@@ -349,10 +386,10 @@ def _save(run: Run, state: TrainState) -> None:
     mode = _model_mode(run)
     for observer in run.observers:
         observer.save(run.folder, mode)
-    head = _record_model(run, state)
+    head = _record_model(run, model)
     _save_state(run, state, head)
-    card = run.describe_model(state.round, head)
-    save_model(run.folder / "model.safetensors", state.server.params, card, mode)
+    card = run.describe_model(model.round, head)
+    save_model(run.folder / "model.safetensors", model.params, card, mode)
     _write_own_rows(run)
 
 
@@ -362,11 +399,11 @@ def _write_own_rows(run: Run) -> None:
     write_atomically(run.folder / FILE_NAME, "".join(rows).encode())
 
 
-def _record_model(run: Run, state: TrainState) -> str:
+def _record_model(run: Run, model: KeptModel) -> str:
     """Record the model in the ledger, and return the ledger's head."""
-    card = run.describe_model(state.round, ledger_head="")
-    digest = params_digest(state.server.params)
-    return run.account.record_model(state.round, digest, card_digest(card))
+    card = run.describe_model(model.round, ledger_head="")
+    digest = params_digest(model.params)
+    return run.account.record_model(model.round, digest, card_digest(card))
 
 
 def _save_state(run: Run, state: TrainState, ledger_head: str) -> None:
@@ -379,21 +416,30 @@ def _save_state(run: Run, state: TrainState, ledger_head: str) -> None:
 
 def _model_mode(run: Run) -> int:
     """Return the mode of the model's file: only its owner may read one without privacy."""
-    costs = (*run.account.terms.lineage, run.account.release)
+    terms = run.account.terms
+    costs = (*terms.lineage, run.account.release)
     has_no_privacy = any(isinstance(cost, NonPrivateDpEvent) for cost in costs)
-    return 0o600 if has_no_privacy else 0o644
+    is_open = has_no_privacy or is_noise_known(terms.randomness, terms.unit)
+    return 0o600 if is_open else 0o644
 
 
 def _savable(state: TrainState) -> dict[str, Any]:
     return {"server": state.server, "mechanism": state.mechanism}
 
 
-def _finish(run: Run, state: TrainState, scores: Scores, first: Scores | None) -> None:
+def _finish(
+    run: Run, state: TrainState, model: KeptModel, *, scores: Scores, first: Scores | None
+) -> None:
     """Say what the run promises, delete its secrets, and write its page.
 
-    `first` are the scores of its start, where they are known.
+    Args:
+        run: what has ended.
+        state: in which it ended.
+        model: that it ends with.
+        scores: of this model.
+        first: scores of the run's start, where they are known.
     """
-    _save(run, state)
+    _save(run, state, model)
     guarantee = run.account.guarantee()
     _write_statements(run, state, guarantee)
     # With them goes all that could remove the noise.
@@ -410,6 +456,7 @@ def _finish(run: Run, state: TrainState, scores: Scores, first: Scores | None) -
             why,
             run.folder,
         )
+    hide_times(run.folder)
 
 
 def _write_statements(run: Run, state: TrainState, guarantee: Guarantee) -> None:

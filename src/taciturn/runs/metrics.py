@@ -1,4 +1,8 @@
-"""metrics.jsonl and metrics.csv: what a run measured, round by round."""
+"""metrics.jsonl and metrics.csv: what a run measured, round by round.
+
+They are published beside the model, and so tell no time: how long a round takes depends on how much
+its users wrote. The seconds are in the private folder, and go with it.
+"""
 
 import csv
 import io
@@ -14,6 +18,8 @@ from taciturn.runs.run import Run
 from taciturn.training import TrainState
 
 FILE_NAME = "metrics.jsonl"
+# In the private folder.
+SECONDS = "seconds.jsonl"
 # Evaluations that are averaged (McMahan et al. 2018, §3).
 SMOOTHED_OVER = 5
 
@@ -46,8 +52,6 @@ class MetricsRow:
     # Reports, and the bytes of all of them.
     uploads: float
     upload_bytes: float
-    # Spent on rounds, without measuring.
-    seconds: float
     # How many rounds old the models were that reports are about, in a fleet with a queue.
     staleness: float | None
     # The mean of the last evaluations; known once the row is added to those before it.
@@ -60,8 +64,16 @@ class MetricsRow:
 
 def read_rows(folder: Path) -> list[Row]:
     """Return what a run measured so far, by round."""
-    lines = (folder / FILE_NAME).read_text().splitlines()
-    return [from_json(line) for line in lines]
+    return [_without_seconds(row) for row in _read_lines(folder / FILE_NAME)]
+
+
+def _read_lines(path: Path) -> list[Row]:
+    return [from_json(line) for line in path.read_text().splitlines()]
+
+
+def _without_seconds(row: Row) -> Row:
+    """Return a row without its time, which older versions wrote into it."""
+    return {name: value for name, value in row.items() if name != "seconds"}
 
 
 class Metrics:
@@ -94,7 +106,34 @@ class Metrics:
         return table.getvalue()
 
 
-def measure_row(run: Run, state: TrainState, scores: Scores, seconds: float) -> MetricsRow:
+class RoundTimes:
+    """The seconds that a run spent on its rounds, without measuring; only its curator may know."""
+
+    def __init__(self, folder: Path, round: int) -> None:
+        """Read what is on record up to this round, also by older versions."""
+        self._path = folder / "private" / SECONDS
+        known = [path for path in (self._path, folder / FILE_NAME) if path.exists()]
+        rows = _read_lines(known[0]) if known else []
+        self._rows = [row for row in rows if row["round"] <= round and "seconds" in row]
+        self._seconds = self._rows[-1]["seconds"] if self._rows else 0.0
+
+    @property
+    def minutes(self) -> int:
+        """Return the whole minutes of all rounds, which tell little of any."""
+        return round(self._seconds / 60)
+
+    def add(self, seconds: float) -> None:
+        """Count one more round."""
+        self._seconds += seconds
+
+    def save(self, round: int) -> None:
+        """Record the seconds of all rounds so far."""
+        self._rows.append({"round": round, "seconds": self._seconds})
+        lines = [to_json(row) + "\n" for row in self._rows]
+        write_atomically(self._path, "".join(lines).encode(), 0o600)
+
+
+def measure_row(run: Run, state: TrainState, scores: Scores) -> MetricsRow:
     """Make the row of a state with these scores on held-out users.
 
     Where the claim rests on who was drawn, the number of reports is secret: the expected one stands
@@ -123,7 +162,6 @@ def measure_row(run: Run, state: TrainState, scores: Scores, seconds: float) -> 
         clip_estimate=None if public.estimate is None else float(public.estimate),
         uploads=uploads,
         upload_bytes=uploads * build.upload_size(run.recipe, params),
-        seconds=round(seconds, 3),
         staleness=None if staleness is None else round(staleness, 3),
     )
 

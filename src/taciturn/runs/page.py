@@ -52,6 +52,8 @@ from taciturn.runs.page_html import (
 )
 
 FILE_NAME = "report.html"
+# Says why a run was stopped because it got worse.
+STOPPED = "stopped.txt"
 OUTSIDE = "Seen from outside"
 # Of the words, sorted by frequency, one in this many is frequent; all others are rare.
 FREQUENT = 10
@@ -154,6 +156,7 @@ def write_report(
         tag("header", tag("h1", name), _note(_summarize(recipe, rows))),
         _show_promise(guarantee, learned_from, statement),
         *_warn_of_other_text(rebuilt),
+        *_say_why_stopped(folder),
         _show_tiles(model, start),
         _draw_curves(rows),
         _show_groups(held_out, model, start, noisy=guarantee.is_private),
@@ -193,6 +196,12 @@ def _summarize(recipe: Recipe, rows: list[Row]) -> str:
 
 def _warn_of_other_text(rebuilt: bool) -> list[Html]:
     return [tag("p", REBUILT, class_="broken")] if rebuilt else []
+
+
+def _say_why_stopped(folder: Path) -> list[Html]:
+    """Say why a run ended early, and which model it ended with, if it got worse."""
+    path = folder / STOPPED
+    return [tag("p", f"Stopped: {path.read_text()}", class_="broken")] if path.exists() else []
 
 
 def _write_foot(guarantee: Guarantee) -> Html:
@@ -491,19 +500,14 @@ def _show_audit(folder: Path) -> list[Html]:
 
 
 def _show_membership(membership: MembershipResults) -> list[Html]:
-    words = "Nothing contradicts the claim. That proves nothing about what an audit cannot see."
-    kind = ""
-    if membership.audit.is_refuted:
-        words = "BROKEN: users are told apart better than is claimed. Trust no model of this run."
-        kind = "broken"
-    row = (
-        "of the turns tested",
-        f"{membership.claimed_epsilon:.2f}",
-        f"{membership.epsilon:.2f}",
-        f"{membership.epsilon_at_least:.2f}",
-    )
-    columns = ("audit users", "claimed ε", "found", "at least (99.9 %)")
-    return [tag("p", words, class_=kind), table(columns, [row])]
+    kind = "broken" if membership.is_refuted else ""
+    delta = delta_text(membership.delta)
+    columns = ("audit users, of the turns tested", "μ", f"ε at δ = {delta}")
+    return [
+        tag("p", membership.verdict(), class_=kind),
+        table(columns, membership.rows()),
+        tag("p", " ".join(membership.power())),
+    ]
 
 
 def _show_canaries(canary_results: CanaryResults) -> Html:

@@ -9,8 +9,10 @@ RUN/
   audit_users.json, .npy    where there are audit users
   metrics.jsonl, metrics.csv, report.html
   model.safetensors, guarantee.txt, guarantee.json
-  private/                  the root of all randomness, the state to resume from, who took part, and
-                            devices' own state; mode 0700, deleted when the run ends
+  stopped.txt               where the run got worse, and was stopped
+  private/                  the root of all randomness, the state to resume from, who took part, how
+                            long rounds took, and devices' own state; mode 0700, deleted when the
+                            run ends
 """
 
 from pathlib import Path
@@ -30,6 +32,7 @@ from taciturn.privacy.accounting.rounding_up import delta_text
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.cohort_log import CohortLog
+from taciturn.privacy.ledger.ledger import SECRET, SIMULATED_USER
 from taciturn.privacy.ledger.releases import Releases
 from taciturn.privacy.schemes import SCHEMES
 from taciturn.recipe import build, solve
@@ -85,10 +88,11 @@ class Run:
         # Values that are in range may still not go together.
         except ValueError as error:
             raise RecipeError(str(error)) from None
-        self._check_enough_people(self._count_people(connected))
+        people = self._count_people(connected)
+        self._check_enough_people(people)
         self._check_warm_start_adjacency()
         self._check_clip_norms(first)
-        terms = self._declare_terms(first, seeded)
+        terms = self._declare_terms(first, seeded, people)
         self.account = Account(ledger=ledger, terms=terms, release=release)
         self.log = self._open_cohort_log()
         self.fleet = self._build_fleet(connected)
@@ -166,12 +170,12 @@ class Run:
         except ValueError as error:
             raise RecipeError(f"[privacy] layer_clip_norms: {error}") from None
 
-    def _declare_terms(self, first: Params, seeded: bool) -> RunTerms:
+    def _declare_terms(self, first: Params, seeded: bool, people: int) -> RunTerms:
         """Return what the ledger records when the run is opened."""
         recipe = self.recipe
         starts_from_simulation = self.warm_start is not None and self.warm_start.seeded
         simulated = recipe.run.seed is not None or seeded or starts_from_simulation
-        drawn = "seeded simulation" if simulated else "operating system"
+        drawn = "seeded simulation" if simulated else SECRET
         person = "one device" if recipe.fleet.kind == "devices" else "one user"
         distance = self.algorithm.mechanism.distance(trees.size(first), recipe.most_releases)
         return RunTerms(
@@ -188,6 +192,7 @@ class Run:
             unit=unit_of(self.population, person),
             distance=distance,
             lineage_distance=self.lineage_distance,
+            people=people,
         )
 
     def _open_cohort_log(self) -> CohortLog | None:
@@ -280,4 +285,4 @@ class Run:
 def unit_of(population: Population, person: str = "one user") -> str:
     """Say whom the guarantee protects."""
     simulated = population.manifest["about"].get("simulated")
-    return f"one simulated user ({simulated})" if simulated else person
+    return f"{SIMULATED_USER} ({simulated})" if simulated else person
