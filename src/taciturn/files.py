@@ -89,6 +89,18 @@ def check_new_folder(folder: Path, hint: str) -> None:
         raise FolderExists(f"{folder} exists already: {hint}")
 
 
+def check_can_be_made(folder: Path) -> None:
+    """Refuse a place where no folder can be made, before anything is spent on what is to be in it.
+
+    Raises:
+        OSError: as when it is made.
+    """
+    parent = next(path for path in folder.parents if path.exists())
+    trial = parent / f".{folder.name}.{secrets.token_hex(4)}.partial"
+    trial.mkdir()
+    trial.rmdir()
+
+
 @contextmanager
 def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
     """Write into a temporary folder beside it, then rename.

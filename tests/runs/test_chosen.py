@@ -1,5 +1,6 @@
 """From people and an ε to a recipe, and to a model: what is read on the way, and what is said."""
 
+import math
 import re
 import tomllib
 from dataclasses import replace
@@ -19,13 +20,20 @@ from taciturn.data.public import PublicCorpus
 from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import DataError, public_vocabulary
 from taciturn.errors import TaciturnError
-from taciturn.privacy.participation import default_delta
+from taciturn.files import check_can_be_made
+from taciturn.privacy.participation import default_delta, round_for_publication
 from taciturn.recipe import autoplan
 from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import SHIPPED, load_model, save_model
 from taciturn.runs import for_people
-from taciturn.runs.for_people import Timing, plan_recipe
+from taciturn.runs.for_people import (
+    Pace,
+    Timing,
+    choose_pace,
+    measure_until_two_agree,
+    plan_recipe,
+)
 from taciturn.runs.pretrain import CHECKPOINT, pretrain_model
 
 SMALL = ModelSection(kind="cifg", width=8, units=12)
@@ -86,24 +94,141 @@ def test_nothing_is_read_of_those_who_will_be_protected_but_how_many_they_are(pe
 
 
 def test_the_number_of_people_is_rounded_or_stated(people, start, timed):
-    assert [
-        for_people.round_for_publication(users) for users in (37, 1_299, 12_345, 1_098_765)
-    ] == [
+    assert [round_for_publication(users) for users in (37, 1_299, 12_345, 1_098_765)] == [
         30,
         1_200,
         12_300,
         1_090_000,
     ]
-    assert plan_recipe(people, 4.0, start, 10, users=500).recipe.participation.users == 500
+    assert plan_recipe(people, 4.0, start, 10, users=450).recipe.participation.users == 450
 
 
-@pytest.mark.parametrize("users", [230, 500, 10**8])
+@pytest.mark.parametrize("users", [120, 230, 460])
 def test_delta_is_the_one_that_a_recipe_has_by_itself(people, start, timed, users):
     recipe = plan_recipe(people, 4.0, start, minutes=10, users=users).recipe
     assert recipe.delta == default_delta(users)
     assert recipe.with_settings("privacy", delta=None).delta == recipe.delta
-    # Not the papers' users^-1.1, with which the promise fails for somebody.
-    assert users * recipe.delta < users**-0.1 / 10
+    assert users * recipe.delta <= 1 / users * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("users", [23, 114, 461, 2_300])
+def test_a_number_far_from_the_truth_is_refused_before_anything_is_timed(
+    people, start, tmp_path, monkeypatch, users
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(for_people, "measure_speed", never)
+    monkeypatch.setattr("taciturn.cli.train.pretrain_for", never)
+    arguments = ["--epsilon", "4", "--users", str(users), "--public", start, "--dry-run"]
+    # The number that would be published if none were stated, and no other.
+    answer = rf"people has about 230 people, and {users:,} are stated: .* State --users within"
+    with pytest.raises(TaciturnError, match=answer):
+        CliRunner().invoke(app, ["train", "people", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("users", [115, 460])
+def test_a_number_that_may_be_right_is_taken_and_a_dry_run_warns_of_it(
+    people, start, timed, tmp_path, monkeypatch, users
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--epsilon", "8", "--users", str(users), "--public", start, "--dry-run"]
+    said = CliRunner().invoke(app, ["train", "people", *arguments], catch_exceptions=False)
+    assert f"{users} people (as you state)" in said.output
+    assert f"The recipe states {users} users, and people has about 230: a round" in said.output
+    silent = ["--epsilon", "8", "--users", "250", "--public", start, "--dry-run"]
+    said = CliRunner().invoke(app, ["train", "people", *silent], catch_exceptions=False)
+    assert "The recipe states" not in said.output
+
+
+def never(*_, **__):
+    raise AssertionError("this takes minutes, and comes after everything that may be refused")
+
+
+@pytest.mark.parametrize(
+    ("folder", "answer"),
+    [
+        ("/proc/run", "/proc/"),
+        ("people/manifest.json/run", "Not a directory"),
+        ("taken", "taken exists already"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_timed(
+    people, start, tmp_path, monkeypatch, folder, answer
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(for_people, "measure_speed", never)
+    monkeypatch.setattr("taciturn.cli.train.pretrain_for", never)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    arguments = ["--epsilon", "4", "--public", start, "--run", folder]
+    with pytest.raises((TaciturnError, OSError), match=answer):
+        CliRunner().invoke(app, ["train", "people", *arguments], catch_exceptions=False)
+
+
+def test_a_place_that_may_be_written_to_is_left_as_it_was(tmp_path):
+    check_can_be_made(tmp_path / "runs" / "first")
+    assert not list(tmp_path.iterdir())
+
+
+def paces(*users_per_second):
+    return [Pace(round_s=48 / speed, user_s=1 / speed) for speed in users_per_second]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "measured", "chosen", "is_certain"),
+    [
+        # As on a busy machine within the hour: the first alone would plan for 25.
+        ((25, 7, 9, 26, 30), 4, 25, True),
+        ((25, 23), 2, 23, True),
+        ((7, 25, 8.0, 40, 50), 3, 7, True),
+        ((25, 7, 9, 12, 40), 5, 12, False),
+    ],
+)
+def test_the_speed_is_measured_until_two_measurements_agree(speeds, measured, chosen, is_certain):
+    left = iter(paces(*speeds))
+    said = []
+    found = measure_until_two_agree(lambda: next(left), said.append, math.inf)
+    assert len(found) == measured == len(said)
+    assert 1 / choose_pace(found).user_s == pytest.approx(chosen)
+    assert (for_people._find_agreeing(found) is not None) == is_certain
+
+
+def test_the_speed_is_measured_twice_at_least_and_no_more_often_than_there_is_time_for():
+    left = iter(paces(25, 7, 9))
+    found = measure_until_two_agree(lambda: next(left), lambda _: None, -math.inf)
+    assert len(found) == 2
+    # The slower of the two, where neither is the middle.
+    assert 1 / choose_pace(found).user_s == pytest.approx(7)
+
+
+def test_a_speed_that_no_two_measurements_agree_on_is_said_to_be_uncertain(
+    people, start, timed, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["train", "people", "--epsilon", "8", "--public", start, "--dry-run"]
+    said = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert "uncertain" not in said.output
+    timing = replace(for_people.measure_speed(), speeds=(25.0, 7.0, 12.0), is_certain=False)
+    monkeypatch.setattr(for_people, "measure_speed", lambda *_: timing)
+    said = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert "is uncertain: the speed changed while it was measured (25, 7, 12 people" in said.output
+
+
+@pytest.mark.parametrize(
+    ("minutes", "speed", "answer"),
+    [
+        (1, 10.0, "The time limits what it gains: twice the minutes would be worth about 0."),
+        (500, 500.0, "The number of people limits what it gains at this ε, not the time: twice"),
+    ],
+)
+def test_what_limits_the_gain_is_said(
+    people, start, timed, tmp_path, monkeypatch, minutes, speed, answer
+):
+    monkeypatch.chdir(tmp_path)
+    timing = replace(for_people.measure_speed(), users_per_s=speed)
+    monkeypatch.setattr(for_people, "measure_speed", lambda *_: timing)
+    arguments = ["--epsilon", "8", "--minutes", str(minutes), "--public", start, "--dry-run"]
+    said = CliRunner().invoke(app, ["train", "people", *arguments], catch_exceptions=False)
+    assert answer in said.output
 
 
 def test_held_out_users_as_long_as_the_others_are_timed(people):
@@ -150,8 +275,8 @@ def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_
     )
     assert said.exit_code == 0
     assert (
-        "230 people (rounded down; say another number with --users), ε = 8.00 at δ = 1.9e-05"
-        in said.output
+        "230 people (counted, and rounded down; state another number with --users), ε = 8.00 at"
+        " δ = 1.9e-05 (1/users²)" in said.output
     )
     assert re.search(
         r"points of AccuracyTop1 over where it started, [\d.]+%$", said.output, re.MULTILINE

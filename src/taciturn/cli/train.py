@@ -15,11 +15,15 @@ from taciturn.cli.output import begin, leave_interrupted, print_finished, say
 from taciturn.cli.progress_display import stages, training_bar
 from taciturn.errors import TaciturnError
 from taciturn.files import next_folder, not_a, write_atomically
-from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
+from taciturn.privacy.accounting.rounding_up import pair_text
 
 if TYPE_CHECKING:
+    from taciturn.recipe.autoplan import Limit
     from taciturn.runs.for_people import AutoPlan
     from taciturn.runs.loop import TrainedRun
+
+# How many times too many or too few users a recipe may state without a warning.
+FAR = 1.25
 
 Settings = Annotated[
     list[str] | None, Option(help="section.key=value, wins over the recipe; may be repeated")
@@ -136,14 +140,14 @@ def train(
             minutes=minutes or 30.0,
         )
         recipe = _plan(wish, folder)
-    if dry_run:
-        return {"recipe": str(recipe)}
     settings = list(set or ())
     if audit is not None:
         settings.append(f"audit.users={audit}")
     loaded = tt.load_recipe(recipe, settings)
     _check_privacy(loaded, non_private)
     _check_stated_users(loaded)
+    if dry_run:
+        return {"recipe": str(recipe)}
     finished = _watch(folder, partial(tt.train, loaded, folder))
     gain = finished.scores.gain_over(finished.before)
     content = print_finished(finished, gain)
@@ -223,16 +227,18 @@ def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
 
 
 def _check_stated_users(recipe: "tt.Recipe") -> None:
-    """Point out a number of users that the population does not have."""
+    """Point out a number of users that is not near the population's."""
+    from taciturn.privacy.participation import round_for_publication
     from taciturn.privacy.schemes import SCHEMES
     from taciturn.recipe.build import population
-    from taciturn.runs.for_people import round_for_publication
 
     people = population(recipe)
     stated = recipe.participation.users
     cohort = recipe.participation.cohort
+    is_near = stated <= FAR * len(people) and len(people) <= FAR * stated
     shrinks = SCHEMES[recipe.participation.kind].shrinks_with_users
-    if shrinks and len(people) < stated / 2:
+    # The people of a fleet are on their devices.
+    if len(people) and shrinks and not is_near:
         there = round_for_publication(len(people))
         expected = cohort * there / stated
         say(
@@ -259,10 +265,12 @@ def _plan(wish: _Wish, folder: Path) -> Path:
     """Work out a recipe for these people, and write it beside the folder of the run."""
     from taciturn.recipe.autoplan import commented_toml
     from taciturn.runs.folder import check_new_run
-    from taciturn.runs.for_people import plan_recipe
+    from taciturn.runs.for_people import check_people, plan_recipe
 
+    # All of this before public text is learned, or anything is timed.
     check_new_run(folder)
     _check_people(wish.people)
+    check_people(wish.people, wish.users)
     path = folder.with_name(f"{folder.name}.toml")
     if path.exists():
         raise TaciturnError(
@@ -278,9 +286,10 @@ def _plan(wish: _Wish, folder: Path) -> Path:
             users=wish.users,
             announce=partial(show, "choosing a recipe", 0, None),
         )
+    promise = pair_text(wish.epsilon, auto_plan.task.delta)
     title = (
-        f"Worked out for {wish.people} at ε = {epsilon_text(wish.epsilon)}, in {wish.minutes:g}"
-        " minutes; docs/choosing.md says what its rules rest on"
+        f"Worked out for {wish.people} and {promise}, in {wish.minutes:g} minutes;"
+        " docs/choosing.md says what its rules rest on"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, commented_toml(auto_plan.settings, title).encode())
@@ -300,17 +309,45 @@ def _choose_start(wish: _Wish, folder: Path) -> str:
 def _print_plan(wish: _Wish, auto_plan: "AutoPlan", path: Path) -> None:
     task = auto_plan.task
     plan = auto_plan.plan
-    how_counted = "" if wish.users else " (rounded down; say another number with --users)"
+    how_counted = " (as you state)"
+    if wish.users is None:
+        how_counted = " (counted, and rounded down; state another number with --users)"
+    promise = pair_text(wish.epsilon, task.delta)
     minutes = task.duration(plan.rounds, plan.cohort) / 60
-    epsilon = epsilon_text(wish.epsilon)
-    delta = delta_text(task.delta)
     say(
-        f"{task.users:,} people{how_counted}, ε = {epsilon} at δ = {delta}. This machine trains"
+        f"{task.users:,} people{how_counted}, {promise} (1/users²). This machine trains"
         f" {task.users_per_second:,.0f} of them a second.\n{plan.rounds} rounds of"
         f" {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f}, server rate"
-        f" {plan.server_rate:g}: about {minutes:.1f} minutes of training.\n{path}: the recipe, with"
-        " the reason for each choice"
+        f" {plan.server_rate:g}: about {minutes:.1f} minutes of training,"
+        f" {auto_plan.minutes:.1f} of {wish.minutes:g} in all.\n{_describe_limit(auto_plan.limit)}"
+        f"\n{path}: the recipe, with the reason for each choice"
     )
+    if not auto_plan.timing.is_certain:
+        speeds = ", ".join(f"{speed:,.0f}" for speed in auto_plan.timing.speeds)
+        say(
+            "How long it takes is uncertain: the speed changed while it was measured"
+            f" ({speeds} people a second). If other work slows down this machine, wait for its end,"
+            " and plan again.",
+            style="yellow",
+        )
+
+
+def _describe_limit(limit: "Limit") -> str:
+    if limit.is_time:
+        return (
+            "The time limits what it gains: twice the minutes would be worth"
+            f" {_points(limit.more_in_time)} of AccuracyTop1 more."
+        )
+    if limit.is_people:
+        return (
+            "The number of people limits what it gains at this ε, not the time: twice as many would"
+            f" be worth {_points(limit.more_with_people)} of AccuracyTop1 more."
+        )
+    return "Neither twice the minutes nor twice the people would be worth much more."
+
+
+def _points(gain: float) -> str:
+    return f"about {gain:.2f} points"
 
 
 def pretrain_for(people: Path, public: Path, out: Path) -> Path:

@@ -281,6 +281,25 @@ def spare_rounds(rounds: int) -> int:
     return 8 + rounds // 50
 
 
+def round_for_publication(users: int) -> int:
+    """Round down to a number that may be published.
+
+    It is coarser for fewer users, and at most a percent lower for many, or cohorts would be larger
+    than planned.
+
+    >>> [round_for_publication(users) for users in (37, 9_364, 1_098_765)]
+    [30, 9300, 1090000]
+    """
+    if users < 100:
+        kept_digits = 1
+    elif users < 10_000:
+        kept_digits = 2
+    else:
+        kept_digits = 3
+    step = 10 ** max(0, len(str(users)) - kept_digits)
+    return users // step * step
+
+
 def default_delta(users: int) -> float:
     """Return δ = K⁻², but no less than can be accounted for.
 

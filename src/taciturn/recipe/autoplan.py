@@ -86,6 +86,24 @@ class Plan:
     gain: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What keeps a plan from gaining more, in points of AccuracyTop1."""
+
+    # With twice the minutes.
+    more_in_time: float
+    # With twice the people; looked at only where more minutes gain nothing.
+    more_with_people: float = 0.0
+
+    @property
+    def is_time(self) -> bool:
+        return self.more_in_time > ENOUGH
+
+    @property
+    def is_people(self) -> bool:
+        return not self.is_time and self.more_with_people > ENOUGH
+
+
 def expected_gain(way: float, noise: float) -> float:
     """Return how many points of AccuracyTop1 a model gains over a good start.
 
@@ -140,6 +158,23 @@ def choose_plan(task: Task) -> Plan:
             if plan.gain > least_gain:
                 return plan
     return best_plan
+
+
+def find_limit(plan: Plan, twice_the_time: Task, twice_the_people: Task) -> Limit:
+    """Find what limits a plan: the time for it, or how many people there are at this ε."""
+    more_in_time = _gain(twice_the_time) - plan.gain
+    if more_in_time > ENOUGH:
+        return Limit(more_in_time=more_in_time)
+    more_with_people = _gain(twice_the_people) - plan.gain
+    return Limit(more_in_time=more_in_time, more_with_people=more_with_people)
+
+
+def _gain(task: Task) -> float:
+    try:
+        return choose_plan(task).gain
+    # There is a plan for half of it, but this needs almost no noise.
+    except ValueError:
+        return max(plan.gain for plan in _list_plans(task))
 
 
 def _best_plan(task: Task, estimates: list[Plan]) -> Plan:

@@ -1,12 +1,13 @@
 """Work out a recipe for people, an ε and this machine; recipe/autoplan.py has the rules.
 
-Nothing about the people who will be protected is read but roughly how many they are, unless the
-caller states it. How much they write, and so how fast a round is, is measured on held-out users,
-who have no guarantee.
+Of the people who will be protected only their number is read: rounded down it is in the recipe, and
+so no longer secret, unless the caller states another, which is compared with it. How much they
+write, and so how fast a round is, is measured on held-out users, who have no guarantee.
 """
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,17 +28,19 @@ from taciturn.privacy.participation import default_delta, round_for_publication
 from taciturn.progress import ignore_progress
 from taciturn.recipe import build
 from taciturn.recipe.autoplan import (
+    Limit,
     Plan,
     PlannedSetting,
     Task,
     choose_plan,
+    find_limit,
     planned_settings,
     recipe_content,
 )
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError, parse_recipe
 from taciturn.release.model_file import ModelCard, load_model
-from taciturn.runs.timing import best_time, round_seconds
+from taciturn.runs.timing import best_time, round_stopwatch
 
 # Held-out users in a timed round.
 CPU_SAMPLE = 48
@@ -47,20 +50,24 @@ ACCELERATOR_SAMPLE = 1000
 MORE_MEASUREMENTS = 4
 # Share of the time kept in reserve.
 UNFORESEEN = 0.1
+# To work out how much noise plans need.
+PLANNING_S = 5.0
+# Two measurements of the speed agree if they are at most this far apart.
+AGREE_WITHIN = 0.15
+# Of the speed; if no two of them agree, it is uncertain.
+MOST_MEASUREMENTS = 5
+# Share of the time after which the speed is not measured again.
+MOST_TIMING = 0.1
+# Rounds that take fewer seconds are timed three times for one measurement.
+SHORT_ROUND = 1.0
+# Long writers among held-out users; if there are fewer, all held-out users are timed.
+LEAST_SAMPLE = 4
+# How many times too many or too few people may be stated.
+FARTHEST_STATED = 2
 # For the settings that a machine is timed with, which do not depend on the plan.
 PLACEHOLDER = Plan(rounds=25, cohort=10, server_rate=1.0, noise_multiplier=1.0, gain=0.0)
 # Called with each step that begins.
 Announce = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoPlan:
-    """A recipe for people, and how it was worked out."""
-
-    task: Task
-    plan: Plan
-    settings: list[PlannedSetting]
-    recipe: Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +81,32 @@ class Timing:
     overhead_s: float
     # To measure a model: on the sample that was timed, or on all held-out users.
     evaluate_s: float
+    # Every measurement of the speed, in users per second.
+    speeds: tuple[float, ...] = ()
+    # Whether two of them agreed.
+    is_certain: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoPlan:
+    """A recipe for people, and how it was worked out."""
+
+    task: Task
+    plan: Plan
+    settings: list[PlannedSetting]
+    recipe: Recipe
+    timing: Timing
+    # That the whole command is expected to take.
+    minutes: float
+    limit: Limit
+
+
+class Pace(NamedTuple):
+    """One measurement of the speed."""
+
+    round_s: float
+    # What one user more adds to a round.
+    user_s: float
 
 
 class Sample(NamedTuple):
@@ -98,6 +131,7 @@ def plan_recipe(
         start: the model of public text to start from.
         minutes: that the whole command may take.
         users: how many people there are, as publicly stated; otherwise counted, and rounded down.
+            A number that is far from theirs is refused.
         announce: called with each step that begins.
     """
     began = time.perf_counter()
@@ -105,12 +139,7 @@ def plan_recipe(
     held_out = HeldOutUsers(folder)
     params, card = load_model(Path(start))
     _check_start(start, card, folder, population.vocabulary.words)
-    held_out.check_enough()
-    if not len(population):
-        raise RecipeError(
-            f"the people of {folder} have their text on devices: write a recipe, and train with"
-            " taciturn fleet serve"
-        )
+    check_people(folder, users)
     users = users or round_for_publication(len(population))
     task = Task(
         users=users,
@@ -129,10 +158,11 @@ def plan_recipe(
         on_cpu=_is_on_cpu(),
     )
     draft = parse_recipe(recipe_content(plan_settings(task, PLACEHOLDER, measurements=0)))
-    timing = _time_machine(draft, population, held_out, params, announce)
+    measure_again_until = time.perf_counter() + MOST_TIMING * 60 * minutes
+    timing = _time_machine(draft, population, held_out, params, announce, measure_again_until)
     measurements = int(min(MORE_MEASUREMENTS, 6 * minutes / timing.evaluate_s))
     measuring_s = (2 + measurements) * timing.evaluate_s
-    aside = time.perf_counter() - began + timing.compile_s + measuring_s
+    aside = time.perf_counter() - began + PLANNING_S + timing.compile_s + measuring_s
     task = replace(
         task,
         seconds=_seconds_left(minutes, aside),
@@ -141,9 +171,46 @@ def plan_recipe(
     )
     announce("working out the noise")
     plan = _choose_plan(task)
+    twice_the_time = replace(task, seconds=_seconds_left(2 * minutes, aside))
+    twice_the_people = replace(task, users=2 * users, delta=default_delta(2 * users))
+    limit = find_limit(plan, twice_the_time, twice_the_people)
     settings = plan_settings(task, plan, measurements=measurements)
-    recipe = parse_recipe(recipe_content(settings))
-    return AutoPlan(task=task, plan=plan, settings=settings, recipe=recipe)
+    return AutoPlan(
+        task=task,
+        plan=plan,
+        settings=settings,
+        recipe=parse_recipe(recipe_content(settings)),
+        timing=timing,
+        minutes=(aside + task.duration(plan.rounds, plan.cohort)) / 60,
+        limit=limit,
+    )
+
+
+def check_people(folder: Path, users: int | None) -> None:
+    """Refuse people that no recipe can be worked out for, and a number that cannot be theirs.
+
+    Args:
+        folder: the population.
+        users: how many people there are, as publicly stated; otherwise they are counted.
+    """
+    people = Population(folder)
+    HeldOutUsers(folder).check_enough()
+    if not len(people):
+        raise RecipeError(
+            f"the people of {folder} have their text on devices: write a recipe, and train with"
+            " taciturn fleet serve"
+        )
+    if users is None:
+        return
+    is_near = len(people) <= FARTHEST_STATED * users and users <= FARTHEST_STATED * len(people)
+    if not is_near:
+        # It would be in the recipe if none were stated, so that no more is revealed here.
+        there = round_for_publication(len(people))
+        raise RecipeError(
+            f"{folder} has about {there:,} people, and {users:,} are stated: rounds would be of"
+            " another size than planned. State `users` within a factor of two of it, or leave it"
+            " out"
+        )
 
 
 def _is_on_cpu() -> bool:
@@ -156,12 +223,13 @@ def _time_machine(
     held_out: HeldOutUsers,
     params: Params,
     announce: Announce,
+    measure_again_until: float,
 ) -> Timing:
     """Time rounds of held-out users, and estimate how long it takes to measure all of them."""
     least_tokens = population.manifest["about"].get("least_tokens", 0)
     most = CPU_SAMPLE if _is_on_cpu() else ACCELERATOR_SAMPLE
     sample = draw_sample(held_out, least_tokens, most)
-    timing = measure_speed(draft, sample, params, announce)
+    timing = measure_speed(draft, sample, params, announce, measure_again_until)
     evaluate_s = timing.evaluate_s * (held_out.texts.tokens / sample.texts.tokens)
     return replace(timing, evaluate_s=evaluate_s)
 
@@ -208,36 +276,77 @@ def draw_sample(held_out: HeldOutUsers, least_tokens: int, most: int) -> Sample:
     texts = held_out.texts
     writers = [user for user in range(len(texts)) if len(texts[user])]
     long_writers = [user for user in writers if len(texts[user]) >= least_tokens]
-    shuffled = np.random.default_rng(0).permutation(long_writers or writers)
+    enough = long_writers if len(long_writers) >= LEAST_SAMPLE else writers
+    shuffled = np.random.default_rng(0).permutation(enough)
     drawn = [texts[user] for user in shuffled[:most]]
     return Sample(Texts.of(drawn, 2**31))
 
 
-def measure_speed(draft: Recipe, sample: Sample, params: Params, announce: Announce) -> Timing:
-    """Time a round of all users in a sample, one of fewer, and a measurement of a model."""
+def measure_speed(
+    draft: Recipe,
+    sample: Sample,
+    params: Params,
+    announce: Announce,
+    measure_again_until: float,
+) -> Timing:
+    """Time rounds of all users in a sample and of fewer, and a measurement of a model.
+
+    Args:
+        draft: the recipe, as far as it is known.
+        sample: whom to train.
+        params: of the model.
+        announce: called with each step that begins.
+        measure_again_until: by `time.perf_counter`; the speed is measured twice at least.
+    """
     users = len(sample.texts)
+    fewer = users // 4
     vocabulary = build.population(draft).vocabulary
     params = jax.tree.map(jax.numpy.asarray, params)
     recipe = draft.with_settings("privacy", epsilon=None, noise_multiplier=1.0, delta=1e-9)
     recipe = recipe.with_settings("participation", users=users, cohort=users)
-    time_round = partial(_time_round, recipe, vocabulary, params)
-    announce("compiling a round, to time it")
-    began = time.perf_counter()
-    round_s = time_round(sample)
-    compile_s = max(time.perf_counter() - began - 3 * round_s, 0.0)
-    announce("timing a smaller round")
-    fewer = max(1, users // 4)
-    smaller_sample = _take_first(sample, fewer)
-    saved_s = max(round_s - time_round(smaller_sample), 0.1 * round_s)
-    user_s = saved_s / (users - fewer)
+    make_stopwatch = partial(_make_stopwatch, recipe, vocabulary, params)
+    with (
+        make_stopwatch(sample) as time_round,
+        make_stopwatch(_take_first(sample, fewer)) as time_smaller_round,
+    ):
+        announce("compiling a round, to time it")
+        compile_s = time_round()
+        announce("compiling a smaller round")
+        time_smaller_round()
+
+        def measure_pace() -> Pace:
+            round_s = _time(time_round)
+            saved_s = max(round_s - _time(time_smaller_round), 0.1 * round_s)
+            return Pace(round_s, saved_s / (users - fewer))
+
+        paces = measure_until_two_agree(measure_pace, announce, measure_again_until)
+    pace = choose_pace(paces)
     announce("compiling and timing a measurement")
     model = build.language_model(recipe.model, len(vocabulary))
     return Timing(
-        compile_s=compile_s,
-        users_per_s=1 / user_s,
-        overhead_s=max(round_s - users * user_s, 0.0),
+        compile_s=max(compile_s - paces[0].round_s, 0.0),
+        users_per_s=1 / pace.user_s,
+        overhead_s=max(pace.round_s - users * pace.user_s, 0.0),
         evaluate_s=best_time(lambda: evaluate(model, params, sample.texts), 1),
+        speeds=tuple(1 / one.user_s for one in paces),
+        is_certain=_find_agreeing(paces) is not None,
     )
+
+
+def _make_stopwatch(
+    recipe: Recipe, vocabulary: Vocabulary, params: Params, sample: Sample
+) -> AbstractContextManager[Callable[[], float]]:
+    layout = build.layout(recipe, vocabulary)
+    fleet = SimulatedFleet(sample, layout, cohort=recipe.participation.users)
+    return round_stopwatch(recipe, fleet, params, words=len(vocabulary))
+
+
+def _time(time_round: Callable[[], float]) -> float:
+    """Return the seconds of a round; of a short one those of the fastest of three."""
+    round_s = time_round()
+    if round_s >= SHORT_ROUND:
+        return round_s
+    return min(round_s, time_round(), time_round())
 
 
 def _take_first(sample: Sample, users: int) -> Sample:
@@ -245,10 +354,42 @@ def _take_first(sample: Sample, users: int) -> Sample:
     return Sample(Texts.of(first, 2**31))
 
 
-def _time_round(recipe: Recipe, vocabulary: Vocabulary, params: Params, sample: Sample) -> float:
-    fleet = SimulatedFleet(
-        sample,
-        build.layout(recipe, vocabulary),
-        cohort=recipe.participation.users,
-    )
-    return round_seconds(recipe, fleet, params, words=len(vocabulary), times=2)
+def measure_until_two_agree(
+    measure_pace: Callable[[], Pace],
+    announce: Announce,
+    measure_again_until: float,
+) -> list[Pace]:
+    """Measure the speed twice, and again until two measurements agree, or time or tries are up.
+
+    Other work on the machine can make a round three times as slow, and a recipe on which ε is spent
+    depends on it.
+    """
+    announce("timing rounds")
+    paces = [measure_pace()]
+    while len(paces) < MOST_MEASUREMENTS and _find_agreeing(paces) is None:
+        is_late = time.perf_counter() > measure_again_until
+        if is_late and len(paces) >= 2:
+            break
+        announce(f"timing rounds again, after {1 / paces[-1].user_s:,.0f} people a second")
+        paces.append(measure_pace())
+    return paces
+
+
+def choose_pace(paces: list[Pace]) -> Pace:
+    """Return the slower of two that agree, or the median."""
+    agreeing = _find_agreeing(paces)
+    if agreeing is not None:
+        return max(agreeing, paces[-1], key=lambda pace: pace.user_s)
+    by_speed = sorted(paces, key=lambda pace: pace.user_s)
+    # Of two in the middle the slower.
+    return by_speed[len(by_speed) // 2]
+
+
+def _find_agreeing(paces: list[Pace]) -> Pace | None:
+    """Return the measurement before the last that agrees with it, if any does."""
+    *earlier, last = paces
+    for pace in earlier:
+        faster, slower = sorted((pace.user_s, last.user_s))
+        if slower <= (1 + AGREE_WITHIN) * faster:
+            return pace
+    return None
