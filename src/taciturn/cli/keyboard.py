@@ -8,11 +8,14 @@ from typer import Argument, Option
 
 from taciturn.cli.command_classes import group
 from taciturn.cli.export import Blocklist
-from taciturn.cli.output import begin, console, print_metrics, say
+from taciturn.cli.output import begin, console, print_metrics, print_table, say
 from taciturn.cli.progress_display import stages
+from taciturn.errors import TaciturnError
 from taciturn.names import Smoothing
 
 if TYPE_CHECKING:
+    from taciturn.evaluation.overlap import Overlap
+    from taciturn.runs.ngram_worth import Baseline, Worth
     from taciturn.runs.simulate_typing import TypingResults
 
 keyboard_app = group(
@@ -157,6 +160,7 @@ def evaluate(
         "people": results.people,
         "words": results.words,
         "left_out": results.left_out,
+        "unknown_to": [str(folder) for folder in results.unknown_to],
         "history": history,
         "models": models,
     }
@@ -173,6 +177,14 @@ def _print_people(results: "TypingResults") -> None:
     )
     if results.left_out is not None:
         others = f"left out: {results.left_out:,} on whom a model was trained, or who opted out"
+    for folder in results.unknown_to:
+        say(
+            f"Nobody in this text is known to {folder}, so people on whom it trains cannot be told"
+            " from others: their figures would flatter the model. Are the ids those that it was"
+            " built with (--user-column)?",
+            style="yellow",
+            markup=False,
+        )
     console.print(
         f"{results.people:,} people (no guarantee for them), {results.words:,} words and"
         f" punctuation marks; {others}"
@@ -192,8 +204,18 @@ def _print_models(paths: list[Path], history: bool) -> None:
 
 @keyboard_app.command()
 def ngram(
-    source: Annotated[Path, Argument(help="a public corpus, or a population")],
+    source: Annotated[Path, Argument(help="a population, or a public corpus")],
     out: Annotated[Path, Option(help="new folder for the model")],
+    public: Annotated[
+        list[Path] | None,
+        Option(
+            help=(
+                "public text to count beside the people's: a folder of `data public`, or files of"
+                " text; repeatable. Its weight is fitted on every tenth of the people to learn"
+                " from, never on held-out people"
+            )
+        ),
+    ] = None,
     smoothing: Annotated[Smoothing, Option(help="modified Kneser–Ney or Katz")] = "kneser-ney",
     order: Annotated[int, Option(min=1, max=5, help="words of the longest n-gram")] = 4,
     non_private: Annotated[
@@ -206,26 +228,81 @@ def ngram(
 ) -> dict[str, Any]:
     """Count n-grams: the baseline that keyboards use today.
 
+    With --public, counts of people's and of public text are interpolated, and the command says how
+    much of the held-out people's text stands in the public text. It measures the n-grams on
+    held-out people, 400 tokens of each, without and with each person's own history.
+
     N-grams of a population have no guarantee. For n-grams with one, export a private model:
     taciturn export RUN --to arpa --out DIR
 
-    Example: taciturn keyboard ngram wiki --out baselines/kneser-ney
+    Example: taciturn keyboard ngram people --public corpus --out baselines/kneser-ney --non-private
     """
+    begin(f"reading {source}")
     from taciturn.runs.ngram_baselines import count_population, count_public
 
-    is_population = (source / "manifest.json").exists()
-    warning = ""
+    about = {"model": str(out), "order": order, "smoothing": smoothing}
+    if not (source / "manifest.json").exists():
+        if public:
+            raise TaciturnError(f"--public goes with a population, and {source} is not one")
+        with stages() as show:
+            count_public(source, out, smoothing, order, partial(show, "counting"))
+        console.print(f"{out}: {order}-grams, {smoothing}")
+        return {**about, "private": True}
     with stages() as show:
-        progress = partial(show, "counting")
-        if is_population:
-            count_population(source, out, smoothing, order, non_private, progress)
-            warning = "; NO privacy guarantee (ε = ∞), and its ledger says so"
-        else:
-            count_public(source, out, smoothing, order, progress)
-    console.print(f"{out}: {order}-grams, {smoothing}{warning}")
-    return {
-        "model": str(out),
-        "order": order,
-        "smoothing": smoothing,
-        "private": not is_population,
+        baseline = count_population(
+            source,
+            out,
+            smoothing=smoothing,
+            order=order,
+            non_private=non_private,
+            progress=show,
+            public=public or (),
+        )
+    console.print(
+        f"{out}: {order}-grams, {smoothing}; NO privacy guarantee (ε = ∞), and its ledger says so"
+    )
+    _print_baseline(baseline)
+    return {**about, "private": False, **baseline.to_json()}
+
+
+def _print_baseline(baseline: "Baseline") -> None:
+    if baseline.people_share is not None:
+        say(
+            f"Of people's text, with a weight of {baseline.people_share:.3f}, and of public text"
+            f" ({'; '.join(baseline.public_sources)}). The weight was fitted on every tenth of the"
+            " people to learn from, with counts of the others.",
+            markup=False,
+        )
+    if baseline.worth is None:
+        console.print("Too few people are held out to measure it on them.")
+        return
+    rows = _worth_rows(baseline.worth, "")
+    if baseline.worth_without_overlap is not None and baseline.overlap is not None:
+        rows += _worth_rows(baseline.worth_without_overlap, ", without those people")
+    print_table(
+        ("", "AccuracyTop1", "AccuracyTop3"),
+        rows,
+        f"{baseline.worth.people:,} held-out people, at most 400 tokens of each",
+    )
+    if baseline.overlap is not None:
+        _print_overlap(baseline.overlap)
+
+
+def _worth_rows(worth: "Worth", which: str) -> list[tuple[str, str, str]]:
+    rows = []
+    scored = {
+        "no history": worth.without_history,
+        "each person's history": worth.with_history,
     }
+    for name, scores in scored.items():
+        top1 = format(scores["accuracy_top1"], ".2%")
+        top3 = format(scores["accuracy_top3"], ".2%")
+        rows.append((f"{name}{which}", top1, top3))
+    return rows
+
+
+def _print_overlap(overlap: "Overlap") -> None:
+    console.print(
+        f"Of their sequences of 13 tokens, {overlap.share:.3%} stand in the public text; they are"
+        f" of {overlap.people:,} of the people."
+    )

@@ -5,7 +5,7 @@ special token is not an answer.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -68,6 +68,14 @@ class Scores(Sums):
             columns = getattr(self, field.name)
             sums[field.name] = np.bincount(buckets, columns[users])
         return Scores(**sums)
+
+    @classmethod
+    def join(cls, parts: Sequence["Scores"]) -> "Scores":
+        """Return the columns of several scores side by side."""
+        columns = {}
+        for field in fields(cls):
+            columns[field.name] = np.concatenate([getattr(part, field.name) for part in parts])
+        return cls(**columns)
 
     @property
     def together(self) -> "Scores":

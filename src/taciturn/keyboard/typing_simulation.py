@@ -111,6 +111,16 @@ class Typing(Sums):
         "words_per_minute": lambda sums, kept: 60 * share("tapped", "seconds")(sums, kept),
     }
 
+    def pool(self, people: np.ndarray) -> "Typing":
+        """Pool these people's columns into buckets, at most 100; the n-th goes to n mod 100."""
+        number = min(BUCKETS, len(people))
+        sums = {}
+        for field in fields(self):
+            columns = getattr(self, field.name)[..., people]
+            pooled = [columns[..., bucket::number].sum(-1) for bucket in range(number)]
+            sums[field.name] = np.stack(pooled, axis=-1)
+        return Typing(**sums)
+
 
 # Sums that there is one of for each threshold.
 BY_THRESHOLD = ("triggered", "composed")
@@ -123,12 +133,32 @@ def simulate(
     progress: Progress = ignore_progress,
 ) -> Typing:
     """Simulate each person typing their messages. The n-th goes to bucket n mod 100."""
+    each = simulate_each(model, vocabulary, people, progress)
+    return each.pool(np.arange(len(people)))
+
+
+def simulate_each(
+    model: WordModel,
+    vocabulary: Vocabulary,
+    people: Sequence[Sequence[str]],
+    progress: Progress = ignore_progress,
+    *,
+    next_words_only: bool = False,
+) -> Typing:
+    """Simulate each person typing their messages, with a column for each.
+
+    Args:
+        model: what suggests words; one with history starts without it for each person.
+        vocabulary: the words of the model.
+        people: the messages of each.
+        progress: called with people who are done, and how many there are.
+        next_words_only: leave out smart compose and noisy taps, which take most of the time.
+    """
     if not people:
         raise ValueError("there are no people to simulate: name other text")
     predictor = Predictor(model, vocabulary)
     decoder = TapDecoder(vocabulary)
-    buckets = min(BUCKETS, len(people))
-    sums = _no_sums(buckets)
+    sums = _no_sums(len(people))
     for person, messages in enumerate(people):
         if isinstance(model, WithHistory):
             predictor.model = model.copy_without_history()
@@ -136,10 +166,11 @@ def simulate(
             predictor=predictor,
             decoder=decoder,
             generator=np.random.default_rng([TAP_SEED, person]),
+            next_words_only=next_words_only,
         )
         counts = typist.type_all(messages)
         for name, value in counts.items():
-            sums[name][..., person % buckets] += value
+            sums[name][..., person] += value
         progress(person + 1, len(people))
     return Typing(**sums)
 
@@ -166,8 +197,14 @@ class _Typist:
     """One simulated person, and their sums."""
 
     def __init__(
-        self, *, predictor: Predictor, decoder: TapDecoder, generator: np.random.Generator
+        self,
+        *,
+        predictor: Predictor,
+        decoder: TapDecoder,
+        generator: np.random.Generator,
+        next_words_only: bool = False,
     ) -> None:
+        self.next_words_only = next_words_only
         self.predictor = predictor
         self.model = predictor.model
         self.vocabulary = predictor.vocabulary
@@ -206,8 +243,9 @@ class _Typist:
         self.counts["letters"] += len(word)
         if is_word(word):
             self._pick(scores, word, place)
-            self._compose(scores, message, index)
-            self._tap(scores, word)
+            if not self.next_words_only:
+                self._compose(scores, message, index)
+                self._tap(scores, word)
         else:
             self.counts["typed"] += len(word)
         self._read(place)

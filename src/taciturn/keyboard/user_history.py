@@ -118,6 +118,25 @@ class WithHistory:
         return (self._word_counts + strength * below) / (len(self._typed) + strength)
 
 
+class LearningReader:
+    """A `WordModel` of one user that learns what it reads, for a text that is read once."""
+
+    def __init__(self, history: WithHistory) -> None:
+        self._history = history
+        self.vocabulary = history.vocabulary
+
+    def start(self) -> State:
+        return self._history.start()
+
+    def read(self, state: State, word: int) -> State:
+        """Return the state after one more word, which the history has from then on."""
+        self._history.learn(state, word)
+        return self._history.read(state, word)
+
+    def scores(self, state: State) -> np.ndarray:
+        return self._history.scores(state)
+
+
 def _smooth_with(followers: Counter[int], strength: float, probability: np.ndarray) -> None:
     """Turn p_{n−1} into p_n, in place, by what followed the longer context."""
     total = followers.total() + strength

@@ -267,7 +267,7 @@ def count_ngrams(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> li
     """
     if not 1 <= order <= 5:
         raise ValueError(f"an n-gram model has an order from 1 to 5, not {order}")
-    words = _messages(texts, vocabulary)
+    words = concatenate_messages(texts, vocabulary)
     levels = [_count_unigrams(words, vocabulary)]
     # The place of the n-gram that ends at each position; −1 where a message is not that long yet.
     places = words
@@ -347,7 +347,7 @@ def continuations(levels: list[Counts]) -> list[Counts]:
     return [*below, levels[-1]]
 
 
-def _messages(texts: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
+def concatenate_messages(texts: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
     """Concatenate all texts as int32, with BEGIN before every message."""
     parts = [np.asarray(text, np.int32) for text in texts if len(text)]
     if not parts:
@@ -397,9 +397,9 @@ def prune(model: NGram, entries: int) -> NGram:
         contexts = places[contexts]
         places = np.cumsum(keep) - 1
         probability = level.probability[keep]
-        lower, states = _back_off(pruned, states, contexts, words, model.vocabulary)
-        shares = _shares(probability, lower, contexts, len(pruned[-1].keys))
-        pruned[-1] = pruned[-1]._replace(backoff=_log(shares.left / shares.unseen))
+        lower, states = back_off(pruned, states, contexts, words, model.vocabulary)
+        weights = context_weights(probability, lower, contexts, len(pruned[-1].keys))
+        pruned[-1] = pruned[-1]._replace(backoff=weights)
         keys = join_keys(contexts, words, model.vocabulary)
         pruned.append(Level(keys=keys, probability=probability, backoff=NONE))
     return NGram(tuple(pruned), model.vocabulary)
@@ -426,7 +426,7 @@ def _worth(model: NGram) -> list[np.ndarray]:
     for n, level in enumerate(model.levels[1:], 1):
         contexts, words = split_keys(level.keys, model.vocabulary)
         below = model.levels[:n]
-        lower, states = _back_off(below, states, contexts, words, model.vocabulary)
+        lower, states = back_off(below, states, contexts, words, model.vocabulary)
         shares = _shares(level.probability, lower, contexts, len(below[-1].keys))
         change = _entropy_change(level.probability, lower, shares.of(contexts))
         worth.append(np.exp(frequency[contexts]) * change)
@@ -461,7 +461,7 @@ def _raise_parts(worth: list[np.ndarray], parts: list[tuple[np.ndarray, np.ndarr
             np.maximum.at(worth[n - 1], part[is_there], worth[n][is_there])
 
 
-def _back_off(
+def back_off(
     levels: Sequence[Level],
     states: list[np.ndarray],
     contexts: np.ndarray,
@@ -509,6 +509,21 @@ def _shares(probability: np.ndarray, lower: np.ndarray, contexts: np.ndarray, si
     left = 1 - np.bincount(contexts, np.exp(probability), size)
     unseen = 1 - np.bincount(contexts, np.exp(lower), size)
     return _Shares(left=np.maximum(left, NOTHING), unseen=np.maximum(unseen, NOTHING))
+
+
+def context_weights(
+    probability: np.ndarray, lower: np.ndarray, contexts: np.ndarray, size: int
+) -> np.ndarray:
+    """Return the weights, as logarithms, under which every context sums to 1.
+
+    Args:
+        probability: logarithms, of n-grams.
+        lower: logarithms, of the same one word further back.
+        contexts: of each n-gram, as places of the level before.
+        size: how many n-grams that level has.
+    """
+    shares = _shares(probability, lower, contexts, size)
+    return _log(shares.left / shares.unseen)
 
 
 def followers(

@@ -4,37 +4,49 @@ Counted on users' text they have no guarantee at all, and say so.
 
 **Guarantee:** none. A count of four words may be one person's sentence. So the ledger of the
 population is charged with ε = ∞ before the first text is read, and the model is exported only as
-non-private (`taciturn export --non-private`). For an n-gram with a guarantee, distil it from a
-private model: `taciturn export RUN --to arpa`.
+non-private (`taciturn export --non-private`). Interpolated with public text they have no more. For
+an n-gram with a guarantee, distil it from a private model: `taciturn export RUN --to arpa`.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import numpy as np
 from dp_accounting import NonPrivateDpEvent
 
-from taciturn.data.population import Population
-from taciturn.data.public import PublicCorpus
+from taciturn.data.population import HeldOutUsers, Population
+from taciturn.data.public import PublicCorpus, ingest_public
+from taciturn.data.sources import Source
 from taciturn.data.token_shards import Texts
+from taciturn.data.vocabulary import Vocabulary
 from taciturn.export.word_model import COUNTED_ON
 from taciturn.files import check_new_folder, new_folder, write_atomically
+from taciturn.models.interpolation import fit_share, interpolate
 from taciturn.models.ngram import NGram, katz, kneser_ney
 from taciturn.names import Smoothing
 from taciturn.people import open_ledger
 from taciturn.privacy.accounting.accountant import Budget
 from taciturn.privacy.ledger.account import Account, RunTerms
-from taciturn.progress import Progress, ignore_progress
+from taciturn.privacy.ledger.ledger import LedgerError
+from taciturn.progress import Progress, StageProgress, ignore_progress
 from taciturn.release.model_file import ModelCard, card_digest, params_digest, save_model
 from taciturn.release.privacy_statement import statement
 from taciturn.runs.folder import RunError
+from taciturn.runs.ngram_worth import Baseline, measure_baseline
 from taciturn.runs.run import unit_of
 
 NOT_NEW = "name a new folder"
 # ε is ∞ whatever δ is.
 ANY_DELTA = 1e-10
+# Of the people to learn from, one in this many is held back to fit the share of the public text.
+HELD_BACK = 10
 
 
 def count_public(
@@ -70,9 +82,15 @@ def count_population(
     smoothing: Smoothing,
     order: int,
     non_private: bool,
-    progress: Progress = ignore_progress,
-) -> None:
+    progress: StageProgress = ignore_progress,
+    *,
+    public: Sequence[Path] = (),
+) -> Baseline:
     """Charge the people with ε = ∞, then count n-grams on their text.
+
+    With public text, counts of both are interpolated. The share of the people's is fitted on every
+    tenth of the people to learn from, with counts of the others; then all of them are counted.
+    Held-out people have no part in it: what the n-grams are worth is measured on them afterwards.
 
     Args:
         folder: the population.
@@ -80,10 +98,12 @@ def count_population(
         smoothing: of the counts.
         order: the words of the longest n-gram.
         non_private: whether the caller means it.
-        progress: called with users read, and of how many.
+        progress: called with what is done, how much of it, and of how much.
+        public: corpora or files of public text.
 
     Raises:
-        RunError: the caller does not mean it.
+        RunError: the caller does not mean it, or too few people can be held back.
+        LedgerError: the people have a run of this name.
     """
     check_new_folder(out, NOT_NEW)
     if not non_private:
@@ -93,25 +113,194 @@ def count_population(
             " export it: taciturn export RUN --to arpa"
         )
     population = Population(folder)
-    vocabulary = population.vocabulary
-    account = _open_account(population, name=out.name, recipe=f"{smoothing} {order}-grams")
+    if public:
+        _check_can_hold_back(population)
+    _check_new_name(population, out.name)
+    with open_public_text(public, population.vocabulary, progress) as corpora:
+        # All that can be wrong with the public text was found before anything is charged.
+        account = _charge(population, out.name, smoothing, order, corpora)
+        if corpora:
+            counted = _count_both(population, corpora, smoothing, order, progress)
+        else:
+            texts = _report_each(population.texts, partial(progress, "counting"))
+            model = _count(texts, len(population.vocabulary), smoothing, order)
+            counted = _Counted(model=model, share=None)
+        _save(population, out, account, counted, _architecture(smoothing, order), corpora)
+        baseline = measure_baseline(
+            counted.model,
+            texts=HeldOutUsers(folder).texts,
+            public=[corpus.documents for corpus in corpora],
+            progress=progress,
+        )
+    return replace(
+        baseline,
+        people_share=counted.share,
+        public_sources=tuple(corpus.source for corpus in corpora),
+    )
+
+
+class _Counted(NamedTuple):
+    """N-grams, and the share of the people's where public text was counted too."""
+
+    model: NGram
+    share: float | None
+
+
+def _check_can_hold_back(population: Population) -> None:
+    if len(population) < HELD_BACK:
+        raise RunError(
+            f"{population.folder} has {len(population)} people to learn from, and the weight of"
+            f" their text beside the public text is fitted on one in {HELD_BACK}: leave out"
+            " `public`, or build it from more people"
+        )
+
+
+def _check_new_name(population: Population, name: str) -> None:
+    """Refuse a name that the ledger has already, as it counts what each name has cost."""
+    ledger = open_ledger(population)
+    if name in ledger.runs():
+        raise LedgerError(
+            f"{ledger.path} already has a run {name!r}, perhaps n-grams whose counting was"
+            " interrupted: name another `out`"
+        )
+
+
+@contextmanager
+def open_public_text(
+    paths: Sequence[Path], vocabulary: Vocabulary, progress: StageProgress = ignore_progress
+) -> Iterator[list[PublicCorpus]]:
+    """Yield public text as corpora of these words; text files are read for as long as it takes.
+
+    Args:
+        paths: folders that `data public` made, or files and folders of text.
+        vocabulary: the words.
+        progress: called with what is done, how much of it, and of how much.
+    """
+    folders = [path for path in paths if (path / "about.json").exists()]
+    files = [path for path in paths if path not in folders]
+    corpora = [PublicCorpus.load(folder) for folder in folders]
+    for folder, corpus in zip(folders, corpora, strict=True):
+        corpus.check_words(vocabulary, str(folder))
+    with TemporaryDirectory(prefix="taciturn-") as temporary:
+        if files:
+            read = Path(temporary) / "public"
+            ingest_public(
+                Source(paths=files, with_user=False),
+                read,
+                vocabulary=vocabulary,
+                name=", ".join(path.name for path in files),
+                language=vocabulary.language,
+                progress=progress,
+            )
+            corpora.append(PublicCorpus.load(read))
+        yield corpora
+
+
+def _charge(
+    population: Population,
+    name: str,
+    smoothing: Smoothing,
+    order: int,
+    corpora: list[PublicCorpus],
+) -> Account:
+    """Charge the people with ε = ∞, before the first of their text is read."""
+    recipe = f"{smoothing} {order}-grams"
+    if corpora:
+        recipe += ", interpolated with public text"
+    account = _open_account(population, name=name, recipe=recipe)
     account.charge(round=0, record="n-grams")
-    texts = _report_each(population.texts, progress)
-    model = _count(texts, len(vocabulary), smoothing, order)
+    return account
+
+
+def _count_both(
+    population: Population,
+    corpora: list[PublicCorpus],
+    smoothing: Smoothing,
+    order: int,
+    progress: StageProgress,
+) -> _Counted:
+    """Count people's and public text, and interpolate them."""
+    words = len(population.vocabulary)
+    documents = [corpus.documents for corpus in corpora]
+    read_public = _report_each(JoinedTexts(documents), partial(progress, "public text"))
+    of_public = _count(read_public, words, smoothing, order)
+    learned_from, held_back = hold_back(population.texts)
+    read_others = _report_each(learned_from, partial(progress, "nine tenths"))
+    of_others = _count(read_others, words, smoothing, order)
+    share = fit_share(of_others, of_public, held_back)
+    # To save memory.
+    del of_others
+    read_people = _report_each(population.texts, partial(progress, "everybody"))
+    of_people = _count(read_people, words, smoothing, order)
+    model = interpolate(of_people, of_public, share, partial(progress, "interpolating"))
+    return _Counted(model=model, share=share)
+
+
+def hold_back(texts: Texts) -> tuple["SomeTexts", "SomeTexts"]:
+    """Split the texts of people to learn from: those of nine in ten, and those of every tenth.
+
+    People are in the order of a hash of their ids, so that every tenth is a sample.
+    """
+    everybody = np.arange(len(texts))
+    is_held_back = everybody % HELD_BACK == HELD_BACK - 1
+    return SomeTexts(texts, everybody[~is_held_back]), SomeTexts(texts, everybody[is_held_back])
+
+
+@dataclass(frozen=True)
+class SomeTexts:
+    """Some of the texts."""
+
+    texts: Texts
+    places: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self.texts[place] for place in self.places.tolist())
+
+
+@dataclass(frozen=True)
+class JoinedTexts:
+    """The texts of several collections, one after another."""
+
+    parts: Sequence[Texts]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return chain.from_iterable(self.parts)
+
+
+def _save(
+    population: Population,
+    out: Path,
+    account: Account,
+    counted: _Counted,
+    architecture: dict[str, Any],
+    corpora: list[PublicCorpus],
+) -> None:
+    """Record the model in the ledger, and write it for its owner's eyes."""
+    vocabulary = population.vocabulary
+    if counted.share is not None:
+        architecture["people_share"] = round(counted.share, 4)
+    params = counted.model.params()
     card = ModelCard(
-        architecture=_architecture(smoothing, order),
+        architecture=architecture,
         vocabulary=vocabulary.words,
         text=vocabulary.about,
         run=out.name,
         round=1,
+        public_sources=tuple(corpus.source for corpus in corpora),
     )
-    head = account.record_model(1, params_digest(model.params()), card_digest(card))
+    head = account.record_model(1, params_digest(params), card_digest(card))
     card = replace(card, ledger_head=head)
     words = statement(account.guarantee(), card.public_text)
-    origin = json.dumps({"population": str(folder)})
+    origin = json.dumps({"population": str(population.folder)})
     with new_folder(out, NOT_NEW) as new:
         write_atomically(new / COUNTED_ON, origin.encode())
-        save_model(new / "model.safetensors", model.params(), card, mode=0o600)
+        save_model(new / "model.safetensors", params, card, mode=0o600)
         write_atomically(new / "guarantee.txt", words.encode())
 
 
@@ -133,11 +322,13 @@ def _open_account(population: Population, name: str, recipe: str) -> Account:
     return account
 
 
-def _architecture(smoothing: Smoothing, order: int) -> dict[str, str | int]:
+def _architecture(smoothing: Smoothing, order: int) -> dict[str, Any]:
     return {"kind": "ngram", "smoothing": smoothing, "order": order}
 
 
-def _report_each(texts: Texts, progress: Progress) -> Iterator[np.ndarray]:
+def _report_each(
+    texts: Texts | SomeTexts | JoinedTexts, progress: Progress
+) -> Iterator[np.ndarray]:
     """Yield each text, and report progress once it is read."""
     for number, text in enumerate(texts, 1):
         yield text
