@@ -12,9 +12,10 @@ A group of runs shares a recipe and seeds, and each run differs from the others 
     runs.100 = { "participation.cohort" = 100, "privacy.noise_multiplier" = 0.08 }
     runs.1250 = { "participation.cohort" = 1250, "privacy.noise_multiplier" = 1.0 }
 
-A run may name a recipe of its own among its settings. `item` says when a group is run: items 1 to 6
-are the papers' main claims, 7 and 8 what stands beside them, 9 and 10 the rest; within such a turn
-every group gets its first seed before any gets its second.
+A run may name a recipe of its own among its settings. A group with `seeded = false` is run without
+`run.seed`, as real people's runs are: its seeds only count the runs. `item` says when a group is
+run: items 1 to 6 are the papers' main claims, 7 and 8 what stands beside them, 9 and 10 the rest;
+within such a turn every group gets its first seed before any gets its second.
 """
 
 import json
@@ -31,8 +32,8 @@ from taciturn.recipe.text import load_recipe
 
 HERE = Path(__file__).parents[1]
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
-KEYS = {"about", "item", "recipe", "seeds", "settings", "runs", "measures"}
-OPTIONAL_KEYS = {"settings", "measures"}
+KEYS = {"about", "item", "recipe", "seeds", "seeded", "settings", "runs", "measures"}
+OPTIONAL_KEYS = {"seeded", "settings", "measures"}
 # The last item of each turn.
 LAST_OF_TURN = (6, 8, 10)
 MEASURES = {"clipped", "head-words", "canaries", "audit", "typed"}
@@ -54,6 +55,8 @@ class ListedRun:
     settings: tuple[str, ...]
     # What is looked at besides accuracy.
     measures: tuple[str, ...] = ()
+    # Whether the run is given its seed. Noise that follows from one can be subtracted again.
+    is_seeded: bool = True
     item: int = LAST_OF_TURN[-1]
     # Seeds of its group that come before its own.
     repeats: int = 0
@@ -75,7 +78,8 @@ class ListedRun:
     def load_recipe(self, *more: str) -> Recipe:
         """Load its recipe; `more` settings win over all."""
         path = HERE / self.paper / self.recipe
-        return load_recipe(path, [*self.settings, f"run.seed={self.seed}", *more])
+        seed = [f"run.seed={self.seed}"] if self.is_seeded else []
+        return load_recipe(path, [*self.settings, *seed, *more])
 
 
 def papers() -> list[str]:
@@ -132,6 +136,7 @@ def _list_group(paper: str, group: str, content: dict[str, Any]) -> Iterator[Lis
                 recipe=recipe,
                 settings=tuple(f"{key}={json.dumps(value)}" for key, value in both.items()),
                 measures=tuple(content.get("measures", ())),
+                is_seeded=content.get("seeded", True),
                 item=content["item"],
                 repeats=repeats,
             )
@@ -145,7 +150,7 @@ def _check_keys(where: str, content: dict[str, Any]) -> None:
     if unknown or missing or content["item"] not in items:
         raise ListError(
             f"{where}: a group has about, an item from 1 to {LAST_OF_TURN[-1]}, recipe, seeds and"
-            f" runs, may have settings and measures, and has {sorted(content)}"
+            f" runs, may have seeded, settings and measures, and has {sorted(content)}"
         )
 
 
