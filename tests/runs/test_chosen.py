@@ -100,7 +100,16 @@ def test_the_number_of_people_is_rounded_or_stated(people, start, timed):
         12_300,
         1_090_000,
     ]
-    assert plan_recipe(people, 4.0, start, 10, users=450).recipe.participation.users == 450
+    stated = plan_recipe(people, 4.0, start, 10, users=450)
+    assert stated.recipe.participation.users == 450
+    assert _reason(stated) == "as publicly stated: this number is no longer secret"
+    counted = plan_recipe(people, 4.0, start, 10)
+    assert _reason(counted) == "counted, and rounded down: this number is no longer secret"
+
+
+def _reason(auto_plan):
+    (reason,) = (one.reason for one in auto_plan.settings if one.path == "participation.users")
+    return reason
 
 
 @pytest.mark.parametrize("users", [120, 230, 460])

@@ -46,7 +46,10 @@ def train(
         int | None,
         Option(
             min=20,
-            help="with PEOPLE: how many, as publicly stated (default: counted, rounded down)",
+            help=(
+                "with PEOPLE: how many, as publicly stated (default: counted, rounded down, and"
+                " published with the recipe)"
+            ),
         ),
     ] = None,
     public: Annotated[
@@ -57,7 +60,12 @@ def train(
     ] = None,
     minutes: Annotated[
         float | None,
-        Option(min=1, max=100_000, callback=finite, help="with PEOPLE: time allowed (default: 30)"),
+        Option(
+            min=1,
+            max=100_000,
+            callback=finite,
+            help="with PEOPLE: most time to take (default: 30)",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="with PEOPLE: write the recipe and stop")

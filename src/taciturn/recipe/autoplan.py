@@ -56,7 +56,7 @@ LEAST_COHORT = 10
 class Task:
     """What is asked for, and the means for it."""
 
-    # As publicly stated.
+    # As publicly stated, or counted and rounded down.
     users: int
     epsilon: float
     delta: float
@@ -303,6 +303,7 @@ def planned_settings(
     architecture: dict[str, Any],
     on_cpu: bool,
     measurements: int,
+    is_counted: bool = False,
 ) -> list[PlannedSetting]:
     """List the settings of the whole recipe.
 
@@ -314,6 +315,7 @@ def planned_settings(
         architecture: of the start.
         on_cpu: whether the rounds are trained on a CPU.
         measurements: how often the model is measured between its start and its end.
+        is_counted: whether the number of people is theirs, rounded down, and not a stated one.
     """
     return [
         PlannedSetting(
@@ -325,7 +327,7 @@ def planned_settings(
         *_model_settings(start, architecture),
         *_local_settings(on_cpu),
         *_server_settings(plan),
-        *_participation_settings(task, plan),
+        *_participation_settings(task, plan, is_counted),
         *_privacy_settings(task, plan, architecture),
         *_run_settings(plan, measurements),
     ]
@@ -389,14 +391,15 @@ def _server_settings(plan: Plan) -> list[PlannedSetting]:
     ]
 
 
-def _participation_settings(task: Task, plan: Plan) -> list[PlannedSetting]:
+def _participation_settings(task: Task, plan: Plan, is_counted: bool) -> list[PlannedSetting]:
     trainings = plan.rounds * plan.cohort
     minutes = task.duration(plan.rounds, plan.cohort) / 60
+    how_known = "counted, and rounded down" if is_counted else "as publicly stated"
     return [
         PlannedSetting(
             "participation.users",
             task.users,
-            "as publicly stated: this number is no longer secret",
+            f"{how_known}: this number is no longer secret",
         ),
         PlannedSetting(
             "participation.cohort",

@@ -175,7 +175,11 @@ class ParticipationSection(Section):
         for_papers={name: kind.for_papers for name, kind in SCHEMES.items() if kind.for_papers},
     )
     users: PositiveInt = Field(
-        description="K, the number of users as publicly known; sets q and δ, and is never counted"
+        description=(
+            "K, the number of users as publicly known; sets q and δ. A recipe states it, and"
+            " nothing counts it: only `taciturn train PEOPLE` does, rounds it down and publishes"
+            " it here, unless you state it"
+        )
     )
     cohort: float = Field(
         gt=0,

@@ -140,6 +140,7 @@ def plan_recipe(
     params, card = load_model(Path(start))
     _check_start(start, card, folder, population.vocabulary.words)
     check_people(folder, users)
+    is_counted = users is None
     users = users or round_for_publication(len(population))
     task = Task(
         users=users,
@@ -156,6 +157,7 @@ def plan_recipe(
         start=start,
         architecture=card.architecture,
         on_cpu=_is_on_cpu(),
+        is_counted=is_counted,
     )
     draft = parse_recipe(recipe_content(plan_settings(task, PLACEHOLDER, measurements=0)))
     measure_again_until = time.perf_counter() + MOST_TIMING * 60 * minutes
