@@ -171,9 +171,16 @@ def cut_off_rows(path: Path, rows: int = 1) -> None:
     lines = path.read_bytes().splitlines(keepends=True)[:-rows]
     path.write_bytes(b"".join(lines))
     head = json.loads(path.with_suffix(".head").read_text())
-    path.with_suffix(".head").write_text(
-        json.dumps(head | {"rows": len(lines), "head": json.loads(lines[-1])["hash"]})
-    )
+    head |= {"rows": len(lines), "head": json.loads(lines[-1])["hash"]}
+    path.with_suffix(".head").write_text(json.dumps(head))
+    pass_for_untouched(path)
+
+
+def pass_for_untouched(path: Path) -> None:
+    """Make the head of a ledger say that the file was last changed when it was."""
+    head = json.loads(path.with_suffix(".head").read_text())
+    head |= {"changed": path.stat().st_ctime_ns}
+    path.with_suffix(".head").write_text(json.dumps(head))
 
 
 def quietly(*_) -> None:

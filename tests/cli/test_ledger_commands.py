@@ -50,7 +50,7 @@ def test_what_was_spent_is_shown_by_adjacency_and_for_all_runs_together(populati
     spend(population.folder, "first")
     spend(population.folder, "second", "zero out one user")
     shown = run_cli("ledger", "show", population.folder)
-    assert shown.count("together") == 3  # two adjacencies, and all runs
+    assert shown.count("together │") == 3  # two adjacencies, and all runs
     assert "fits the one before it" in shown
     assert run_cli("ledger", "show", "--delta", "1e-7", population.folder) != shown
     with pytest.raises(TaciturnError, match="between 0 and 1"):
@@ -139,22 +139,23 @@ def test_what_was_spent_is_exported_for_others_to_recompute(population, tmp_path
 
 def test_a_budget_is_fixed_lowered_and_shown(population):
     said = run_cli("ledger", "budget", population.folder, "--epsilon", 4)
-    assert "at most ε = 4.00 at δ = 1e-10" in said
-    assert "at most ε = 3.00 at δ = 1e-10" in run_cli(
+    assert "at most ε = 4.00 at δ = 0.0004" in said  # of fifty people
+    assert "at most ε = 3.00 at δ = 0.0004" in run_cli(
         "ledger", "budget", population.folder, "--epsilon", 3
     )
     with pytest.raises(LedgerError, match="only ever lowered"):
         run_cli("ledger", "budget", population.folder, "--epsilon", 4)
     spend(population.folder, "first")
     shown = run_cli("ledger", "show", population.folder)
-    assert "Budget for all runs together: ε = 3.00 at δ = 1e-10. Not closed" in shown
+    assert "Budget for all runs together: ε = 3.00 at δ = 0.0004. Not closed" in shown
     run_cli("ledger", "close", population.folder, "first")
     assert "Not closed" not in run_cli("ledger", "show", population.folder)
 
 
-def test_a_budget_that_is_first_fixed_after_runs_is_at_their_delta(population):
-    spend(population.folder, "first")
-    assert "δ = 1e-06" in run_cli("ledger", "budget", population.folder, "--epsilon", 40)
+def test_the_usual_delta_of_a_budget_is_the_last_ones(population):
+    first = ("--epsilon", 40, "--delta", 1e-6)
+    assert "δ = 1e-06" in run_cli("ledger", "budget", population.folder, *first)
+    assert "δ = 1e-06" in run_cli("ledger", "budget", population.folder, "--epsilon", 30)
 
 
 def test_a_copy_is_adopted_and_the_original_retired(population, tmp_path):

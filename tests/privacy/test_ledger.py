@@ -154,7 +154,8 @@ def test_a_charge_that_only_lost_the_end_of_its_line_still_counts(opened, ledger
     content = ledger_path.read_bytes()
     last = content.rstrip(b"\n").rfind(b"\n") + 1
     cut_off_rows(ledger_path)
-    ledger_path.write_bytes(content[: last + int(kept * (len(content) - 1 - last))])
+    if kept:  # a write of nothing does not change the file
+        ledger_path.write_bytes(content[: last + int(kept * (len(content) - 1 - last))])
     assert Ledger(ledger_path).guarantee("run").releases == (3 if kept == 1.0 else 2)
 
 

@@ -16,6 +16,7 @@ from dp_accounting import (
 )
 from dp_accounting.rdp import RdpAccountant
 
+from harness import pass_for_untouched
 from taciturn.privacy.accounting.accountant import Budget, epsilon
 from taciturn.privacy.accounting.conversions import gaussian_epsilon, with_distance
 from taciturn.privacy.accounting.events import CorrelatedDpEvent
@@ -318,6 +319,7 @@ def as_of_floats(path, run) -> None:
     path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
     head = path.with_suffix(".head")
     head.write_text(json.dumps(json.loads(head.read_text()) | {"head": previous}))
+    pass_for_untouched(path)
 
 
 @pytest.fixture

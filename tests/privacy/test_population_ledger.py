@@ -110,7 +110,7 @@ HARMS = {
 def test_a_ledger_that_lost_something_is_refused_with_instructions(
     people, tmp_path, harm, monkeypatch
 ):
-    monkeypatch.setattr(hash_chain, "SLACK", 0)  # all of it happens within a second here
+    monkeypatch.setattr(hash_chain, "_slack", lambda path: 0)  # all of it happens within a second
     HARMS[harm](people, tmp_path / "backup")
     was_there = (people / FILE_NAME).exists()
     for _ in range(2):
@@ -167,7 +167,7 @@ def test_the_head_is_on_disk_when_a_charge_returns(people):
 def test_a_crash_between_any_two_writes_costs_at_most_one_charge(
     people, monkeypatch, moment, crashes
 ):
-    monkeypatch.setattr(hash_chain, "SLACK", 0)
+    monkeypatch.setattr(hash_chain, "_slack", lambda path: 0)
     for _ in range(crashes):
         account, before = (
             Account(ledger=open_ledger(Population(people)), terms=terms("second"), release=RELEASE),
@@ -220,7 +220,7 @@ def test_a_new_ledger_with_an_incomplete_first_row_is_made_again(tmp_path, monke
 def test_a_full_disk_releases_nothing_and_the_ledger_continues_when_there_is_room(
     people, monkeypatch
 ):
-    monkeypatch.setattr(hash_chain, "SLACK", 0)
+    monkeypatch.setattr(hash_chain, "_slack", lambda path: 0)
     account = spend(people, "third")
     with monkeypatch.context() as patch:
         patch.setattr(

@@ -21,7 +21,6 @@ Folder = Annotated[
     Argument(help="folder of a population; or a ledger that was made from Python, or its folder"),
 ]
 RunName = Annotated[str, Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
-FIGURES = ("run", "releases", "epsilon", "delta", "rho")
 NEIGHBOURS = {
     "add or remove one user": "one user more",
     "replace one user by another": "one user replaced",
@@ -61,34 +60,48 @@ def _open(place: Path) -> "Ledger":
 def show(
     population: Folder,
     delta: Annotated[
-        float | None, Option(help="δ of the totals (default: the runs' smallest)")
+        float | None,
+        Option(help="δ of the totals (default: 1/users² of the largest population of the ledger)"),
     ] = None,
 ) -> dict[str, Any]:
     """Show what was ever released about a population's users. It lists runs, releases, ε, ρ, and
-    the total of all runs.
+    the total of all runs. A run on people whose noise came from a seed counts as ε = ∞.
 
     Example: taciturn ledger show people --delta 1e-10
     """
     if delta is not None and not 0 < delta < 1:
         raise TaciturnError(f"--delta must lie between 0 and 1, not {delta:g}")
+    from taciturn.privacy.ledger.ledger import UsualDelta
+
     begin(f"reading {population}")
     book = _open(population)
     guarantees = [book.guarantee(run) for run in book.runs()]
     content: dict[str, Any] = {"runs": [_figures_of(guarantee) for guarantee in guarantees]}
     rows = [_describe_run(guarantee) for guarantee in guarantees]
+    is_from_python = _find_made_from_python(population) is not None
+    together = ""
     if guarantees:
-        delta = delta or min(guarantee.delta for guarantee in guarantees)
-        epsilon, rho = book.total(delta)
-        content["total"] = {"epsilon": epsilon, "rho": rho, "delta": delta}
-        rows += _describe_totals(book, delta)
+        usual = book.usual_delta(0 if is_from_python else _count_people(population))
+        at = usual if delta is None else UsualDelta(delta, "as asked for")
+        epsilon, rho = book.total(at.delta)
+        content["total"] = {
+            "epsilon": epsilon,
+            "rho": rho,
+            "delta": at.delta,
+            "delta_is": at.source,
+        }
+        rows += _describe_totals(book, at.delta)
+        together = f"All runs on these people together: {pair_text(epsilon, at.delta)}"
+        together = f"{together} (δ: {at.source})."
     print_table(
         ("run", "releases", "ε", "δ", "ρ", "neighbours differ by"),
         rows,
         f"{population}: what was released about these users",
         left=("run", "neighbours differ by"),
     )
+    if together:
+        console.print(together)
     console.print("\n".join(_explain(book)))
-    is_from_python = _find_made_from_python(population) is not None
     content["made_from_python"] = is_from_python
     if is_from_python:
         console.print(
@@ -99,15 +112,34 @@ def show(
 
 
 def _figures_of(guarantee: "Guarantee") -> dict[str, Any]:
-    return {name: getattr(guarantee, name) for name in FIGURES}
+    """Return what programs read of a run: what it counts, and whether its noise is known."""
+    return {
+        "run": guarantee.run,
+        "releases": guarantee.releases,
+        "epsilon": guarantee.counted.epsilon,
+        "delta": guarantee.delta,
+        "rho": guarantee.counted.rho,
+        "randomness": guarantee.randomness,
+        "noise_is_known": guarantee.is_noise_known,
+        "resumptions": guarantee.resumptions,
+    }
+
+
+def _count_people(folder: Path) -> int:
+    from taciturn.data.population import Population
+
+    return len(Population(folder))
 
 
 def _describe_run(guarantee: "Guarantee") -> list[str]:
     """Return the row of a run."""
     name = guarantee.run
-    if guarantee.randomness != "operating system":
+    if guarantee.is_noise_known:
+        name = f"{name} (noise from a seed)"
+    elif guarantee.is_simulated:
         name = f"{name} (simulation)"
-    costs = _describe_costs(guarantee.epsilon, guarantee.delta, guarantee.rho)
+    counted = guarantee.counted
+    costs = _describe_costs(counted.epsilon, guarantee.delta, counted.rho)
     return [name, str(guarantee.releases), *costs, _name_neighbours(guarantee.adjacency)]
 
 
@@ -137,6 +169,13 @@ def _explain(book: "Ledger") -> Iterator[str]:
         " which stays valid when later runs are chosen after seeing earlier ones; under the"
         " adjacency of the last row all runs add up, whatever they state themselves."
     )
+    seeded = sum(book.is_noise_known(run) for run in book.runs())
+    if seeded:
+        yield (
+            f"{seeded} of {len(book.runs())} runs took noise from a seed. Anyone who knows the seed"
+            " can remove it, so such a run counts as ε = ∞, whatever its own statement says of the"
+            " mechanism."
+        )
     rows = (
         f"The ledger has {len(book.rows)} rows, each of which fits the one before it; the last is"
         f" {book.head[:16]}…"
@@ -180,14 +219,15 @@ def budget(
     epsilon: Annotated[float, Option(help="what all runs together may cost, in whatever order")],
     delta: Annotated[
         float | None,
-        Option(help="δ of it (default: that of the last budget, or the runs' smallest, or 1e-10)"),
+        Option(help="δ of it (default: that of the last budget, or 1/users²)"),
     ] = None,
 ) -> dict[str, float]:
     """Set a budget for all runs on these people together. It can only be lowered later.
 
     Set it before the first run. Each run then reserves the most that it may cost (all its rounds
     and some more, correlated noise in full), and does not start if all runs together could exceed
-    the budget; when it ends, it returns what it did not spend. Runs without privacy do not start.
+    the budget; when it ends, it returns what it did not spend. Runs without privacy do not start,
+    nor do runs whose noise comes from a seed.
 
     Example: taciturn ledger budget people --epsilon 4 --delta 1e-10
     """
@@ -195,7 +235,7 @@ def budget(
 
     book = _open(population)
     if delta is None:
-        delta = _usual_delta(book)
+        delta = _usual_delta(book, population)
     fixed = PopulationBudget(epsilon=epsilon, delta=delta)
     book.set_budget(fixed)
     console.print(
@@ -204,12 +244,12 @@ def budget(
     return asdict(fixed)
 
 
-def _usual_delta(book: "Ledger") -> float:
-    """Return the δ of the last budget, or the runs' smallest."""
+def _usual_delta(book: "Ledger", folder: Path) -> float:
+    """Return the δ of the last budget, or that of the totals."""
     if book.budget:
         return book.budget.delta
-    deltas = [book.run_rows(run)[0]["delta"] for run in book.runs()]
-    return min(deltas, default=1e-10)
+    is_from_python = _find_made_from_python(folder) is not None
+    return book.usual_delta(0 if is_from_python else _count_people(folder)).delta
 
 
 @ledger_app.command()

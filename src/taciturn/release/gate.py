@@ -55,12 +55,20 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
 
 def check_may_leave(guarantee: Guarantee, non_private: bool) -> None:
     """Refuse a model that has no guarantee, unless it is asked for as such."""
-    if not guarantee.is_private and not non_private:
+    if non_private:
+        return
+    if not guarantee.is_private:
         raise ExportRefused(
             f"run {guarantee.run} has no privacy (ε = ∞); to export it anyway, add"
             " `non_private=True`"
         )
-    if guarantee.epsilon == math.inf and not non_private:
+    if guarantee.is_noise_known:
+        raise ExportRefused(
+            f"the noise of run {guarantee.run} came from a seed, and anyone who knows the seed can"
+            " remove it: train without [run] seed; to export the model all the same, add"
+            " `non_private=True`"
+        )
+    if guarantee.epsilon == math.inf:
         raise ExportRefused(
             f"the noise of run {guarantee.run} guarantees nothing at δ ="
             f" {delta_text(guarantee.delta)} (ε = ∞); to export it anyway, add `non_private=True`"

@@ -3,9 +3,10 @@
 It is what the run declared, what it may spend, and what it has charged.
 
 **Guarantee:** a run is declared before its first charge, continues only on the terms it declared,
-and never charges past its budget, nor past what it reserved of its population's. Every opening and
-every resumption puts fresh random bytes on record, by which the curator keys what follows: nothing
-is drawn twice by a root and a ledger that were copied.
+and never charges past its budget, nor past what it reserved of its population's. Under a
+population's budget no run on people takes its noise from a seed. Every opening and every resumption
+puts fresh random bytes on record, by which the curator keys what follows: nothing is drawn twice by
+a root and a ledger that were copied.
 """
 
 import secrets
@@ -17,9 +18,15 @@ from taciturn.errors import TaciturnError
 from taciturn.names import AccountantName
 from taciturn.privacy.accounting.accountant import Budget, allowed_releases
 from taciturn.privacy.accounting.events import compose, event_to_json, most_releases, repeat
-from taciturn.privacy.accounting.rounding_up import delta_text
+from taciturn.privacy.accounting.rounding_up import delta_text, pair_text
 from taciturn.privacy.ledger.hash_chain import LedgerError, Row
-from taciturn.privacy.ledger.ledger import INTEGERS, Guarantee, Ledger
+from taciturn.privacy.ledger.ledger import (
+    INTEGERS,
+    SECRET,
+    Guarantee,
+    Ledger,
+    is_noise_known,
+)
 from taciturn.privacy.participation import spare_rounds
 
 
@@ -51,6 +58,8 @@ class RunTerms:
     distance: float = 0.0
     # The same, of the runs that the parameters it starts from went through.
     lineage_distance: float = 0.0
+    # How many people there are, where that is known; not part of what is published of a run.
+    people: int = 0
 
 
 @dataclass(kw_only=True)
@@ -73,6 +82,7 @@ class Account:
                 the population's budget.
         """
         self.rows = [self.ledger.append(self._opening(), self._check_new)]
+        self.ledger.record_people(self.terms.people)
 
     def _check_new(self, rows: list[Row]) -> None:
         """Raise if the ledger has the run already, or no room for it."""
@@ -81,9 +91,30 @@ class Account:
                 f"{self.ledger.path} already has a run {self.terms.name!r}: choose another `run`,"
                 " or `tt.resume` it"
             )
+        self.check_noise_is_secret()
         reserved = self.max_releases
         most_cost = [repeat(self.release, reserved)] if reserved else []
         self.ledger.check_room(most_cost, self.terms.distance)
+
+    def check_noise_is_secret(self) -> None:
+        """Raise before the first release, if anyone could remove its noise and there is a budget.
+
+        A run of an older version that has released something already may end: all that it released
+        counts as ∞, and nothing else starts under the budget.
+        """
+        terms = self.terms
+        if not is_noise_known(terms.randomness, terms.unit) or self.charges:
+            return
+        budget = self.ledger.budget
+        if budget is None:
+            return
+        raise LedgerError(
+            f"run {terms.name!r} takes its noise from a seed, or starts from a model that did;"
+            " anyone who knows the seed can remove the noise, so the run costs ε = ∞ and does not"
+            f" start under the budget of these people, {pair_text(budget.epsilon, budget.delta)}"
+            " for all runs together. Leave out [run] seed, and start from a model that was trained"
+            " without one; or try it on simulated users (`taciturn tune`)"
+        )
 
     def _opening(self) -> Row:
         """Return the row that declares the run."""
@@ -111,7 +142,7 @@ class Account:
 
     def _draw_fresh(self) -> str:
         """Draw bytes for this opening; none in a simulation, which repeats bit for bit."""
-        return secrets.token_hex(32) if self.terms.randomness == "operating system" else ""
+        return secrets.token_hex(32) if self.terms.randomness == SECRET else ""
 
     @property
     def nonce(self) -> bytes:
@@ -141,6 +172,7 @@ class Account:
                 " copy"
             )
         self.rows = rows
+        self.check_noise_is_secret()
         self._append({"kind": "resume", "run": self.terms.name, "fresh": self._draw_fresh()})
 
     def _check_terms(self, opening: Row) -> None:
@@ -216,7 +248,8 @@ class Account:
         )
 
     def check_budget(self) -> None:
-        """Raise if the next release would pass the budget."""
+        """Raise if the next release would pass the budget, or that of all runs on these people."""
+        self.check_noise_is_secret()
         reserved = self.rows[0]["reserved"] if self.rows else self.max_releases
         if len(self.charges) >= min(self.max_releases, reserved):
             raise BudgetExhausted(self._explain_exhaustion())

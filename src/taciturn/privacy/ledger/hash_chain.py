@@ -8,18 +8,24 @@ removed, inserted or truncated do not fit chain or head, a file that is not wher
 copy, a restored folder) is not the one that the head names, and either refuses every further row. A
 file that is lost is not made anew where its id is known.
 
+Older rows and an older head that are written back into the same files fit each other. They are
+refused by when the file changed, which must be when the head says, neither later nor earlier: a
+clock that was set back hides nothing. After a crash between a row and its head the file is later
+than its head says; then the head must not be.
+
 A person who may write the folder can make all of it anew, and a file system restored to an earlier
 state does not show it: only a later head outside does, as states, models, exports and an anchor
 (privacy/ledger/anchor.py) hold one.
 
 **Assumes:** the file system keeps what it reported as synced, a file its inode until it is deleted,
-and reports when one changed.
+and reports when one changed, as exactly as `_slack` says.
 """
 
 import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +37,18 @@ from taciturn.files import lock_file, sync_folder, write_atomically
 GENESIS = "0" * 64
 RESTORE = "Restore the newest ledger from a copy; without one, treat these users' text as used up."
 ROW_BEGINS = b'{"hash": "'
-# The nanoseconds by which a file system may be late to tell when a file changed.
-SLACK = 60 * 10**9
+SECOND = 10**9
+# File systems of this machine that keep when a file changed to the nanosecond.
+EXACT = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay")
+# Those of other machines, whose clock is another and whose answers may be old.
+REMOTE = ("nfs", "cifs", "smb", "fuse.", "9p", "afs", "ceph", "virtiofs", "lustre", "gpfs")
+# What a disk may be late by to tell when a file changed (FAT keeps two seconds), and a server.
+SLACK_OF_DISKS = 2 * SECOND
+SLACK_OF_SERVERS = 60 * SECOND
+# A head follows its row at once, or, on a disk that is busy, within this.
+SLACK_OF_HEADS = 60 * SECOND
+MOUNTS = Path("/proc/self/mountinfo")
+ESCAPED = re.compile(r"\\([0-7]{3})")
 Row = dict[str, Any]
 
 
@@ -49,8 +65,8 @@ class Head(NamedTuple):
     head: str
     # The number of the ledger's file: a copy has another.
     file: int
-    # When the file last did, in nanoseconds: later for one that is put back; None while a torn line
-    # is removed.
+    # When the file last did, in nanoseconds: another time for one that is put back; None while a
+    # torn line is removed.
     changed: int | None
     # Where it was.
     place: str
@@ -167,11 +183,15 @@ class ChainedFile:
         if saved or self._pinned or len(self.rows) > 1:
             self._check_rows(saved)
             self._check_standing(file, saved, torn=bool(tail))
-        # It is late if a crash came after the row and before the head.
-        is_head_late = saved is None or saved.rows < len(self.rows)
+        # It is late if a crash came after the row and before the head, or while a torn line was
+        # removed.
+        is_head_late = saved is None or saved.rows < len(self.rows) or saved.changed is None
         if tail:
             self._repair(file, tail)
         elif self.rows and is_head_late:
+            # A head is always written when the file has just changed.
+            os.utime(file.fileno())
+            os.fsync(file.fileno())
             self._save_head(file)
 
     def _check_rows(self, saved: Head | None) -> None:
@@ -197,13 +217,27 @@ class ChainedFile:
                 f" ledger adopt {self._place}"
             )
         is_at_rest = len(self.rows) == saved.rows and not torn
-        if _is_another_file(file, saved, is_at_rest):
+        if self._is_another_file(file, saved, is_at_rest):
             raise LedgerError(
                 f"{self.path} was copied or put back (it was at {saved.place}). Two copies would"
                 " spend these people's budget twice over. To use this one from now on: taciturn"
                 f" ledger adopt {self._place}"
             )
         self.check_not_retired()
+
+    def _is_another_file(self, file: BinaryIO, saved: Head, is_at_rest: bool) -> bool:
+        """Tell whether a file is another one than the head names, or either was put back since."""
+        status = os.fstat(file.fileno())
+        if status.st_ino != saved.file:
+            return True
+        if saved.changed is None:
+            return False
+        if is_at_rest:
+            apart = abs(status.st_ctime_ns - saved.changed)
+            return apart > 0 and apart > _slack(self.path)
+        # The row after the head has changed the file; nothing has changed the head.
+        head_changed = self._head_path.stat().st_ctime_ns
+        return abs(head_changed - saved.changed) > SLACK_OF_HEADS
 
     def check_not_retired(self) -> None:
         """Raise if another ledger replaced this one."""
@@ -308,14 +342,31 @@ class ChainedFile:
             ) from None
 
 
-def _is_another_file(file: BinaryIO, saved: Head, is_at_rest: bool) -> bool:
-    """Tell whether a file is another one than the head names, or was put back since."""
-    status = os.fstat(file.fileno())
-    if status.st_ino != saved.file:
-        return True
-    if not is_at_rest or saved.changed is None:
-        return False
-    return status.st_ctime_ns > saved.changed + SLACK
+def _slack(path: Path) -> int:
+    """Return by how many nanoseconds a file may seem to have changed at another time."""
+    kind = _file_system_of(path)
+    if kind in EXACT:
+        return 0
+    return SLACK_OF_SERVERS if kind.startswith(REMOTE) else SLACK_OF_DISKS
+
+
+def _file_system_of(path: Path) -> str:
+    """Return the kind of file system that a file is on; "" where that cannot be told."""
+    try:
+        lines = MOUNTS.read_text().splitlines()
+    except OSError:
+        return ""
+    kind = ""
+    longest = 0
+    for line in lines:
+        place, _, about = line.partition(" - ")
+        # A space in it is written as its octal number.
+        mounted_at = ESCAPED.sub(lambda found: chr(int(found[1], 8)), place.split()[4])
+        # Of two that are mounted at one place, the later hides the other.
+        if path.is_relative_to(mounted_at) and len(mounted_at) >= longest:
+            longest = len(mounted_at)
+            kind = about.split()[0]
+    return kind
 
 
 def _may_begin_a_ledger(tail: bytes) -> bool:

@@ -7,12 +7,16 @@ something, even one that is thrown away.
 
 **Guarantee:** what a run cost is the cost of one release, declared before the first, times the
 number of its charges. A run that does not record that its noise is made of integers has no
-guarantee for the bits it released, and costs ∞. Under a population's budget
+guarantee for the bits it released, and costs ∞. Neither has a run on people whose noise came from a
+seed, as anyone who knows the seed can remove it: it counts as ∞ in every total, budget and export,
+while its own guarantee describes its mechanism and says *simulation*. Under a population's budget
 (privacy/ledger/population_budget.py) no run is opened, and no budget set, with which all runs
 together could pass it.
 """
 
 import contextlib
+import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,10 +40,20 @@ from taciturn.privacy.accounting.zero_concentrated import rho
 from taciturn.privacy.ledger.anchor import Anchor, AnchorUnreachable
 from taciturn.privacy.ledger.hash_chain import ChainedFile, LedgerError, Row
 from taciturn.privacy.ledger.population_budget import PopulationBudget, epsilon_of_all
+from taciturn.privacy.participation import LEAST_DELTA, default_delta, round_for_publication
 
 FILE_NAME = "ledger.jsonl"
 # What noise is made of.
 INTEGERS = "integers"
+# Where noise comes from that nobody can remove.
+SECRET = "operating system"
+# How the unit of a run begins whose users are pieces of public text, and so nobody.
+SIMULATED_USER = "one simulated user"
+
+
+def is_noise_known(randomness: str, unit: str) -> bool:
+    """Tell whether anyone can remove the noise that hides people. Simulated users are nobody."""
+    return randomness != SECRET and not unit.startswith(SIMULATED_USER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +84,8 @@ class Guarantee:
     earlier: tuple[DpEvent, ...] = ()
     # The distance of its noise from the normal noise that the costs are about.
     distance: float = 0.0
+    # How often it was interrupted and resumed; None in ledgers that did not record it.
+    resumptions: int | None = None
 
     @property
     def is_private(self) -> bool:
@@ -103,7 +119,19 @@ class Guarantee:
     @property
     def is_simulated(self) -> bool:
         """Tell whether anyone can remove the noise."""
-        return self.randomness != "operating system"
+        return self.randomness != SECRET
+
+    @property
+    def is_noise_known(self) -> bool:
+        """Tell whether anyone can remove the noise, and people are beneath it."""
+        return is_noise_known(self.randomness, self.unit)
+
+    @property
+    def counted(self) -> "Spending":
+        """Return what the ledger counts for the run: ∞ where people's noise can be removed."""
+        if self.is_noise_known:
+            return Spending(epsilon=math.inf, rho=math.inf)
+        return Spending(epsilon=self.epsilon, rho=self.rho)
 
 
 class Spending(NamedTuple):
@@ -111,6 +139,14 @@ class Spending(NamedTuple):
 
     epsilon: float
     rho: float
+
+
+class UsualDelta(NamedTuple):
+    """The δ at which totals are shown unless another is asked for."""
+
+    delta: float
+    # Whose it is, in words.
+    source: str
 
 
 class AdjacencyTotal(NamedTuple):
@@ -186,6 +222,7 @@ class Ledger(ChainedFile):
             release=release,
             earlier=tuple(self.lineage(run)),
             distance=distance,
+            resumptions=_count_resumptions(rows),
         )
 
     def lineage(self, run: str) -> list[DpEvent]:
@@ -217,6 +254,22 @@ class Ledger(ChainedFile):
             return [NonPrivateDpEvent()]
         return [repeat(event_from_json(opening["release"]), releases)]
 
+    def counted_cost(self, run: str) -> list[DpEvent]:
+        """Return the costs of a run's model as totals count them; none where nothing was spent."""
+        costs = self.cost(run)
+        return [NonPrivateDpEvent()] if costs and self.is_noise_known(run) else costs
+
+    def _counted_own_cost(self, run: str, releases: int) -> list[DpEvent]:
+        """Return what a run's own releases count in a total: one cost, or none."""
+        cost = self._own_cost(run, releases)
+        # Whoever knows the seed subtracts the noise.
+        return [NonPrivateDpEvent()] if cost and self.is_noise_known(run) else cost
+
+    def is_noise_known(self, run: str) -> bool:
+        """Tell whether anyone can remove the noise that hides a run's people."""
+        opening = self._opening(run)
+        return is_noise_known(opening["randomness"], opening.get("unit", "one user"))
+
     def distance(self, run: str) -> float:
         """Return the distance of the samplers from their ideal.
 
@@ -225,14 +278,49 @@ class Ledger(ChainedFile):
         opening = self._opening(run)
         return opening.get("distance", 0.0) + opening.get("lineage_distance", 0.0)
 
-    def totals(self, delta: float) -> list[AdjacencyTotal]:
+    @property
+    def largest_population(self) -> int:
+        """Return the largest number of people that a run was opened on; 0 if none was recorded."""
+        row = _find_last("people", self.run_rows(None))
+        return row["users"] if row else 0
+
+    def record_people(self, users: int) -> None:
+        """Record about how many people there are, if there never were more.
+
+        The salt keeps anyone from confirming a guess at the number by the hashes of later rows,
+        which are published.
+        """
+        users = round_for_publication(users)
+        if users > self.largest_population:
+            self.append({"kind": "people", "users": users, "salt": secrets.token_hex(16)})
+
+    def usual_delta(self, people: int = 0) -> UsualDelta:
+        """Return the δ of totals: one over the square of the largest population protected here.
+
+        Not the smallest of the runs' δ: one recipe with too many users would make all totals ∞.
+
+        Args:
+            people: how many there are now, where the caller knows.
+        """
+        users = max(self.largest_population, round_for_publication(people))
+        if users > 1:
+            whose = f"1/users² of the largest population that this ledger protects, {users:,}"
+            return UsualDelta(default_delta(users), whose)
+        deltas = [self._opening(run)["delta"] for run in self.runs()]
+        whose = "the smallest of the runs', as the number of people is not recorded"
+        return UsualDelta(min(deltas, default=LEAST_DELTA), whose)
+
+    def totals(self, delta: float | None = None) -> list[AdjacencyTotal]:
         """Return for each adjacency what all runs cost together that state it.
+
+        At the usual δ, unless another is given.
 
         Several are composed in RDP: later runs are chosen after seeing earlier ones, and RDP stays
         valid then.
         """
         costs = self._costs_of_runs()
         adjacencies = {cost.run: self._opening(cost.run)["adjacency"] for cost in costs}
+        at_delta = self.usual_delta().delta if delta is None else delta
         totals = []
         for adjacency in dict.fromkeys(adjacencies.values()):
             # What was released without privacy counts under every adjacency.
@@ -241,22 +329,23 @@ class Ledger(ChainedFile):
                 for cost in costs
                 if adjacencies[cost.run] == adjacency or isinstance(cost.event, NonPrivateDpEvent)
             ]
-            spending = self._add_up(counted, delta)
+            spending = self._add_up(counted, at_delta)
             totals.append(AdjacencyTotal(adjacency, epsilon=spending.epsilon, rho=spending.rho))
         return totals
 
-    def total(self, delta: float) -> Spending:
-        """Return what all runs cost together under zero-out.
+    def total(self, delta: float | None = None) -> Spending:
+        """Return what all runs cost together under zero-out, at the usual δ or another.
 
         privacy/ledger/population_budget.py says why they add up.
         """
         costs = self._costs_of_runs()
-        return self._add_up(costs, delta) if costs else Spending(epsilon=0.0, rho=0.0)
+        at_delta = self.usual_delta().delta if delta is None else delta
+        return self._add_up(costs, at_delta) if costs else Spending(epsilon=0.0, rho=0.0)
 
     def _costs_of_runs(self) -> list[_RunCost]:
         costs = []
         for run in self.runs():
-            for event in self._own_cost(run, self._charges(run)):
+            for event in self._counted_own_cost(run, self._charges(run)):
                 costs.append(_RunCost(run, event))
         return costs
 
@@ -327,7 +416,7 @@ class Ledger(ChainedFile):
         costs = [*cost]
         distances = []
         for run in self.runs():
-            own_cost = self._own_cost(run, self._most_releases(run))
+            own_cost = self._counted_own_cost(run, self._most_releases(run))
             if own_cost:
                 costs += own_cost
                 distances.append(self._own_distance(run))
@@ -339,8 +428,8 @@ class Ledger(ChainedFile):
             raise LedgerError(f"a run without privacy (ε = ∞) does not start under {limit}")
         if _has_no_privacy(costs):
             raise LedgerError(
-                f"{limit}, is passed already: {self.path} has a run without privacy (taciturn"
-                " ledger show FOLDER)"
+                f"{limit}, is passed already: {self.path} has a run without privacy, or one whose"
+                " noise came from a seed (taciturn ledger show FOLDER)"
             )
         raise LedgerError(
             f"{limit}, could be passed: take more noise or fewer rounds, or give back what runs"
@@ -425,6 +514,14 @@ class Ledger(ChainedFile):
 
 def _count_charges(rows: Sequence[Row]) -> int:
     return sum(row["kind"] == "charge" for row in rows)
+
+
+def _count_resumptions(rows: Sequence[Row]) -> int | None:
+    """Count how often a run was resumed; None for one opened before that was recorded."""
+    opening, *later = rows
+    if "fresh" not in opening:
+        return None
+    return sum(row["kind"] == "resume" for row in later)
 
 
 def _find_last(kind: str, rows: Sequence[Row]) -> Row | None:

@@ -7,6 +7,9 @@ events. Under correlated noise it is the one Gaussian mechanism (or the sampled 
 turn) that its rows amount to; that they do is our claim (docs/proofs.md), not the library's. Noise
 multipliers already include sensitivities: those of fixed-size rounds, which replace a user by
 another, are halved.
+
+A run on people whose noise came from a seed is an event without privacy, and says so: recomputed,
+it costs ∞.
 """
 
 from typing import Any
@@ -28,7 +31,7 @@ def events_for_others(ledger: Ledger) -> list[dict[str, Any]]:
     """
     rows = []
     for run in ledger.runs():
-        costs = ledger.cost(run)
+        costs = ledger.counted_cost(run)
         if costs:
             rows.append(_row_for_others(ledger.guarantee(run), costs))
     return rows
@@ -41,9 +44,12 @@ def _row_for_others(guarantee: Guarantee, costs: list[DpEvent]) -> dict[str, Any
         "event": _in_words(compose(costs[:-1], costs[-1])),
         "neighboring_relation": "REPLACE_ONE" if is_replacing else "ADD_OR_REMOVE_ONE",
         "adjacency": guarantee.adjacency,
+        "unit": guarantee.unit,
+        "randomness": guarantee.randomness,
+        "noise_is_known": guarantee.is_noise_known,
         "delta": guarantee.delta,
         "distance": guarantee.distance,
-        "epsilon": guarantee.epsilon,
+        "epsilon": guarantee.counted.epsilon,
     }
 
 
