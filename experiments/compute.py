@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dp_accounting import DpEvent, GaussianDpEvent, SampledWithoutReplacementDpEvent
+from dp_accounting.pld import privacy_loss_distribution
 
 from lib import paper_values
 from lib.paper_values import XuModel
@@ -77,15 +78,33 @@ def ramaswamy2020() -> Result:
         delta = users**-1.1
         round = SampledWithoutReplacementDpEvent(users, cohort, GaussianDpEvent(multiplier))
         swap = FixedSize(cohort, users).event(multiplier)
+        at_least = _least_epsilon_of_a_swap(users, cohort, rounds, multiplier)
         rows.append(
             {
                 "users": users,
                 "as_printed": classic_epsilon(repeat(round, rounds), delta, range(2, 64)),
                 "charged": epsilon(repeat(swap, rounds), delta),
+                "at_least": at_least,
                 "poisson": epsilon(_poisson(users, cohort, rounds, multiplier), delta),
             }
         )
     return {"table_5": rows}
+
+
+def _least_epsilon_of_a_swap(
+    users: int, cohort: int, rounds: int, noise_multiplier: float
+) -> float:
+    """Return what ε is at least: the target sends +S·v, and everybody else, the user in whose place
+    it comes included, −S·v, so that the sum moves by 2S in every round in which it takes part.
+    """
+    one_round = privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier / 2,
+        sampling_prob=cohort / users,
+        pessimistic_estimate=False,
+        use_connect_dots=False,
+        value_discretization_interval=1e-4,
+    )
+    return float(one_round.self_compose(rounds).get_epsilon_for_delta(users**-1.1))
 
 
 def xu2023() -> Result:
