@@ -1,14 +1,14 @@
-"""The papers' page: experiments/README.md and its figures, made of the committed results.
+"""The papers' pages: experiments/README.md with one line for each table, figure and claim of the
+text, and PAPER/README.md with its parts, tables and figures, made of the committed results.
 
-A paper's figures.py says, for each of its tables and figures, what they print, what the results
-say, and whether the claim holds. What has no results yet is «not run», with the command that would
-run it.
+A paper's figures.py says, for each of its tables, figures and claims, what they print, what the
+results say, and whether the claim holds. What has no results yet is «not measured yet», with the
+command that would measure it.
 """
 
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from textwrap import fill
 from types import ModuleType
@@ -16,47 +16,35 @@ from typing import NamedTuple
 
 from lib.results import Group
 from lib.run_lists import HERE
+from lib.verdicts import PLURALS, Part, Verdict, judge_exact, judge_together
 
 PAPERS = ("mcmahan2018", "ramaswamy2020", "popov2018", "xu2023")
 # Where the papers' private models stand at a real ε: a page of its own.
 OWN = "keyboard"
 BEGINNING = (HERE / "beginning.md").read_text()
-HEAD = ("", "what it shows", "paper", "ours", "seeds", "verdict", "command")
-
-
-class Verdict(StrEnum):
-    HOLDS = "holds"
-    PART = "in part"
-    FAILS = "does not hold"
-    CANNOT = "cannot be shown here"
-    NOT_RUN = "not run"
-
-
-def choose_verdict(*, holds: bool, in_part: bool = False) -> Verdict:
-    """Return the verdict of a claim that holds, holds in part, or does neither."""
-    if holds:
-        return Verdict.HOLDS
-    return Verdict.PART if in_part else Verdict.FAILS
+HEAD = ("item", "verdict", "paper", "ours")
+PARTS_HEAD = ("claim", "measured", "verdict")
+# Behind the name of a row, and what it means.
+PILOT = "†"
+ABOUT_PILOT = (
+    "This row is made from the pilot's start, of public texts some of which may not be given away:"
+    " nobody else can make it."
+)
+HOW_TO_READ = (
+    "Every row has the parts of its claim, each judged by itself: [how](../README.md#verdicts)."
+    " Intervals of differences are 95 %, over seeds; ± of an accuracy is half a 95 % interval over"
+    " held-out people, and brackets give the range over seeds."
+)
 
 
 def judge_parts(parts: Sequence[bool]) -> Verdict:
-    """Return the verdict of a claim by its parts."""
-    return choose_verdict(holds=all(parts), in_part=any(parts))
-
-
-# Of several claims.
-PLURALS = {
-    Verdict.HOLDS: "hold",
-    Verdict.PART: "hold in part",
-    Verdict.FAILS: "do not hold",
-    Verdict.CANNOT: "cannot be shown here",
-    Verdict.NOT_RUN: "not run",
-}
+    """Return the verdict of a claim by its parts, which have no intervals."""
+    return judge_together(judge_exact(part) for part in parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A table or figure of a paper, beside ours."""
+    """A table, figure or claim of a paper, beside ours."""
 
     name: str
     about: str
@@ -67,14 +55,13 @@ class Item:
     # 0 where ours is computed, not trained.
     seeds: int = 0
     command: str = ""
+    parts: Sequence[Part] = ()
     # In Markdown.
     details: str = ""
     # By file name.
     figures: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def has_section(self) -> bool:
-        return bool(self.details or self.figures)
+    # Made from the pilot's start, which nobody else can get.
+    of_pilot: bool = False
 
 
 def mark_not_run(*, name: str, about: str, theirs: str, command: str, so_far: str = "") -> Item:
@@ -98,17 +85,21 @@ class Judged(NamedTuple):
     """What the results of an item say of the paper's claim."""
 
     ours: str
-    verdict: Verdict
+    parts: Sequence[Part]
     details: str = ""
     figures: dict[str, str] = {}
 
+    @property
+    def verdict(self) -> Verdict:
+        return judge_together(part.verdict for part in self.parts)
+
 
 def judge_by_groups(
-    *, paper: str, groups: str, name: str, about: str, theirs: str
+    *, paper: str, groups: str, name: str, about: str, theirs: str, of_pilot: bool = False
 ) -> Callable[[Callable[..., Judged]], Callable[[], Item]]:
     """Make an item of a function that judges the results of one or several groups.
 
-    The item is not run, as long as a run of the groups has no result.
+    The item is not measured, as long as a run of the groups has no result.
 
     Args:
         paper: whose list has the groups.
@@ -116,6 +107,7 @@ def judge_by_groups(
         name: what the paper calls the table or figure.
         about: what it shows.
         theirs: what they print, or claim.
+        of_pilot: whether the runs are from the pilot's start.
     """
 
     def with_results(judge: Callable[..., Judged]) -> Callable[[], Item]:
@@ -140,8 +132,10 @@ def judge_by_groups(
                 verdict=judged.verdict,
                 seeds=min(group.seeds for group in found),
                 command=command,
+                parts=judged.parts,
                 details=judged.details,
                 figures=judged.figures,
+                of_pilot=of_pilot,
             )
 
         return make_item
@@ -177,32 +171,47 @@ def load_figures(paper: str) -> ModuleType:
 
 def page() -> dict[Path, str]:
     """Return every file that is made, by its path under experiments/."""
-    summary: list[tuple[str, ...]] = []
-    sections: list[str] = []
     files: dict[Path, str] = {}
+    tables: list[str] = []
+    verdicts: list[Verdict] = []
     for paper in PAPERS:
         module = load_figures(paper)
         items: list[Item] = module.items()
-        summary += [_summary_row(paper, item) for item in items]
-        about = wrap_paragraphs(module.ABOUT.strip())
-        sections += [f"## {module.TITLE}", about]
-        sections += _sections(paper, items, f"{paper}/figures")
+        verdicts += [item.verdict for item in items]
+        tables += [f"## {module.TITLE}", _summary(paper, items)]
         files |= _figure_files(paper, items)
-    own_page = f"{OWN}/README.md"
-    own_items: list[Item] = load_figures(OWN).items()
-    summary += [_summary_row(OWN, item, own_page) for item in own_items]
+        files[Path(paper) / "README.md"] = _paper_page(module, items)
+    own = load_figures(OWN)
+    own_items: list[Item] = own.items()
+    # A row that nobody else can make is not on the first page.
+    tables += [f"## {own.TITLE}", own.ABOUT.strip()]
+    tables.append(_summary(OWN, [item for item in own_items if not item.of_pilot]))
     files |= _figure_files(OWN, own_items)
-    files[Path(own_page)] = _own_page(own_items)
-    counts = _count_verdicts(summary)
-    parts = [BEGINNING.strip(), counts, table(HEAD, summary), *sections]
-    return {Path("README.md"): "\n\n".join(parts) + "\n", **files}
+    files[Path(OWN) / "README.md"] = _own_page(own_items)
+    ending = (HERE / "ending.md").read_text().strip()
+    parts = [BEGINNING.strip(), _count_verdicts(verdicts), *tables, ending]
+    return {Path("README.md"): "\n\n".join(map(wrap_paragraphs, parts)) + "\n", **files}
+
+
+def _paper_page(module: ModuleType, items: Sequence[Item]) -> str:
+    parts = [f"# {module.TITLE}", module.ABOUT.strip()]
+    if any(item.of_pilot for item in items):
+        parts.append(f"{PILOT} {ABOUT_PILOT}")
+    parts.append(HOW_TO_READ)
+    parts += map(_section, items)
+    ending = HERE / module.PAPER / "ending.md"
+    if ending.exists():
+        parts.append(ending.read_text().strip())
+    return "\n\n".join(map(wrap_paragraphs, parts)) + "\n"
 
 
 def _own_page(items: Sequence[Item]) -> str:
     beginning = (HERE / OWN / "beginning.md").read_text().strip()
+    of_pilot = (HERE / OWN / "of_pilot.md").read_text().strip()
     ending = (HERE / OWN / "ending.md").read_text().strip()
-    parts = [beginning, *_sections(OWN, items, "figures"), ending]
-    return "\n\n".join(parts) + "\n"
+    for_everybody = [_section(item) for item in items if not item.of_pilot]
+    only_ours = [_section(item) for item in items if item.of_pilot]
+    return "\n\n".join([beginning, *for_everybody, of_pilot, *only_ours, ending]) + "\n"
 
 
 def _figure_files(paper: str, items: Sequence[Item]) -> dict[Path, str]:
@@ -213,54 +222,61 @@ def _figure_files(paper: str, items: Sequence[Item]) -> dict[Path, str]:
     return files
 
 
-def _count_verdicts(summary: Sequence[tuple[str, ...]]) -> str:
+def _count_verdicts(verdicts: Sequence[Verdict]) -> str:
     """Say how often there is each verdict."""
-    verdicts = [row[HEAD.index("verdict")] for row in summary]
-    counts = [f"{verdicts.count(f'**{verdict}**')} {plural}" for verdict, plural in PLURALS.items()]
-    sentence = ", ".join(counts)
-    return f"{sentence[0].upper()}{sentence[1:]}."
+    counts = [f"{verdicts.count(verdict)} {plural}" for verdict, plural in PLURALS.items()]
+    return f"Of {len(verdicts)} rows of the papers {', '.join(counts)}."
 
 
-def _summary_row(paper: str, item: Item, page_path: str = "") -> tuple[str, ...]:
-    name = f"{paper}, {item.name}"
-    if item.has_section:
-        name = f"[{name}]({page_path}#{_anchor(name)})"
-    return (
-        name,
-        item.about,
-        item.theirs,
-        item.ours,
-        _seeds_cell(item),
-        f"**{item.verdict}**",
-        f"`{item.command}`" if item.command else "",
-    )
+def _summary(paper: str, items: Sequence[Item]) -> str:
+    """Return one line for each item."""
+    rows = []
+    for item in items:
+        link = f"[{_name(item)}]({paper}/README.md#{_anchor(item.name)})"
+        rows.append([f"{link}: {item.about}", f"**{item.verdict}**", item.theirs, item.ours])
+    return table(HEAD, rows)
 
 
-def _seeds_cell(item: Item) -> str:
-    if item.seeds:
-        return str(item.seeds)
-    return "" if item.verdict in (Verdict.NOT_RUN, Verdict.CANNOT) else "computed"
+def _name(item: Item) -> str:
+    return f"{item.name} {PILOT}" if item.of_pilot else item.name
 
 
-def _sections(paper: str, items: Sequence[Item], folder: str) -> list[str]:
-    return [_section(paper, item, folder) for item in items if item.has_section]
-
-
-def _section(paper: str, item: Item, folder: str) -> str:
-    title = f"{paper}, {item.name}"
-    parts = [f"### {title}", f"{item.about}."]
-    parts += [f"![{title}]({folder}/{name})" for name in item.figures]
+def _section(item: Item) -> str:
+    about = f"{item.about[0].upper()}{item.about[1:]}."
+    parts = [f"## {item.name}", about, _outcome(item)]
+    if item.parts:
+        parts.append(table(PARTS_HEAD, item.parts))
+    parts += [f"![{item.name}](figures/{name})" for name in item.figures]
     if item.details:
-        parts.append(wrap_paragraphs(item.details))
-    return "\n\n".join(parts)
+        parts.append(item.details)
+    if item.command:
+        parts.append(f"```\n{item.command}\n```")
+    return wrap_paragraphs("\n\n".join(parts))
+
+
+def _outcome(item: Item) -> str:
+    """Say in words what a row of the first page says."""
+    sentences = [f"**{str(item.verdict).capitalize()}**{_seeds(item)}."]
+    if item.theirs:
+        sentences.append(f"Paper: {item.theirs}.")
+    sentences.append(f"Ours: {item.ours}.")
+    return " ".join(sentences)
+
+
+def _seeds(item: Item) -> str:
+    if item.verdict in (Verdict.NOT_RUN, Verdict.CANNOT):
+        return ""
+    if not item.seeds:
+        return ", computed"
+    return f", {item.seeds} {'seed' if item.seeds == 1 else 'seeds'}"
 
 
 def wrap_paragraphs(text: str) -> str:
-    """Wrap paragraphs; tables stay as they are."""
+    """Wrap paragraphs; tables, lists, headings and commands stay as they are."""
     parts = []
     for part in text.split("\n\n"):
-        is_table = part.startswith("|")
-        parts.append(part if is_table else fill(part, 120, break_on_hyphens=False))
+        stays = part.startswith(("|", "#", "```", "- ", "!["))
+        parts.append(part if stays else fill(part, 120, break_on_hyphens=False))
     return "\n\n".join(parts)
 
 

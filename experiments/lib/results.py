@@ -74,8 +74,10 @@ class Group:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether there is at least one seed of every run."""
-        return all(self.found.values())
+        """Tell whether there is at least one seed of every run; a group that is not listed has
+        none.
+        """
+        return bool(self.found) and all(self.found.values())
 
     @property
     def seeds(self) -> int:
@@ -121,6 +123,16 @@ def percent(measured: Measured) -> str:
 def percents(measured: Sequence[Measured]) -> str:
     """List several."""
     return ", ".join(percent(figure) for figure in measured)
+
+
+def list_names(names: Sequence[str]) -> str:
+    """List several, with «and» before the last.
+
+    >>> list_names(["0.1", "0.2", "0.3"])
+    '0.1, 0.2 and 0.3'
+    """
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def measure(rows: Sequence[dict[str, float]], metric: str) -> Measured:

@@ -1,0 +1,110 @@
+"""Claims about people who type, judged by what keyboard/table.py measured of them.
+
+Changes from the first model of a table are paired, on the same people, and have intervals of their
+own. Of two other models only their changes from that first one are known: the interval of the
+change between them is the sum of both, which is wider than it would have to be.
+"""
+
+import math
+from collections.abc import Sequence
+
+from lib.results import Result
+from lib.typing_tables import SHOWN
+from lib.verdicts import Difference, Part, Verdict, judge_more
+
+HISTORY = "with history"
+PUBLIC = "public"
+NGRAMS = ("Katz", "Kneser–Ney")
+
+
+def is_ngram(name: str) -> bool:
+    return name.startswith(NGRAMS)
+
+
+def ngrams_with_history(typing: Result) -> list[str]:
+    """Return the n-grams that the papers compare with: those that learn from what was typed."""
+    return [name for name in typing["models"] if is_ngram(name) and HISTORY in name]
+
+
+def change(typing: Result, model: str, metric: str, baseline: str) -> Difference:
+    """Return the relative change of a metric from a baseline to a model."""
+    if _compared_with(typing, model) != _compared_with(typing, baseline):
+        return _change_apart(typing, model, metric, baseline)
+    from_first = _from_first(typing, model, metric)
+    of_baseline = _from_first(typing, baseline, metric)
+    ratio = (1 + from_first.value) / (1 + of_baseline.value)
+    margin = from_first.margin / (1 + from_first.value)
+    margin += of_baseline.margin / (1 + of_baseline.value)
+    return Difference(value=ratio - 1, margin=ratio * margin)
+
+
+def _from_first(typing: Result, model: str, metric: str) -> Difference:
+    if model == _compared_with(typing, model):
+        return Difference(value=0.0, margin=0.0)
+    value, margin = typing["changes"][model][metric]
+    return Difference(value=value, margin=margin)
+
+
+def _compared_with(typing: Result, model: str) -> str:
+    """Return the model that a model's changes are from: the first, or the first with history, where
+    both are there.
+    """
+    first = typing["from"]
+    like = f"{first}, {HISTORY}"
+    return like if model.endswith(HISTORY) and like in typing["models"] else first
+
+
+def _change_apart(typing: Result, model: str, metric: str, baseline: str) -> Difference:
+    """Return the relative change between two whose changes are from different models: as if other
+    people had typed with each, which is wider than it would have to be.
+    """
+    value, margin = typing["models"][model][metric]
+    base, base_margin = typing["models"][baseline][metric]
+    ratio = value / base
+    return Difference(
+        value=ratio - 1,
+        margin=ratio * math.hypot(margin / value, base_margin / base),
+    )
+
+
+def best_ngram(typing: Result, metric: str, has_history: bool) -> str | None:
+    """Return the n-gram that is best in a metric, of those with history or without."""
+    names = [
+        name for name in typing["models"] if is_ngram(name) and (HISTORY in name) == has_history
+    ]
+    return max(names, key=lambda name: typing["models"][name][metric][0], default=None)
+
+
+def show_change(difference: Difference) -> str:
+    """Show a relative change in %."""
+    text = f"{100 * difference.value:+.1f} ± {100 * difference.margin:.1f} %"
+    return text.replace("-", "−")
+
+
+def judge_ahead(typing: Result, model: str, metrics: Sequence[str], baseline: str) -> list[Part]:
+    """Judge in each metric whether a model is ahead of a baseline."""
+    parts = []
+    for metric in metrics:
+        ahead = change(typing, model, metric, baseline)
+        claim = f"{model} is ahead of {baseline}: {SHOWN[metric]}"
+        parts.append(Part(claim, show_change(ahead), judge_more(ahead)))
+    return parts
+
+
+def describe(typing: Result, model: str, metrics: Sequence[str], baseline: str) -> str:
+    """Say in short how far a model is ahead of a baseline."""
+    changes = []
+    for metric in metrics:
+        ahead = change(typing, model, metric, baseline)
+        changes.append(f"{100 * ahead.value:+.1f}".replace("-", "−"))
+    return f"{' / '.join(changes)} % over {baseline}"
+
+
+def mark_public_ngrams(typing: Result) -> list[Part]:
+    """Return a part that is not measured, where no n-gram has read the public text that our models
+    start from.
+    """
+    if any(PUBLIC in name for name in ngrams_with_history(typing)):
+        return []
+    claim = "ahead of n-grams that have read the public text, too"
+    return [Part(claim, "not measured yet", Verdict.NOT_RUN)]
