@@ -266,11 +266,13 @@ def ngram(
 
 
 def _print_baseline(baseline: "Baseline") -> None:
-    if baseline.people_share is not None:
+    fitted = baseline.people_share
+    if fitted is not None:
         say(
-            f"Of people's text, with a weight of {baseline.people_share:.3f}, and of public text"
-            f" ({'; '.join(baseline.public_sources)}). The weight was fitted on every tenth of the"
-            " people to learn from, with counts of the others.",
+            f"Of people's text, with a weight of {fitted.value:.3f}, and of public text"
+            f" ({'; '.join(baseline.public_sources)}). The weight was fitted on"
+            f" {fitted.held_back:,} of the people to learn from, every tenth by a hash of their"
+            f" ids, with counts of the other {fitted.counted:,}; then all of them were counted.",
             markup=False,
         )
     if baseline.worth is None:

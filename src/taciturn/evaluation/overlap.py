@@ -6,13 +6,15 @@ does not cross the end of a message; unknown words count as equal, so that rathe
 than too little.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from taciturn.core import END
 from taciturn.data.token_shards import Texts
+from taciturn.progress import Progress, ignore_progress
 
 LENGTH = 13
 # Odd, so that no bit of a sequence's first words is lost.
@@ -45,21 +47,30 @@ class Overlap:
         return int(np.count_nonzero(self.is_found))
 
 
-def find_overlap(people: Iterable[np.ndarray], public: Iterable[Texts], vocabulary: int) -> Overlap:
+def find_overlap(
+    people: Iterable[np.ndarray],
+    public: Sequence[Texts],
+    vocabulary: int,
+    progress: Progress = ignore_progress,
+) -> Overlap:
     """Look for sequences of 13 tokens that people and public text have in common.
 
     Args:
         people: a text of each.
         public: documents, of one corpus or several.
         vocabulary: the number of words, which are the same for all.
+        progress: called with public documents that were read, and how many there are.
     """
     numbers = _draw_numbers(vocabulary)
     hashes = [_hash_sequences(text, numbers) for text in people]
     wanted = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]))
     is_public = np.zeros(len(wanted), bool)
+    documents_read = 0
     for documents in public:
-        for tokens in _join_documents(documents):
-            _mark(is_public, wanted, _hash_sequences(tokens, numbers))
+        for joined in _join_documents(documents):
+            _mark(is_public, wanted, _hash_sequences(joined.tokens, numbers))
+            documents_read += joined.documents
+            progress(documents_read, sum(map(len, public)))
     counts = []
     for theirs in hashes:
         places = np.searchsorted(wanted, theirs)
@@ -92,19 +103,26 @@ def _hash_sequences(tokens: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return hashes[has_no_end]
 
 
-def _join_documents(documents: Texts) -> Iterator[np.ndarray]:
-    """Yield many documents at a time, each closed by END."""
+class _Joined(NamedTuple):
+    """Documents as one text, each closed by END."""
+
+    tokens: np.ndarray
+    documents: int
+
+
+def _join_documents(documents: Texts) -> Iterator[_Joined]:
+    """Yield many documents at a time."""
     waiting: list[np.ndarray] = []
     tokens = 0
     for document in documents:
-        waiting += [document, np.array([END], document.dtype)]
+        waiting.append(np.append(document, END))
         tokens += len(document)
         if tokens >= AT_A_TIME:
-            yield np.concatenate(waiting)
+            yield _Joined(np.concatenate(waiting), len(waiting))
             waiting = []
             tokens = 0
     if waiting:
-        yield np.concatenate(waiting)
+        yield _Joined(np.concatenate(waiting), len(waiting))
 
 
 def _mark(is_there: np.ndarray, wanted: np.ndarray, hashes: np.ndarray) -> None:

@@ -39,7 +39,7 @@ from taciturn.progress import Progress, StageProgress, ignore_progress
 from taciturn.release.model_file import ModelCard, card_digest, params_digest, save_model
 from taciturn.release.privacy_statement import statement
 from taciturn.runs.folder import RunError
-from taciturn.runs.ngram_worth import Baseline, measure_baseline
+from taciturn.runs.ngram_worth import Baseline, FittedShare, measure_baseline
 from taciturn.runs.run import unit_of
 
 NOT_NEW = "name a new folder"
@@ -143,7 +143,7 @@ class _Counted(NamedTuple):
     """N-grams, and the share of the people's where public text was counted too."""
 
     model: NGram
-    share: float | None
+    share: FittedShare | None
 
 
 def _check_can_hold_back(population: Population) -> None:
@@ -233,7 +233,8 @@ def _count_both(
     read_people = _report_each(population.texts, partial(progress, "everybody"))
     of_people = _count(read_people, words, smoothing, order)
     model = interpolate(of_people, of_public, share, partial(progress, "interpolating"))
-    return _Counted(model=model, share=share)
+    fitted = FittedShare(share, held_back=len(held_back), counted=len(learned_from))
+    return _Counted(model=model, share=fitted)
 
 
 def hold_back(texts: Texts) -> tuple["SomeTexts", "SomeTexts"]:
@@ -284,7 +285,7 @@ def _save(
     """Record the model in the ledger, and write it for its owner's eyes."""
     vocabulary = population.vocabulary
     if counted.share is not None:
-        architecture["people_share"] = round(counted.share, 4)
+        architecture["people_share"] = round(counted.share.value, 4)
     params = counted.model.params()
     card = ModelCard(
         architecture=architecture,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,18 @@ from taciturn.progress import Progress, StageProgress, ignore_progress
 # Of each held-out person, at most: as many words as simulated people type.
 MEASURED_TOKENS = 400
 SHOWN = ("accuracy_top1", "accuracy_top3")
+
+
+class FittedShare(NamedTuple):
+    """The share of people's counts beside the public text's, and on whom it was fitted."""
+
+    value: float
+    # People to learn from who were held back to fit it, and those who were counted for that.
+    held_back: int
+    counted: int
+
+    def to_json(self) -> dict[str, Any]:
+        return self._asdict()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +54,8 @@ class Worth:
 class Baseline:
     """What was counted, and what it is worth."""
 
-    # Of the people's counts beside the public text's; None where nothing public was counted.
-    people_share: float | None = None
+    # None where nothing public was counted.
+    people_share: FittedShare | None = None
     public_sources: tuple[str, ...] = ()
     # None where too few people are held out to publish their averages.
     worth: Worth | None = None
@@ -56,7 +68,7 @@ class Baseline:
         """Return what the command prints as JSON."""
         content: dict[str, Any] = {}
         if self.people_share is not None:
-            content["people_share"] = self.people_share
+            content["people_share"] = self.people_share.to_json()
             content["public_text"] = list(self.public_sources)
         if self.worth is not None:
             content["held_out"] = self.worth.to_json()
@@ -98,7 +110,12 @@ def measure_baseline(
     baseline = Baseline(worth=_pool(without, within, everybody))
     if not public:
         return baseline
-    overlap = find_overlap(beginnings, public, model.vocabulary)
+    overlap = find_overlap(
+        beginnings,
+        public,
+        model.vocabulary,
+        progress=partial(progress, "in public text"),
+    )
     others = everybody[~overlap.is_found]
     return replace(
         baseline,
