@@ -16,6 +16,12 @@ from taciturn.core import PyTree
 
 # Of float32.
 UNIT_ROUNDOFF = 2.0**-24
+SMALLEST_NORMAL = 2.0**-126
+# Values in a row of a sum, at most.
+LONGEST_ROW = 256
+# Roundings of one value between the update and its report, beside those of the additions: of the
+# norm, and of the clip, the weight and the steps that follow. Proved to be 17 at most.
+OTHER_ROUNDINGS = 32
 
 
 def add(left: PyTree, right: PyTree) -> PyTree:
@@ -66,42 +72,57 @@ def nest(leaves: Mapping[str, Any]) -> PyTree:
 def norm_upper_bound(tree: PyTree) -> jax.Array:
     """Return the ℓ2 norm of all leaves together, rounded so that it is never below the true norm.
 
+    It is above by enough that a report stays within its clip norm although scaling and weighting
+    it round as well (docs/proofs.md, statement 24). Infinite if a value is infinite, NaN if one is
+    NaN.
+
     A plain float32 sum of a million squares may come out too small by a part in a thousand,
     overflow, or underflow; a clip that divides by it would then let too much through. Here values
-    are scaled by a power of two so that the largest is near 1, squares are summed in two levels of
-    about √n terms each, whose rounding error is bounded by (terms) × 2⁻²⁴, and that bound is added.
-    Infinite if a value is infinite, NaN if one is NaN.
+    are scaled by a power of two so that the largest is near 1. Squares are summed in short rows,
+    each in any order that a compiler likes, and the rows' sums are added in pairs: elementwise
+    additions, which no compiler puts into another order. So each square goes through few
+    additions, and the most that all of them can round off is added.
     """
-    leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
+    leaves = _join_small([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)])
+    if not leaves:
+        return jnp.float32(0)
     exponent = _largest_exponent(leaves)
     shrink = _power_of_two(-exponent)
-    squares = []
-    terms = len(leaves)
-    for leaf in leaves:
-        rows = _split_into_rows(leaf)
-        squares.append(_sum_squares(rows, shrink))
-        count, length = rows.shape
-        terms = max(terms, len(leaves) + length + count)
-    slack = 1.0 + (terms + 8) * UNIT_ROUNDOFF
-    square = jnp.sum(jnp.stack(squares))
-    norm = jnp.sqrt(square)
-    return _power_of_two(exponent) * (norm * slack)
+    rows = [_split_into_rows(leaf) for leaf in leaves]
+    sums = jnp.concatenate([_sum_squares(some_rows, shrink) for some_rows in rows])
+    norm = jnp.sqrt(_add_in_pairs(sums))
+    longest_row = max(some_rows.shape[1] for some_rows in rows)
+    rounded = longest_row + _count_halvings(sums.size) + OTHER_ROUNDINGS
+    slack = 1.0 + rounded * UNIT_ROUNDOFF
+    values = sum(leaf.size for leaf in leaves)
+    # Machines may take subnormal values for zero.
+    subnormal = math.sqrt(values) * SMALLEST_NORMAL
+    return _power_of_two(exponent) * (norm * slack) + subnormal
+
+
+def _join_small(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Join leaves that are shorter than a row, and leave out empty ones.
+
+    A program with a sum for each of thousands of scalars takes minutes to compile.
+    """
+    small = [leaf for leaf in leaves if 0 < leaf.size < LONGEST_ROW]
+    large = [leaf for leaf in leaves if leaf.size >= LONGEST_ROW]
+    return [*large, jnp.concatenate(small)] if small else large
 
 
 def _largest_exponent(leaves: list[jax.Array]) -> jax.Array:
     """Return the exponent of the largest value, as far as a power of two has it."""
-    sizes = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]
+    sizes = [jnp.max(jnp.abs(leaf)) for leaf in leaves]
     largest = jnp.max(jnp.stack(sizes))
     biased = jax.lax.bitcast_convert_type(largest, jnp.int32) >> 23
     return jnp.clip(biased - 127, -126, 126)
 
 
 def _split_into_rows(leaf: jax.Array) -> jax.Array:
-    """Return the values in rows of about √n, with zeros at the end if they have to be padded."""
-    root = max(1, math.isqrt(leaf.size))
-    length = root
+    """Return the values in rows of one length, with zeros at the end if they have to be padded."""
+    length = min(leaf.size, LONGEST_ROW)
     # A divisor needs no padding.
-    for divisor in range(root, root // 4, -1):
+    for divisor in range(length, length // 2, -1):
         if leaf.size % divisor == 0:
             length = divisor
             break
@@ -110,12 +131,30 @@ def _split_into_rows(leaf: jax.Array) -> jax.Array:
 
 
 def _sum_squares(rows: jax.Array, shrink: jax.Array) -> jax.Array:
-    """Sum the squares of all values, scaled by a power of two: each row, and then the sums."""
+    """Sum the squares of each row, of values scaled by a power of two."""
     # A product, not a division: compilers divide by multiplying with a reciprocal, which may
     # underflow.
     scaled = rows * shrink
-    sums = jnp.sum(jnp.square(scaled), axis=1)
-    return jnp.sum(sums)
+    return jnp.sum(jnp.square(scaled), axis=1)
+
+
+def _add_in_pairs(numbers: jax.Array) -> jax.Array:
+    """Add up numbers so that each goes through no more additions than there are halvings.
+
+    A second `jnp.sum` would not do: XLA may merge it with the first into one of all values, in any
+    order, which rounds more often than either.
+    """
+    halvings = _count_halvings(numbers.size)
+    numbers = jnp.pad(numbers, (0, 2**halvings - numbers.size))
+    for _ in range(halvings):
+        half = numbers.size // 2
+        numbers = numbers[:half] + numbers[half:]
+    return numbers[0]
+
+
+def _count_halvings(size: int) -> int:
+    """Count how often so many numbers are halved until one is left."""
+    return (size - 1).bit_length()
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:
