@@ -31,6 +31,11 @@ class LyingServer:
         )
         self.honest = Message(params, mechanism.public(mechanism.init(params)))
 
+    def change_model(self):
+        """Send another model from now on: devices report on each once."""
+        params = jax.tree.map(lambda leaf: leaf * 1.5, self.honest.params)
+        self.honest = self.honest._replace(params=params)
+
     def filled(self, value):
         return self.honest._replace(
             params=jax.tree.map(lambda leaf: jnp.full_like(leaf, value), self.honest.params)

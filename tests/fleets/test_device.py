@@ -36,7 +36,7 @@ def test_a_device_does_not_report_to_a_round_that_it_refused(tmp_path, vocabular
         tmp_path, vocabulary, count=9, participation={"min_separation": 2, "users": 60}
     )
     device = fleet.link._devices[0].handler
-    device._record.upload(10, "run", 10)
+    device._record.upload(round=10, model="10", run="run", row=10)
     device(
         Stage.ADVERTISE.question,
         fields.pack_fields(fields.new_name(), b"run", b"14", bytes(32), *fleet.signed(0)),
@@ -244,6 +244,7 @@ def old_diary(monkeypatch):
         return None
 
     monkeypatch.setattr(OwnParticipation, "_why_not_round", why_not)
+    monkeypatch.setattr(diaries, "_why_not_model", lambda record, digest: None)
 
 
 @pytest.mark.parametrize("run", [b"run", b"another name"])
@@ -257,6 +258,7 @@ def test_a_round_that_was_reported_to_is_used_up(liar, run, restarted):
         with pytest.raises(FailedRound, match="0 devices have advertised"):
             liar.round(number, without_the_victim(), run=run)
     assert len(liar.reports) == 9
+    liar.change_model()
     liar.round(6, run=run)  # twin: a later one is none of these
     assert len(liar.reports) == 18
 

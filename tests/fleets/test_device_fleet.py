@@ -519,7 +519,7 @@ def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
         tmp_path, ParticipationLimits(hours=24.0, min_separation=2, max_participations=2)
     )
     assert diary.why_not(0) is None
-    diary.upload(0, "run", 0)
+    diary.upload(round=0, model="0", run="run", row=0)
     for one in (
         diary,
         OwnParticipation(tmp_path, ParticipationLimits(24.0, 2, 2)),
@@ -529,7 +529,7 @@ def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
     assert "2 rounds must lie between" in rested.why_not(2)
     assert rested.why_not(3) is None
     assert "reports once to each" in rested.why_not(0)  # whatever became of it
-    rested.upload(3, "another run", 0)
+    rested.upload(round=3, model="3", run="another run", row=0)
     assert "2 times" in rested.why_not(9)
     diaries.opt_out(tmp_path)
     assert "opted out" in OwnParticipation(tmp_path, ParticipationLimits(0.0, 2, 2)).why_not(20)
@@ -605,7 +605,7 @@ def test_a_device_that_rests_goes_away_on_its_own_and_tells_nobody_for_how_long(
     device = fleet.link._devices[4].handler
     question = fields.pack_fields(device._terms.fingerprint, b"3")
     assert fleet.link.ask(fields.CHECK_IN, {4: question}, 10) == {4: fields.READY}
-    device._record.upload(0, "another run", 0)
+    device._record.upload(round=0, model="0", run="another run", row=0)
     assert fleet.link.ask(fields.CHECK_IN, {4: question}, 10) == {4: b""}
     assert 4 not in fleet.link.devices()
     assert 7100 < fleet.link._devices[4].back_at - time.monotonic() <= 7200

@@ -199,7 +199,7 @@ def test_after_a_crash_used_text_is_deleted_and_later_text_is_not(phone, later, 
     """
     os.utime(phone / "tokens.npy", (at := time.time() + 3600 * hours, at))
     device = fleet_folders.open_device(phone)
-    device._record.upload(1, "run", 0, device._wishes.text_name)
+    device._record.upload(round=1, model="1", run="run", row=0, text=device._wishes.text_name)
     if later:
         fleet_folders.save_text(phone, np.load(phone / "tokens.npy"))
         os.utime(phone / "tokens.npy", (at := time.time() - 3600 * hours, at))

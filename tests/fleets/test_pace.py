@@ -159,7 +159,7 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
     )
     device = device_of(fleet, 2)
     question = fields.pack_fields(device._terms.fingerprint, b"9")
-    device._record.upload(7, "run", 7)
+    device._record.upload(round=7, model="7", run="run", row=7)
     times = (math.nan, math.inf, -math.inf, -1.0, -0.0, 5e-324, 1e-300, 0.0)
     contents = [
         *(struct.pack(">d", seconds) for seconds in times),

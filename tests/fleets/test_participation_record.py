@@ -42,7 +42,9 @@ def test_devices_that_rest_by_their_own_records_are_not_asked_for_ever(
         fleet={"timer_hours": 24.0},
     )
     for number in range(18):
-        OwnParticipation(tmp_path / f"device-{number}", TIRELESS).upload(5, "run", 5)
+        OwnParticipation(tmp_path / f"device-{number}", TIRELESS).upload(
+            round=5, model="5", run="run", row=5
+        )
         fleet.start(number)
     tries, whole = [], CohortLog.fail
 
@@ -67,7 +69,7 @@ def test_whoever_opts_out_while_the_device_runs_has_opted_out(tmp_path):
 def test_no_upload_takes_an_opt_out_back(tmp_path):
     running = OwnParticipation(tmp_path, TIRELESS)
     fleet_folders.opt_out(tmp_path)
-    running.upload(3, "run", 3)
+    running.upload(round=3, model="3", run="run", row=3)
     assert "opted out" in (OwnParticipation(tmp_path, TIRELESS).why_not(9) or "")
 
 
@@ -93,14 +95,14 @@ def test_with_a_damaged_record_nothing_is_sent_and_opting_out_works(tmp_path, da
 
 def test_two_processes_on_one_folder_rest_for_each_other(tmp_path):
     one, other = (OwnParticipation(tmp_path, ParticipationLimits(24.0, 2, 2)) for _ in range(2))
-    one.upload(0, "run", 0)
+    one.upload(round=0, model="0", run="run", row=0)
     assert "rests for 24 hours" in (other.why_not(1) or "")
 
 
 def test_two_processes_on_one_folder_forget_nothing(tmp_path):
     one, other = (OwnParticipation(tmp_path, TIRELESS) for _ in range(2))
-    one.upload(0, "run", 0)
-    other.upload(4, "another run", 4)
+    one.upload(round=0, model="0", run="run", row=0)
+    other.upload(round=4, model="4", run="another run", row=4)
     assert {upload["run"] for upload in OwnParticipation(tmp_path, TIRELESS).uploads} == {
         "run",
         "another run",
@@ -111,7 +113,7 @@ def test_a_clock_that_goes_backwards_shortens_no_rest(tmp_path, monkeypatch):
     now = [1e9]
     monkeypatch.setattr(diaries, "_now", lambda: now[0])
     diary = OwnParticipation(tmp_path, ParticipationLimits(24.0, 0, 99))
-    diary.upload(0, "run", 0)
+    diary.upload(round=0, model="0", run="run", row=0)
     for moment in (1e9 - 10**6, 0.0, 1e9 + 23 * 3600):
         now[0] = moment
         assert "rests" in (diary.why_not(5) or "")
@@ -149,6 +151,7 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
                     fields.new_name(), run, str(number).encode(), bytes(32), *liar.fleet.signed(0)
                 ),
             )
+    liar.change_model()
     liar.round(1101, run=run)
     limited(24.0, 0, 2)
     now[0] += 10**6
@@ -158,6 +161,7 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
             fields.pack_fields(fields.new_name(), run, b"99999", bytes(32), *liar.fleet.signed(0)),
         )
     limited(24.0, 0, 3)  # twin
+    liar.change_model()
     liar.round(99999, run=run)
 
 
@@ -198,6 +202,6 @@ def test_an_upload_that_says_nothing_is_not_taken_for_none(tmp_path, last):
     with pytest.raises((KeyError, TypeError), match=r"at|subscript|integers"):
         damaged.why_not(6)
     with pytest.raises((KeyError, TypeError), match=r"at|subscript|integers"):
-        damaged.upload(6, "run", 0)
+        damaged.upload(round=6, model="6", run="run", row=0)
     (tmp_path / "participation.json").write_text(json.dumps(record | {"uploads": []}))
-    assert damaged.upload(6, "run", 0) is None
+    assert damaged.upload(round=6, model="6", run="run", row=0) is None

@@ -292,6 +292,7 @@ def test_the_twin_that_forgets_which_list_it_has_seen_goes_back(liar, monkeypatc
 
     monkeypatch.setattr(OwnParticipation, "_read", forgetful)
     liar.round(1, dismissed=SIGNING_AUTHORITY.dismiss(2, ()))
+    liar.change_model()
     assert liar.round(2).values.any()
 
 

@@ -7,11 +7,13 @@ the enrolment authority has signed: certificates, its own too, and the list of d
 **Guarantee:** it trains on a message whose hash is in the terms that it and its whole cell signed,
 on which every mask depends, so that a sum is of reports about one model, or there is none. It does
 not train on numbers that are not finite, nor under a clip norm that is not its recipe's for the
-round. It reports once to a round, and answers once under a name (own_participation.py).
+round. It reports once to a round and once on a model, and answers once under a name
+(own_participation.py).
 
 **Assumes:** recipe, words and the enrolment authority's key came to it from someone it trusts; what
 protocol.py and own_participation.py assume. A model made to expose one person, and sent to *all*
-devices, does so in the sum: only the curator's noise protects against that.
+devices, does so in the sum: only the curator's noise protects against that. Of two models that
+differ in a single bit a device reports on both.
 """
 
 from collections.abc import Callable
@@ -216,12 +218,18 @@ class Device:
             )
         message = fields.arrays_from_bytes(message_bytes, self._like)
         self._check_message(message)
+        model = fields.model_digest(message.params)
+        # Before it trains for nothing.
+        why_not = self._record.why_not_model(model)
+        if why_not:
+            raise NotEligible(why_not)
         values = self._train(message, key_bytes, attempt.device)
         masked = attempt.secure_sum.mask(SealedShares.from_bytes(delivery), values).to_bytes()
         # A device that signs has sent a report: if anything fails from here on, it does not sign.
         self._attempt = None
         why_not = self._record.upload(
             round=int(attempt.round),
+            model=model,
             run=attempt.run.decode(),
             row=message.public.row,
             text=self._wishes.text_name,

@@ -83,6 +83,15 @@ def message_hash(run: bytes, round: bytes, model: bytes, key: bytes) -> bytes:
     return hashlib.sha256(b"taciturn fleet: message\0" + content).digest()
 
 
+def model_digest(params: PyTree) -> str:
+    """Name a model by its values: the same whatever run, round or key it is sent with."""
+    digest = hashlib.sha256(b"taciturn fleet: model\0")
+    for leaf in jax.tree.leaves(params):
+        # Adding zero makes one of the two zeros that floats have, which train alike.
+        digest.update(arrays_to_bytes(np.asarray(leaf) + np.zeros((), leaf.dtype)))
+    return digest.hexdigest()
+
+
 def arrays_to_bytes(arrays: PyTree) -> bytes:
     """Write leaf after leaf, little-endian."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(arrays)]

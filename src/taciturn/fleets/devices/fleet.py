@@ -7,10 +7,12 @@ discarded.
 told (secure_aggregation/protocol.py), or `FailedRound`, after which nothing is kept. No sum and no
 report is ever on disk, and a report that comes late is never looked at.
 
-A device reports to a round once (own_participation.py). So an attempt that failed after devices
-were asked for their reports is repeated with others, also after a crash before the charge; where
-there are too few others, the round gets another number, and the devices' own limits decide who may
-take part again. Numbers rise with the rows of the noise, and from run to run. A device that breaks
+A device reports to a round once, and once on a model (own_participation.py). So an attempt that
+failed after devices were asked for their reports is repeated with others, also after a crash before
+the charge; where there are too few others, the round gets another number and a model that is moved
+a little, and the devices' own limits decide who may take part again. Whoever kept the answers of
+the first attempt would then have two sums about almost one model: nothing here keeps them.
+Numbers rise with the rows of the noise, and from run to run. A device that breaks
 the protocol is excluded from the run's next attempts. Only the curator's record says which devices
 took part, and only the private folder which were refused.
 """
@@ -44,6 +46,8 @@ from taciturn.progress import StageProgress
 SHORT = 60.0
 # Seconds between two queries for devices.
 WAIT = 2.0
+# By which a model is moved, at most, relative to itself.
+MOVE = 2.0**-12
 # Files in the private folder.
 COUNTS = "counts.json"
 NUMBERS = "numbers.json"
@@ -79,6 +83,8 @@ class _Numbers(NamedTuple):
     number: int
     # The number under which each device was last asked for a report.
     asked: dict[int, int]
+    # The last row whose round was numbered anew, as too few devices were left for it.
+    renumbered_row: int | None = None
 
     def find_resting(self, apart: int) -> set[int]:
         """Return the devices that were asked too few rounds ago to take part in this one."""
@@ -179,7 +185,7 @@ class DeviceFleet:
         try:
             values = self._secure_sum(
                 row=message.public.row,
-                model=fields.arrays_to_bytes(message),
+                model=fields.arrays_to_bytes(self._message_of(message)),
                 cohort=cohort,
                 key=key_words.tobytes(),
             )
@@ -468,11 +474,19 @@ class DeviceFleet:
             row=row,
             number=number,
             asked=asked,
+            # Older versions did not know it.
+            renumbered_row=last.get("renumbered_row"),
         )
 
     def _write_numbers(self, numbers: _Numbers) -> None:
         asked = sorted(numbers.asked.items())
-        self._write(NUMBERS, {"row": numbers.row, "number": numbers.number, "asked": asked})
+        content = {
+            "row": numbers.row,
+            "number": numbers.number,
+            "asked": asked,
+            "renumbered_row": numbers.renumbered_row,
+        }
+        self._write(NUMBERS, content)
 
     def _renumber_if_few_rested(self, allowed: set[int]) -> None:
         numbers = self._read_numbers(self.next_row())
@@ -489,7 +503,19 @@ class DeviceFleet:
         numbers = self._read_numbers(self.next_row())
         rested = numbers.number + self.rest_rounds + 1
         number = max(rested, fields.first_round())
-        self._write_numbers(numbers._replace(number=number))
+        self._write_numbers(numbers._replace(number=number, renumbered_row=numbers.row))
+
+    def _message_of(self, message: Message) -> Message:
+        """Return what devices train on: the message, or a little beside it where it was used up."""
+        row = message.public.row
+        is_used_up = self._read_numbers(row).renumbered_row == row
+        # They may have reported on it in another run that began with it.
+        may_be_refused = self._failed > 1
+        if not (is_used_up or may_be_refused):
+            return message
+        factor = 1 + MOVE * random.uniform(0.5, 1)
+        params = jax.tree.map(lambda leaf: leaf * factor, message.params)
+        return message._replace(params=params)
 
     def _write(self, name: str, content: object) -> None:
         write_atomically(self.folder / name, json.dumps(content).encode(), 0o600)

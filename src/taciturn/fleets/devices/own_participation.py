@@ -7,7 +7,7 @@ device reports only to rounds above it, whatever is retried and whatever crashes
 rise too, and are on record before the device sends anything: it answers none twice. So is the
 highest list of dismissed devices that it was shown: it accepts no lower one, and no other of that
 number. Hours since the last report, rounds between two, and the number of reports are counted over
-all runs and servers.
+all runs and servers. So are models: whatever a round is called, the device reports on a model once.
 
 **Assumes:** the folder is not restored from an older copy, and the device's clock goes forward. The
 server numbers rounds: how many of them lie between two reports is its claim. The device itself
@@ -57,7 +57,8 @@ class _Record:
     # The highest list of dismissed devices that it was shown.
     list_number: int = -1
     list_digest: str = ""
-    # Of each report: its round and when it left, and for the owner run, row and text.
+    # Of each report: its round, when it left and the digest of the model that it is about, and for
+    # the owner run, row and text.
     uploads: list[dict[str, Any]] = field(default_factory=list)
     has_opted_out: bool = False
 
@@ -150,21 +151,28 @@ class OwnParticipation:
                 self._write(entered)
             return why_not
 
-    def upload(self, round: int, run: str, row: int, text: str = "") -> str | None:
+    def why_not_model(self, digest: str) -> str | None:
+        """Say why this device does not report on a model; None if it does."""
+        with lock_file(self._folder / LOCK):
+            return _why_not_model(self._read(), digest)
+
+    def upload(self, *, round: int, model: str, run: str, row: int, text: str = "") -> str | None:
         """Record a report before it leaves, or say why it must not.
 
         Args:
             round: the number of the round, which the report uses up.
+            model: the digest of the model that it is about, which the report uses up too.
             run: the name of the run.
             row: of the noise.
             text: the name of what the report was made of.
         """
         with lock_file(self._folder / LOCK):
             record = self._read()
-            why_not = self._why_not_round(record, round)
+            why_not = self._why_not_round(record, round) or _why_not_model(record, model)
             if why_not is None:
                 upload = {
                     "round": round,
+                    "model": model,
                     "run": run,
                     "row": row,
                     "at": _now(),
@@ -221,6 +229,16 @@ class OwnParticipation:
 
     def _write(self, record: _Record) -> None:
         _write_record(self._folder, record)
+
+
+def _why_not_model(record: _Record, digest: str) -> str | None:
+    # Records of older versions name no models.
+    if any(upload.get("model") == digest for upload in record.uploads):
+        return (
+            "it already reported on this model, and reports once on each: two sums about one model,"
+            " of which one lacks a device, give away what that device reported"
+        )
+    return None
 
 
 def read_used_text(folder: Path) -> str | None:
