@@ -7,7 +7,9 @@ Those type whose text is in the file and whom nothing was learned from: the popu
 the models were trained, says who was trained on and who opted out. Every model is `name=path` and
 is typed with twice: as it is, and learning from what each person typed before. Like is compared
 with like: without history with the first model without, with history with the first model with. All
-figures come a second time without the people whose text stands in the public text (--public).
+figures come a second time without the people whose text stands in the public text (--public). The
+result says which command made it, of which commit; a folder outside this one is named without where
+it lies.
 
 What everybody typed with a model is kept in --keep, so that the same command with more models types
 only with these. Only averages come out, each with half its 95 % interval over people; changes are
@@ -17,6 +19,9 @@ relative and paired.
 import argparse
 import hashlib
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
@@ -40,6 +45,7 @@ from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate_e
 from taciturn.keyboard.user_history import WithHistory
 from taciturn.runs.simulate_typing import read_people
 
+HERE = Path(__file__).parent
 # At most: people, and words of each.
 PEOPLE = 1000
 WORDS = 400
@@ -159,6 +165,24 @@ def describe_overlap(
     }
 
 
+def find_commit() -> str:
+    """Return the commit of the code that ran."""
+    command = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def describe_command(arguments: Sequence[str]) -> str:
+    """Return the command with these arguments; of files elsewhere only the names."""
+    shown = []
+    for argument in arguments:
+        name, is_model, path = argument.rpartition("=")
+        if Path(path).is_absolute():
+            path = Path(path).name
+        shown.append(f"{name}{is_model}{path}")
+    return f"python experiments/keyboard/table.py {shlex.join(shown)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("population", type=Path)
@@ -182,7 +206,11 @@ def main() -> None:
         typed = list(pool.map(type_all, rows))
     typings = {row.title: typing for row, typing in zip(rows, typed, strict=True)}
     shown = [metric for metric in Typing.metrics if not given.quick or metric in COMPARED]
-    content = figures(typings, np.arange(len(messages)), shown)
+    content = {
+        "commit": find_commit(),
+        "command": describe_command(sys.argv[1:]),
+        **figures(typings, np.arange(len(messages)), shown),
+    }
     if given.public:
         overlap = find_public(messages, vocabulary, given.public)
         content["overlap"] = describe_overlap(overlap, typings, shown)
