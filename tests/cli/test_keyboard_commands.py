@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from harness import mostly_slow, quietly, tiny_recipe
 from taciturn.cli import app, main
-from taciturn.data.population import Population, trained_on
+from taciturn.data.population import Population
+from taciturn.data.same_people import trained_on
 from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import DataError
 from taciturn.export import formats

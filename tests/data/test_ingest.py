@@ -407,7 +407,9 @@ def test_columns_are_named_in_the_record(tmp_path):
         ["ΟΔΟΣ", "οδος"],
         ["STRASSE", "straße"],
         ["ﬁ", "fi"],
-        ["7", "7.0"],
+        ["7", "7.0", "7.", "07", "+7", "٧", "７", "7\u200b.00"],
+        ["123456789012345", "1.23456789012345e+14"],
+        ["i̇rem", "İrem", "irem", "ırem", "IREM", "İREM"],
         ["", " ", "[deleted]", "NaN", "None", "\u200b", "x" * 2000],
     ],
 )
@@ -420,7 +422,7 @@ def test_different_users_stay_different():
         len(
             {
                 user_id(name)
-                for name in ("ann", "anna", "an n", "7", "07", "7.5", "john.smith", "john.doe")
+                for name in ("ann", "anna", "an n", "7", "70", "7.5", "john.smith", "john.doe")
             }
         )
         == 8

@@ -15,11 +15,11 @@ from taciturn.data.population import (
     LEAST_HELD_OUT,
     HeldOutUsers,
     Population,
-    check_strangers,
     hashed_id,
     remember_opt_outs,
     write_population,
 )
+from taciturn.data.same_people import check_strangers
 from taciturn.data.vocabulary import DataError
 from taciturn.errors import TaciturnError
 from taciturn.people import adopt_ledger, build_population, open_ledger

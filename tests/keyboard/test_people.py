@@ -14,9 +14,9 @@ from taciturn.data.population import (
     Population,
     hashed_id,
     remember_opt_outs,
-    trained_on,
     write_population,
 )
+from taciturn.data.same_people import trained_on
 from taciturn.data.sources import Source
 from taciturn.data.vocabulary import DataError
 from taciturn.export.word_model import COUNTED_ON
@@ -37,10 +37,33 @@ def test_people_who_were_trained_on_are_known_in_any_spelling(finished_runs, tmp
     spellings = ("USER 0 1", "ｕｓｅｒ 0 2", " user\u200b 0 \u00a0 3 ", "user 0 4\u00ad")
     found = read_people(
         texts_of(tmp_path / "chats.csv", *spellings, "a stranger"),
-        trained_on(finished_runs / "people"),
+        [finished_runs / "people"],
         100,
     )
     assert (len(found.messages), found.left_out) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("met", "is_unknown"), [("user 0 1", False), ("user 1 1", False), ("12", True)]
+)
+def test_a_model_whose_people_are_all_unknown_here_is_named(
+    finished_runs, tmp_path, met, is_unknown
+):
+    """By another column of ids nobody could be left out. Whom it held out it knows as well."""
+    people = finished_runs / "people"
+    source = texts_of(tmp_path / "chats.csv", met, "a stranger")
+    assert read_people(source, [people], 100).unknown_to == ([people] if is_unknown else [])
+    said = CliRunner().invoke(
+        app,
+        [
+            "keyboard",
+            "evaluate",
+            str(finished_runs / "private"),
+            "--text",
+            str(tmp_path / "chats.csv"),
+        ],
+    )
+    assert ("Nobody in this text is known to" in said.output) == is_unknown
 
 
 @pytest.mark.parametrize("salt", [None, bytes(32)])

@@ -7,13 +7,14 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from taciturn.data.places import Place
+from taciturn.data.users import USER_COLUMNS
 from taciturn.data.vocabulary import DataError
 
 # The bytes of a line, a field or a text; anything longer is not a message.
 LONGEST = 2**24
 # Names that are looked for where none is given.
 USUAL = {
-    "user": ("user_id", "user", "author", "username", "sender"),
+    "user": USER_COLUMNS,
     "text": ("text", "body", "message", "content"),
     "time": ("ts", "time", "timestamp", "created_utc", "date"),
 }
@@ -44,7 +45,8 @@ class Columns:
             with_user: whether rows need a user, which those of public text do not.
 
         Raises:
-            DataError: the file lacks a column, or has two of its name.
+            DataError: the file lacks a column, or has two of its name, or one column would be
+                both the user and the text.
         """
         has_user = with_user or self.user is not None
         resolved = Columns(
@@ -53,6 +55,7 @@ class Columns:
             time=self._resolve("time", names, path),
             sensitive=self.sensitive,
         )
+        resolved._check_distinct(path)
         for name in self.sensitive:
             if name not in names:
                 raise DataError(
@@ -73,6 +76,14 @@ class Columns:
         if names.count(chosen) > 1:
             raise DataError(f"{path} has two columns named {chosen}; rename one of them")
         return chosen
+
+    def _check_distinct(self, path: Place) -> None:
+        """Refuse one column for user and text: each message would be a person to protect."""
+        if self.user is not None and self.user == self.text:
+            raise DataError(
+                f"{path}: the column {self.user} cannot be both the user and the text; name the one"
+                " with the user by `columns.user`, and the one with the text by `columns.text`"
+            )
 
     def _missing(self, role: str, names: list[str], path: Place) -> DataError:
         """Return the error that a file lacks the column with a role."""

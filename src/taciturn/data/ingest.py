@@ -19,7 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from multiprocessing import get_context
 from operator import itemgetter
 from pathlib import Path
@@ -36,14 +36,16 @@ from taciturn.data.population import (
     PopulationWriter,
     check_protections,
     hashed_id,
+    id_rule,
     remember_opt_outs,
     writing_population,
 )
+from taciturn.data.same_people import EarlierBuild, earlier_builds, same_split_as
 from taciturn.data.scrub import scrub
 from taciturn.data.sources import Source
 from taciturn.data.tally import Tally
 from taciturn.data.token_shards import SHARD_TOKENS, token_type
-from taciturn.data.users import user_id
+from taciturn.data.users import ID_RULE, first_user_id, position, possible_ids
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.progress import StageProgress, ignore_progress
 
@@ -113,17 +115,25 @@ def ingest(
             sensitive=source.columns.sensitive,
             held_out_share=rules.held_out_share,
         )
-        user_ids = filter(None, map(user_id, opt_outs))
-        opted_out = remember_opt_outs(folder, writer.salt, user_ids)
-        tokenizer = _Tokenizer(rules, salt=writer.salt, opted_out=opted_out)
+        rule = id_rule(folder)
+        ids = chain.from_iterable(possible_ids(spelling, rule) for spelling in opt_outs)
+        opted_out = remember_opt_outs(folder, writer.salt, ids)
+        tokenizer = _Tokenizer(
+            rules,
+            salt=writer.salt,
+            id_rule=rule,
+            opted_out=opted_out,
+        )
         tally = _write_users(
             writer,
             source=source,
             tokenizer=tokenizer,
+            earlier=earlier_builds(folder, same_people_as, opted_out),
             progress=progress,
         )
+        about = _describe_build(source, rules, len(opted_out))
         return writer.finish(
-            about=_describe_build(source, rules, len(opted_out)),
+            about=about | {"same_split_as": same_split_as(folder)},
             counts=_count_build(source, tally),
         )
 
@@ -136,20 +146,38 @@ def _check_apart(source: Source, folder: Path) -> None:
 
 
 def _write_users(
-    writer: PopulationWriter, *, source: Source, tokenizer: "_Tokenizer", progress: StageProgress
+    writer: PopulationWriter,
+    *,
+    source: Source,
+    tokenizer: "_Tokenizer",
+    earlier: Sequence[EarlierBuild],
+    progress: StageProgress,
 ) -> Tally:
-    """Write every user that a source has text of; return what was counted on the way."""
+    """Write every user that a source has text of; return what was counted on the way.
+
+    Other people than those of earlier builds under the ledger are refused.
+    """
     tally = Tally()
     rows = 0
     with tempfile.TemporaryDirectory(dir=writer.text) as scratch:
         files = _distribute_rows(source, Path(scratch), progress)
+        for build in earlier:
+            for change in build.check_columns(source.roles):
+                source.noted.add(change)
         packs = group_small_files(_split_files(files, tally))
         for piece in _tokenize_files(tokenizer, packs, source.bytes):
             tally.add(piece.tally)
             for user in piece.users:
-                writer.add(user.split, user.hashed_id, user.tokens)
+                for build in earlier:
+                    build.meet(user.possible_hashes)
+                    if user.split == "held_out":
+                        build.check_may_hold_out(user.hashed_id)
+                if user.split is not None:
+                    writer.add(user.split, user.hashed_id, user.tokens)
             rows += piece.rows
             progress("tokenising", rows, max(source.rows, 1))
+    for build in earlier:
+        build.check_met()
     return tally
 
 
@@ -174,16 +202,27 @@ class _UserRows(NamedTuple):
     """What one user wrote, in order."""
 
     id: str
-    position: int
     # Of the user, one for each message.
     spellings: list[str]
     messages: list[str]
 
 
 class _TokenizedUser(NamedTuple):
-    split: str
+    # None if the user is left out.
+    split: str | None
     hashed_id: str
+    possible_hashes: frozenset[str]
     tokens: np.ndarray
+
+
+class _Identity(NamedTuple):
+    """Who a user is on disk."""
+
+    # That the user is listed by.
+    hashed_id: str
+    # By which this user may have been listed, or have opted out.
+    possible_hashes: frozenset[str]
+    is_held_out: bool
 
 
 class _Tokenized(NamedTuple):
@@ -197,9 +236,12 @@ class _Tokenized(NamedTuple):
 class _Tokenizer:
     """Turn the texts of whole users into tokens. Runs in any process."""
 
-    def __init__(self, rules: Rules, salt: bytes, opted_out: frozenset[str]) -> None:
+    def __init__(
+        self, rules: Rules, *, salt: bytes, id_rule: int, opted_out: frozenset[str]
+    ) -> None:
         self.rules = rules
         self._salt = salt
+        self._id_rule = id_rule
         self._opted_out = opted_out
 
     def __call__(self, files: list[Path]) -> _Tokenized:
@@ -207,44 +249,66 @@ class _Tokenizer:
         tally = Tally()
         users = []
         for user in _group_by_user(rows):
-            tokenized = self._tokenize_user(user, tally)
-            if tokenized is not None:
-                users.append(tokenized)
+            users.append(self._tokenize_user(user, tally))
         return _Tokenized(
             rows=len(rows),
             users=users,
             tally=tally,
         )
 
-    def _tokenize_user(self, user: _UserRows, tally: Tally) -> _TokenizedUser | None:
-        """Return a user's tokens; count the reason and return None if the user is left out."""
-        hashed = hashed_id(self._salt, user.id)
-        exclusion = self._find_exclusion(user, hashed)
+    def _tokenize_user(self, user: _UserRows, tally: Tally) -> _TokenizedUser:
+        """Return a user's tokens; count the reason and return none if the user is left out."""
+        identity = self._identify(user)
+        nobody = _TokenizedUser(
+            split=None,
+            hashed_id=identity.hashed_id,
+            possible_hashes=identity.possible_hashes,
+            tokens=np.zeros(0),
+        )
+        exclusion = self._find_exclusion(user, identity)
         if exclusion is not None:
             tally.left_out[exclusion] += 1
-            return None
-        is_held_out = user.position < self.rules.held_out_share * 2**64
+            return nobody
         tokens = self._tokenize(user.messages, tally)
-        is_too_short = len(tokens) < self.rules.least_tokens and not is_held_out
+        is_too_short = len(tokens) < self.rules.least_tokens and not identity.is_held_out
         if not tokens or is_too_short:
             tally.left_out[f"users with fewer than {self.rules.least_tokens} tokens"] += 1
-            return None
+            return nobody
         if len(set(user.spellings)) > 1:
             tally.changed["users spelled in several ways, taken as one"] += 1
-        split = "held_out" if is_held_out else "train"
+        split = "held_out" if identity.is_held_out else "train"
         tally.unknown[split] += tokens.count(UNKNOWN)
         dtype = token_type(len(self.rules.vocabulary))
         return _TokenizedUser(
             split=split,
-            hashed_id=hashed,
+            hashed_id=identity.hashed_id,
+            possible_hashes=identity.possible_hashes,
             tokens=np.array(tokens, dtype),
         )
 
-    def _find_exclusion(self, user: _UserRows, hashed: str) -> str | None:
+    def _identify(self, user: _UserRows) -> _Identity:
+        """Return who a user is on disk.
+
+        One who was several users by an earlier rule is held out only if all of them were.
+        """
+        ids = {user.id}
+        if self._id_rule < ID_RULE:
+            first_ids = {first_user_id(spelling) for spelling in user.spellings} - {""}
+            ids = first_ids or ids
+        own_id = user.id if len(ids) > 1 else next(iter(ids))
+        most = self.rules.held_out_share * 2**64
+        return _Identity(
+            hashed_id=hashed_id(self._salt, own_id),
+            possible_hashes=frozenset(hashed_id(self._salt, id) for id in ids | {user.id}),
+            is_held_out=all(position(id) < most for id in ids),
+        )
+
+    def _find_exclusion(self, user: _UserRows, identity: _Identity) -> str | None:
         """Return why a user is left out without a look at the words; None if they are not."""
         if _is_giant(user.messages):
             return grouping.describe_giants()
-        return "users who opted out" if hashed in self._opted_out else None
+        has_opted_out = not identity.possible_hashes.isdisjoint(self._opted_out)
+        return "users who opted out" if has_opted_out else None
 
     def _tokenize(self, messages: Iterable[str], tally: Tally) -> list[int]:
         """Return the tokens of one user's messages, each ended with <eos>.
@@ -310,16 +374,15 @@ def _find_order(rows: pa.Table) -> np.ndarray:
 
 def _group_by_user(rows: pa.Table) -> Iterator[_UserRows]:
     """Yield the users of rows that are in order."""
-    columns = [rows.column(name).to_pylist() for name in ("id", "position", "user", "text")]
+    columns = [rows.column(name).to_pylist() for name in ("id", "user", "text")]
     records = zip(*columns, strict=True)
-    for (id, position), of_user in groupby(records, key=itemgetter(0, 1)):
+    for id, of_user in groupby(records, key=itemgetter(0)):
         user = _UserRows(
             id=id,
-            position=position,
             spellings=[],
             messages=[],
         )
-        for _, _, spelling, message in of_user:
+        for _, spelling, message in of_user:
             user.spellings.append(spelling.strip())
             user.messages.append(message)
         yield user
@@ -367,6 +430,7 @@ def _describe_build(source: Source, rules: Rules, opted_out: int) -> dict[str, A
     return {
         "source": ", ".join(path.name for path in source.paths),
         "columns": list(source.read_columns),
+        "roles": source.roles,
         "least_tokens": rules.least_tokens,
         "most_tokens": rules.most_tokens,
         "held_out_share": rules.held_out_share,

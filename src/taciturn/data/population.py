@@ -7,8 +7,8 @@
       ledger.head       the ledger's newest row
       text-<n>/         vocabulary, shards of tokens and hashed ids: of the users to train on, and
                         of the held-out users
-      private/          salt with which user ids are hashed, hashed ids of those who opted out,
-                        which ledger these users have
+      private/          salt with which user ids are hashed, and the rule by which spellings are
+                        one id; hashed ids of those who opted out; which ledger these users have
 
 A build writes a new text folder and then replaces the manifest in one step, so a population is
 complete or absent. Building again into the same folder keeps the ledger. Another folder of the same
@@ -21,7 +21,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from re import fullmatch
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taciturn.data.token_shards import SHARD_TOKENS, Texts, TextWriter
-from taciturn.data.users import position
+from taciturn.data.users import ID_RULE, position
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.files import lock_file, not_a, sync_folder, write_atomically
 
@@ -44,6 +44,8 @@ COUNTS = "private_counts"
 STAYS = ("private", "ledger.jsonl", "ledger.head")
 # Files in private/.
 LEDGER = "ledger.json"
+SALT = "salt"
+RULE = "id-rule"
 OPTED_OUT = "opted-out.txt"
 # Held so that a build that ends and a ledger that is pinned do not overwrite each other.
 MANIFEST_LOCK = "manifest-lock"
@@ -61,7 +63,7 @@ class Population:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest = _manifest(folder)
+        self.manifest = load_manifest(folder)
         self.id: str = self.manifest["id"]
         text = folder / self.manifest["text"]
         self.vocabulary = _load_vocabulary(text, self.manifest["vocabulary"])
@@ -81,7 +83,7 @@ class Population:
 
         A folder without `private/` is refused: it does not know who opted out.
         """
-        _open_salt(self.folder)
+        open_salt(self.folder)
         return read_named_ledger(self.folder)
 
     def pin_ledger(self, ledger: NamedLedger) -> None:
@@ -93,7 +95,7 @@ class Population:
         content = ledger._asdict()
         write_atomically(private / LEDGER, json.dumps(content).encode(), 0o600)
         with lock_file(private / MANIFEST_LOCK):
-            _save_manifest(self.folder, {**_manifest(self.folder), "ledger": content})
+            _save_manifest(self.folder, {**load_manifest(self.folder), "ledger": content})
 
 
 def _load_vocabulary(text: Path, about: dict[str, Any]) -> Vocabulary:
@@ -104,49 +106,20 @@ def _load_vocabulary(text: Path, about: dict[str, Any]) -> Vocabulary:
     return vocabulary
 
 
-def trained_on(folder: Path) -> Callable[[str], bool]:
-    """Return what tells by id whether a population trains on a user.
-
-    Those who opted out of everything count as if it did.
-    """
-    salt = _open_salt(folder)
-    users = _read_protected_ids(folder)
-    return lambda id: hashed_id(salt, id) in users
-
-
-def _read_protected_ids(folder: Path) -> set[str]:
-    """Return the hashed ids of users who are trained on or opted out."""
-    return _read_ids(folder, "train") | remember_opt_outs(folder, _open_salt(folder))
-
-
-def check_strangers(measured: Path, protected: Path) -> None:
-    """Refuse to measure held-out users of one folder with a model of another.
-
-    It is allowed where none of them was trained on there or opted out.
-    """
-    if _manifest(measured)["salt"] != _manifest(protected)["salt"]:
-        raise DataError(
-            f"{measured} and {protected} know people by different hashes, so whether held-out users"
-            " of the one were trained on in the other cannot be told. Build"
-            f" {measured} again, with `same_people_as={protected}`"
-        )
-    protected_ids = _read_protected_ids(protected)
-    if protected_ids & _read_ids(measured, "held_out"):
-        raise DataError(
-            f"held-out users of {measured} include people whom {protected} trains on, or who opted"
-            " out, who were promised protection, which held-out users do not have. Build both with"
-            " the same `held_out`"
-        )
-
-
-def _read_ids(folder: Path, split: str) -> set[str]:
-    """Return the hashed ids of the users of a split."""
-    manifest = _manifest(folder)
+def read_ids(folder: Path, split: str) -> set[str]:
+    """Return the hashed ids of the users of a split; refuse an incomplete list."""
+    manifest = load_manifest(folder)
     path = folder / manifest["text"] / NAMES[split]
-    ids = set(path.read_text().split()) if path.exists() else set[str]()
+    ids = list_ids(folder, split)
     if len(ids) != manifest[COUNTS][f"{split}_users"]:
         raise DataError(f"{path} is incomplete; build the population again, its ledger stays")
     return ids
+
+
+def list_ids(folder: Path, split: str) -> set[str]:
+    """Return the hashed ids of the users of a split, as many as there are on disk."""
+    path = folder / read_manifest(folder)["text"] / NAMES[split]
+    return set(path.read_text().split()) if path.exists() else set()
 
 
 class HeldOutUsers:
@@ -156,7 +129,7 @@ class HeldOutUsers:
     """
 
     def __init__(self, folder: Path) -> None:
-        manifest = _manifest(folder)
+        manifest = load_manifest(folder)
         self.folder = folder
         self.texts = Texts.load(folder / manifest["text"], "held_out", manifest[COUNTS]["held_out"])
 
@@ -209,7 +182,7 @@ class PopulationWriter:
         self.folder = folder
         self.text = text
         self.vocabulary = vocabulary
-        self.salt = _open_salt(folder)
+        self.salt = open_salt(folder)
         self._splits: dict[str, _SplitWriter] = {}
         for split in NAMES:
             self._splits[split] = _SplitWriter(
@@ -238,6 +211,7 @@ class PopulationWriter:
             "about": about,
             # A lost salt is noticed by it.
             "salt": hashed_id(self.salt, ""),
+            "id_rule": id_rule(self.folder),
             "vocabulary": {"size": len(self.vocabulary), **self.vocabulary.about},
             COUNTS: {
                 "note": "measured on users' text; do not publish",
@@ -457,15 +431,16 @@ def _save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2).encode(), 0o600)
 
 
-def _open_salt(folder: Path) -> bytes:
+def open_salt(folder: Path) -> bytes:
     """Return the salt, made once.
 
     With another, it would be unknown who opted out and who was trained on.
     """
-    path = folder / "private" / "salt"
+    path = folder / "private" / SALT
     expected = read_manifest(folder).get("salt")
     has_opt_outs = path.with_name(OPTED_OUT).exists()
     if not path.exists() and expected is None and not has_opt_outs:
+        write_atomically(path.with_name(RULE), str(ID_RULE).encode(), 0o600)
         write_atomically(path, secrets.token_bytes(32), 0o600)
     salt = path.read_bytes() if path.exists() else b""
     is_expected = expected in (None, hashed_id(salt, ""))
@@ -475,6 +450,19 @@ def _open_salt(folder: Path) -> bytes:
             " build a new folder"
         )
     return salt
+
+
+def id_rule(folder: Path) -> int:
+    """Return the rule by which this folder's people have one id for all their spellings."""
+    stated = read_manifest(folder).get("id_rule")
+    if stated is not None:
+        return stated
+    path = folder / "private" / RULE
+    # The folders of earlier versions do not say.
+    rule = path.read_text() if path.exists() else "1"
+    if not rule.isdecimal():
+        raise DataError(f"{path} is damaged; restore it from a copy")
+    return int(rule)
 
 
 def read_named_ledger(folder: Path) -> NamedLedger | None:
@@ -522,12 +510,13 @@ def _find_way(folder: Path, to: Path) -> str:
 
 def _share_salt(folder: Path, other: Path) -> bytes:
     """Give a folder the salt of another, and return it."""
-    salt = _open_salt(other)
-    path = folder / "private" / "salt"
-    if path.exists() and _open_salt(folder) != salt:
+    salt = open_salt(other)
+    path = folder / "private" / SALT
+    if path.exists() and open_salt(folder) != salt:
         raise DataError(
             f"{folder} knows its people by other hashes than {other}; build another folder"
         )
+    write_atomically(path.with_name(RULE), str(id_rule(other)).encode(), 0o600)
     write_atomically(path, salt, 0o600)
     return salt
 
@@ -541,7 +530,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest if isinstance(manifest, dict) else {}
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest; refuse a folder that is not a population of this version."""
     if not (folder / "manifest.json").exists():
         raise DataError(
             f"{not_a('a population', folder)}; build a population with: taciturn data build TEXT"

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute
 
-from taciturn.data.columns import LONGEST, Batch, Columns, LeftOut
+from taciturn.data.columns import LONGEST, USUAL, Batch, Columns, LeftOut
 from taciturn.data.places import Place, locate
 from taciturn.data.readers import (
     Read,
@@ -55,6 +55,9 @@ ABOUT = (
 OURS = ("manifest.json", "about.json", "recipe.toml")
 # Names begin with these that are not of text, such as Spark's _SUCCESS.
 HIDDEN = (".", "_")
+# Where text files have no column of users.
+FILE_NAMES = "the name of the file"
+FOLDER_NAMES = "the name of the folder"
 # What the libraries raise on files that are not what their names say.
 DAMAGE = (
     EOFError,
@@ -92,6 +95,8 @@ class Source:
     noted: LeftOut = field(default_factory=LeftOut)
     # The columns that were read, for the record; no others are ever looked at.
     read_columns: dict[str, None] = field(default_factory=dict)
+    # Those of them that hold the user, the text and the time.
+    roles: dict[str, list[str]] = field(default_factory=lambda: {role: [] for role in USUAL})
 
     def __post_init__(self) -> None:
         self.paths = [locate(path) if isinstance(path, Path) else path for path in self.paths]
@@ -147,10 +152,12 @@ class Source:
         inside = file.path.relative_to(file.folder) if file.folder else PurePath(name)
         if len(inside.parts) > 1:
             user = inside.parts[0]
-            self.read_columns["the name of the folder"] = None
+            name_of = FOLDER_NAMES
         else:
             user = sub(r"(?i)\.txt(\.\w+)?$", "", name)
-            self.read_columns["the name of the file"] = None
+            name_of = FILE_NAMES
+        self.read_columns[name_of] = None
+        self._note_role("user", name_of)
         return read_messages(
             file.path,
             user=user,
@@ -161,7 +168,13 @@ class Source:
     def _choose_columns(self, path: Place, names: list[str]) -> Columns:
         columns = self.columns.resolve(names, path, self.with_user)
         self.read_columns.update(dict.fromkeys(columns.names))
+        for role in USUAL:
+            self._note_role(role, getattr(columns, role))
         return columns
+
+    def _note_role(self, role: str, name: str | None) -> None:
+        if name is not None and name not in self.roles[role]:
+            self.roles[role].append(name)
 
     def _select_usable(self, batch: Batch, file: str) -> pa.RecordBatch:
         """Return the rows that can be used; count the others."""

@@ -18,7 +18,8 @@ from taciturn.audit.results import AuditResults, audit_membership, find_canaries
 from taciturn.audit.secret_sharer import REFERENCES
 from taciturn.core import LanguageModel, Params
 from taciturn.data.layout import Cut
-from taciturn.data.population import HeldOutUsers, Population, check_strangers
+from taciturn.data.population import HeldOutUsers, Population
+from taciturn.data.same_people import check_same_split, check_strangers
 from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.errors import TaciturnError
@@ -281,11 +282,13 @@ class FinishedRun:
                 f"{population.folder} has another vocabulary than {self.folder}; build it with"
                 f" `vocabulary={self.folder}`"
             )
-        if not population.folder.samefile(own.folder):
+        opening = ledger.run_rows(guarantee.run)[0]
+        if population.folder.samefile(own.folder):
+            check_same_split(own.folder, opening["population"], guarantee.run)
+        else:
             check_strangers(population.folder, folder_known_to(load_word_model(self.folder)))
         people = HeldOutUsers(population.folder)
         people.check_enough()
-        opening = ledger.run_rows(guarantee.run)[0]
         return _Test(
             model=build.language_model(recipe.model, len(card.vocabulary)),
             params=params,
@@ -439,7 +442,10 @@ def _load_ngrams(path: Path, test: _Test) -> LoadedModel:
         )
     if loaded.is_of_users:
         counted_on = population_of(path).folder
-        if not counted_on.samefile(test.own):
+        opening = opening_of(loaded)
+        if counted_on.samefile(test.own):
+            check_same_split(test.own, opening["population"], opening["run"])
+        else:
             check_strangers(test.own, counted_on)
     return loaded
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from taciturn.data.population import trained_on
+from taciturn.data.same_people import known_to, trained_on
 from taciturn.data.sources import Source
 from taciturn.data.state_of_the_union import held_out_messages
 from taciturn.data.users import position, user_id
@@ -34,6 +34,8 @@ class People:
     messages: list[list[str]]
     # How many people were met and left out.
     left_out: int
+    # Populations of the models that know nobody in the files.
+    unknown_to: list[Path]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,9 @@ class TypingResults:
     words: int
     # People left out of the files; None where it is unknown on whom a model was trained.
     left_out: int | None
+    # Populations that know none of the people in the files, so that those on whom a model was
+    # trained cannot be told from others.
+    unknown_to: list[Path]
 
 
 def simulate_typing(
@@ -69,11 +74,11 @@ def simulate_typing(
     models = [load_word_model(path) for path in paths]
     vocabulary = models[0].vocabulary
     _check_same_words(paths, models)
-    is_trained_on = _people_known_to(models)
+    populations = _populations_known_to(models)
     if source is None:
-        people = People(held_out_messages(vocabulary)[:most_people], left_out=0)
+        people = People(held_out_messages(vocabulary)[:most_people], left_out=0, unknown_to=[])
     else:
-        people = read_people(source, is_trained_on, most_people, partial(progress, "reading"))
+        people = read_people(source, populations, most_people, partial(progress, "reading"))
     typed = _limit_words(people.messages, vocabulary, most_words)
     word_models = [loaded.model for loaded in models]
     if history:
@@ -88,6 +93,7 @@ def simulate_typing(
         people=len(typed),
         words=int(typings[0].tokens.sum()),
         left_out=people.left_out if is_origin_known else None,
+        unknown_to=people.unknown_to,
     )
 
 
@@ -110,14 +116,14 @@ def _check_same_words(paths: Sequence[Path], models: Sequence[LoadedModel]) -> N
         )
 
 
-def _people_known_to(models: Sequence[LoadedModel]) -> Callable[[str], bool]:
-    """Return a predicate of user ids: whether any of the models was trained on that user."""
-    checks = [
-        trained_on(folder_known_to(loaded))
+def _populations_known_to(models: Sequence[LoadedModel]) -> list[Path]:
+    """Return the populations on which any of the models was trained, each once."""
+    folders = [
+        folder_known_to(loaded)
         for loaded in models
         if loaded.is_of_users and not loaded.is_personal
     ]
-    return lambda id: any(is_trained_on(id) for is_trained_on in checks)
+    return list({folder.resolve(): folder for folder in folders}.values())
 
 
 def _limit_words(
@@ -130,26 +136,57 @@ def _limit_words(
 
 def read_people(
     source: Source,
-    is_trained_on: Callable[[str], bool],
+    populations: Sequence[Path],
     most: int,
     progress: Progress = ignore_progress,
 ) -> People:
-    """Read at most this number of people; which ones follows from a hash of their ids."""
+    """Read at most this number of people; which ones follows from a hash of their ids.
+
+    Those on whom any of the populations trains are left out, in whatever spelling they are met.
+    """
+    checks = [trained_on(folder) for folder in populations]
+    is_left_out = cache(partial(_is_any, checks))
+    acquaintance = _Acquaintance(populations)
     messages: dict[str, list[str]] = {}
     room: dict[str, int] = defaultdict(lambda: MOST_CHARACTERS)
     left_out: set[str] = set()
-    is_left_out = cache(is_trained_on)
-    for id, text in _read_messages(source, progress):
-        if is_left_out(id):
+    for spelling, text in _read_messages(source, progress):
+        id = user_id(spelling)
+        acquaintance.meet(spelling)
+        if is_left_out(spelling):
             left_out.add(id)
         elif room[id] > 0:
             messages.setdefault(id, []).append(text[: room[id]])
             room[id] -= len(text)
-    if not messages:
+    by_hash = sorted(messages.keys() - left_out, key=_hash_of)
+    if not by_hash:
         raise _nobody_to_type(source, left_out)
-    by_hash = sorted(messages, key=_hash_of)
     chosen = [messages[id] for id in by_hash[:most]]
-    return People(chosen, left_out=len(left_out))
+    return People(
+        chosen,
+        left_out=len(left_out),
+        unknown_to=acquaintance.unknown_to,
+    )
+
+
+def _is_any(checks: Sequence[Callable[[str], bool]], spelling: str) -> bool:
+    return any(is_trained_on(spelling) for is_trained_on in checks)
+
+
+class _Acquaintance:
+    """Populations, until somebody is met whom they know."""
+
+    def __init__(self, populations: Sequence[Path]) -> None:
+        self._checks = {folder: cache(known_to(folder)) for folder in populations}
+
+    def meet(self, spelling: str) -> None:
+        for folder, is_known in list(self._checks.items()):
+            if is_known(spelling):
+                del self._checks[folder]
+
+    @property
+    def unknown_to(self) -> list[Path]:
+        return list(self._checks)
 
 
 def _nobody_to_type(source: Source, left_out: set[str]) -> DataError:
@@ -165,11 +202,10 @@ def _hash_of(id: str) -> tuple[int, str]:
 
 
 def _read_messages(source: Source, progress: Progress) -> Iterator[tuple[str, str]]:
-    """Yield the id of each message's user, and the message; skip those without an id."""
+    """Yield each message with its user, as spelled there; skip those without an id."""
     for batch in source.batches(progress):
         spellings = batch.column("user").to_pylist()
         texts = batch.column("text").to_pylist()
         for spelling, text in zip(spellings, texts, strict=True):
-            id = user_id(spelling)
-            if id:
-                yield id, text
+            if user_id(spelling):
+                yield spelling, text

@@ -9,7 +9,8 @@ from pathlib import Path
 from dp_accounting import DpEvent
 
 from taciturn.core import Params
-from taciturn.data.population import Population, check_strangers
+from taciturn.data.population import Population
+from taciturn.data.same_people import check_same_split, check_strangers
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.people import open_ledger
 from taciturn.privacy.ledger.ledger import Ledger
@@ -67,7 +68,12 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
     # whom this model protects.
     if earlier is not None and start.lineage:
         people = Path(recipe.data.population)
-        if not people.samefile(earlier.folder):
+        if people.samefile(earlier.folder):
+            row = ledger.model_row(params_digest(params))
+            assert row is not None
+            opening = ledger.run_rows(row["run"])[0]
+            check_same_split(people, opening["population"], row["run"])
+        else:
             check_strangers(people, earlier.folder)
     return start
 
