@@ -5,6 +5,7 @@ against one that keeps its word.
 import functools
 import json
 import math
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -26,10 +27,12 @@ from harness import (
 )
 from taciturn.audit import audit_users
 from taciturn.audit.audit_users import AuditScores
-from taciturn.audit.results import audit_membership, score_audit_users
+from taciturn.audit.results import MembershipResults, audit_membership, score_audit_users
 from taciturn.cli.audit import audit
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, DataError, Vocabulary
+from taciturn.files import from_json, to_json
 from taciturn.privacy.bounding.clipping import MOST_REPORTS
+from taciturn.privacy.noise import sampler
 from taciturn.recipe import build
 from taciturn.recipe.solve import with_noise
 from taciturn.recipe.text import RecipeError
@@ -138,6 +141,28 @@ def with_noise_too_small(monkeypatch, times):
     monkeypatch.setattr(runs, "build", SimpleNamespace(**(vars(build) | {"algorithm": broken})))
 
 
+def with_noise_that_repeats(monkeypatch):
+    """Break the mechanism: the noise of the first half of the parameters is that of the second."""
+    white = sampler.white
+
+    def halves_alike(spread, key, *, stream, size):
+        noise = white(spread, key, stream=stream, size=size)
+        half = size // 2
+        return jax.tree.map(lambda limb: limb.at[half : 2 * half].set(limb[:half]), noise)
+
+    def broken(recipe, vocabulary):
+        whole = build.algorithm(recipe, vocabulary)
+
+        def release(*settings):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sampler, "white", halves_alike)
+                return whole.mechanism.release(*settings)
+
+        return whole._replace(mechanism=whole.mechanism._replace(release=release))
+
+    monkeypatch.setattr(runs, "build", SimpleNamespace(**(vars(build) | {"algorithm": broken})))
+
+
 def found_in(recipe, folder):
     train_run(recipe, folder, quietly)
     return audit_membership(folder, recipe_of(folder))
@@ -150,7 +175,9 @@ def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_acc
     """
     recipe = recipe_of(honest(kind))
     found = audit_membership(honest(kind), recipe)
-    assert not found.audit.is_refuted
+    assert not found.is_refuted
+    # Nor is its noise, of which the first rounds' estimates were kept.
+    assert found.noise.rounds == 8
     users = score_audit_users(recipe, AuditScores(honest(kind)))
     error = 4 / math.sqrt(np.sum(users.mu[users.included] ** 2))
     assert found.audit.signal == pytest.approx(1.0, abs=error)
@@ -169,6 +196,22 @@ def test_noise_that_is_half_of_what_is_claimed_is_found_out(wide, tmp_path, monk
     assert found.audit.spread < 0.75
 
 
+@pytest.mark.parametrize("kind", mostly_slow(["one turn", "honaker", "blt"], "one turn"))
+def test_noise_that_two_halves_of_the_parameters_share_is_found_out(
+    wide, tmp_path, monkeypatch, kind
+):
+    """The scores of the audit users do not show it. The twin is each honest run above."""
+    with_noise_that_repeats(monkeypatch)
+    found = found_in(watched(wide, **MECHANISMS[kind]), tmp_path / "run")
+    assert not found.audit.is_refuted
+    assert found.is_refuted
+    assert found.noise.quiet == 0
+    assert found.noise.repeated > 0.9 * found.noise.parameters
+    half = found.noise.parameters // 2
+    assert f"mostly {half:,} places apart" in found.verdict()
+    assert MembershipResults.from_json(from_json(to_json(found.to_json()))) == found
+
+
 @pytest.mark.parametrize("kind", ["one turn", "blt"], ids=["dp-fedavg", "dp-ftrl"])
 def test_the_command_says_that_nothing_contradicts_the_claim_and_what_it_could_have_seen(
     honest, tmp_path, capsys, kind
@@ -177,8 +220,10 @@ def test_the_command_says_that_nothing_contradicts_the_claim_and_what_it_could_h
     audit(tmp_path / "run")  # exit status 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Nothing contradicts the claim" in said
-    assert "It would have caught noise that is 1." in said
+    assert "Its users would have caught noise that is 1." in said
     assert ("of the μ that is claimed for a person's whole part" in said) == (kind == "blt")
+    assert re.search(r"noise that repeats within a round in (9\d|100) % of the model", said)
+    assert re.search(r"ε at δ = \S+", said)
 
 
 def test_the_command_leaves_with_1_where_noise_is_missing(wide, tmp_path, capsys, monkeypatch):

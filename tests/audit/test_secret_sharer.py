@@ -2,6 +2,7 @@
 rules.
 """
 
+import json
 import math
 from functools import cache
 
@@ -207,8 +208,37 @@ def test_canaries_keep(tmp_path):
     assert spelled == [[VOCABULARY.words[word] for word in one.words] for one in canaries]
     with pytest.raises(DataError, match="another vocabulary"):
         load_canaries(tmp_path / "canaries.json", Vocabulary(words=(*SPECIAL, "hello")))
-    (tmp_path / "canaries.json").write_text('{"words": 1}')
-    with pytest.raises(DataError, match="damaged"):
+
+
+WHOLE = {"words": ["a"] * 5, "users": 1, "copies": 1, "seen": 1.0}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"words": 1},
+        5,
+        [WHOLE | {"words": 5}],
+        [WHOLE | {"words": None}],
+        [WHOLE | {"words": [["a"]] * 5}],
+        [WHOLE | {"words": [1, "a", "a", "a", "a"]}],
+        [WHOLE | {"words": ["a"]}],
+        [WHOLE | {"users": "many"}],
+        [WHOLE | {"copies": None}],
+        [WHOLE | {"seen": []}],
+        [None],
+        ["words"],
+    ],
+)
+def test_damaged_rows_of_canaries_are_refused_in_a_sentence(tmp_path, content):
+    (tmp_path / "canaries.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="is not a list of canaries, or is damaged"):
+        load_canaries(tmp_path / "canaries.json", VOCABULARY)
+
+
+def test_a_file_without_canaries_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "canaries.json").write_text("[]")
+    with pytest.raises(DataError, match="has no canaries"):
         load_canaries(tmp_path / "canaries.json", VOCABULARY)
 
 

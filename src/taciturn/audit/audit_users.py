@@ -7,7 +7,8 @@ docs/audit.md describes the method. A run records how far each released estimate
 direction of each user, whether it took part or not, and in some directions that no user sends
 (`FILE_NAME`), and who took part (`COINS`). Directions are Walsh functions of the shuffled
 parameters, times random signs that all users share: orthogonal (exactly, where one clip norm covers
-all layers), and an estimate's products with 10,000 of them are one fast transform.
+all layers), and an estimate's products with 10,000 of them are one fast transform. Beside them, the
+estimates of the first rounds are kept (first_estimates.py), for what these sums cannot show.
 """
 
 import io
@@ -23,6 +24,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from taciturn import randomness, trees
+from taciturn.audit.first_estimates import FirstEstimates
 from taciturn.core import (
     Algorithm,
     Fleet,
@@ -96,6 +98,12 @@ class AuditUsers:
         self._unit = _largest_effect(recipe)
         self._sum_on_device = jax.jit(self._sum_directions)
         self._round = 0
+        assert recipe.privacy.noise_multiplier
+        self._multiplier = recipe.privacy.noise_multiplier
+        self._first_estimates = FirstEstimates(
+            rounds=recipe.run.rounds,
+            layers=[leaf.size for leaf in jax.tree.leaves(params)],
+        )
         # Readings that are not written yet, by round.
         self._seen: dict[int, np.ndarray] = {}
 
@@ -159,7 +167,7 @@ class AuditUsers:
         return self._mechanism.bound(public, update, jnp.float32(1), own_key)
 
     def observe(self, before: TrainState, after: TrainState) -> None:
-        """Record how far a round's estimate went in each direction.
+        """Record how far a round's estimate went in each direction; keep the first ones.
 
         The unit is what a report of full length moves an estimate by.
         """
@@ -167,7 +175,9 @@ class AuditUsers:
         products = self._directions.products(after.estimate)
         # Of the noise: after a crash it may differ from the round.
         row = int(after.mechanism.round) - 1
-        self._seen[before.round] = np.append(row, products / (self._unit * clip_norm))
+        effect = self._unit * clip_norm
+        self._seen[before.round] = np.append(row, products / effect)
+        self._first_estimates.observe(before.round, after.estimate, effect * self._multiplier)
 
     def save(self, folder: Path, mode: int) -> None:
         """Save what was recorded; a round repeated after a crash overwrites its row.
@@ -176,6 +186,7 @@ class AuditUsers:
             folder: the run's.
             mode: of the model's file, because readings are as private.
         """
+        self._first_estimates.save(folder, mode)
         path = folder / FILE_NAME
         if not path.exists():
             self._write_without_readings(folder, mode)

@@ -10,11 +10,12 @@ make two of it.
 """
 
 import json
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -278,19 +279,31 @@ def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
 
 
 def _read_saved_canaries(path: Path) -> list[_SavedCanary]:
-    saved = []
     try:
-        for row in json.loads(path.read_text(encoding="utf-8")):
-            saved_canary = _SavedCanary(
-                words=row["words"],
-                users=row["users"],
-                copies=row["copies"],
-                seen=row["seen"],
-            )
-            saved.append(saved_canary)
-    except (ValueError, KeyError, TypeError):
+        saved = [_read_row(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{path} is not a list of canaries, or is damaged") from None
+    if not saved:
+        raise DataError(f"{path} has no canaries")
     return saved
+
+
+def _read_row(row: dict[str, Any]) -> _SavedCanary:
+    """Return the canary of a row.
+
+    Raises:
+        TypeError: a value has another type than a canary's.
+    """
+    saved_canary = _SavedCanary(
+        words=list(row["words"]),
+        users=operator.index(row["users"]),
+        copies=operator.index(row["copies"]),
+        seen=float(row["seen"]),
+    )
+    are_words = all(isinstance(word, str) for word in saved_canary.words)
+    if not are_words or len(saved_canary.words) != LENGTH:
+        raise TypeError
+    return saved_canary
 
 
 def _draw_seed(root: bytes) -> int:

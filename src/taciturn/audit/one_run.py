@@ -20,6 +20,7 @@ such scores need another bound (Mahloujifar et al. 2024), and ours has none.
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -224,6 +225,37 @@ def least_caught(
     noise_variance = (signal / times) ** 2 - people
     can_be_caught = signal > 0 and noise_variance > 0
     return 1 / math.sqrt(noise_variance) if can_be_caught else math.inf
+
+
+def count_needed_users(audit: Audit, times: float, likely: float) -> int | None:
+    """Return how many audit users would catch noise that is this many times too small.
+
+    They are users with the same turns in the same run, half of them in. None where no number of
+    them would, because people hide it.
+
+    Args:
+        audit: of the run.
+        times: how many times too small the noise is.
+        likely: the probability.
+    """
+    for users in _round_numbers():
+        factor = least_caught(
+            power=audit.mu * math.sqrt(users / 2),
+            freedom=users - 1,
+            signal=min(audit.signal, 1.0),
+            people=max(0.0, audit.spread**2 - 1),
+            likely=likely,
+        )
+        if factor <= times:
+            return users
+    return None
+
+
+def _round_numbers() -> Iterator[int]:
+    """Yield 100, 110, 120, …, 990, 1,000, 1,100, … up to ten million."""
+    for exponent in range(1, 6):
+        for digits in range(10, 100):
+            yield digits * 10**exponent
 
 
 def _statistic_of_bound_one(power: float, freedom: int) -> float:

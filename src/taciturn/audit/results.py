@@ -12,20 +12,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taciturn.audit import audit_users, canaries
+from taciturn.audit import audit_users, canaries, first_estimates, repeated_noise
 from taciturn.audit.audit_users import AuditScores
 from taciturn.audit.canaries import load_canaries
+from taciturn.audit.first_estimates import load_first_estimates
 from taciturn.audit.matched_filter import best_filters, noise_rows
-from taciturn.audit.one_run import LIKELY, Audit, audit_scores
+from taciturn.audit.one_run import LIKELY, Audit, audit_scores, count_needed_users
+from taciturn.audit.repeated_noise import Distance, NoiseAudit, audit_noise
 from taciturn.audit.secret_sharer import measure
 from taciturn.core import WordModel
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.evaluation.intervals import Interval
 from taciturn.privacy.accounting.conversions import gaussian_epsilon
+from taciturn.privacy.accounting.rounding_up import epsilon_text
 from taciturn.privacy.noise.sensitivity import segments
 from taciturn.progress import Progress
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
+
+# An audit says how many users it takes to catch noise that is this many times too small.
+WORTH_CATCHING = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,17 +125,69 @@ class MembershipResults:
     epsilon_at_least: float
     # The μ of the run's claim about every person, where it is one of μ-GDP.
     whole: float | None
+    # What the first estimates say; older versions kept none.
+    noise: NoiseAudit | None = None
+
+    @property
+    def is_refuted(self) -> bool:
+        """Tell whether the claim cannot be true, by the audit users or by the noise itself."""
+        return self.audit.is_refuted or (self.noise is not None and self.noise.is_refuted)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return μ and ε in words: as claimed, as found, and at least.
+
+        What is claimed is rounded up, and what is certain is rounded down.
+        """
+        audit = self.audit
+        return [
+            ("claimed", round_up(audit.mu), epsilon_text(self.claimed_epsilon)),
+            ("found", _nearest(audit.times * audit.mu), _nearest(self.epsilon)),
+            (
+                "found, at least (99.9 % confidence)",
+                round_down(audit.times_at_least * audit.mu),
+                round_down(self.epsilon_at_least),
+            ),
+        ]
+
+    def verdict(self) -> str:
+        """Say whether the claim can be true."""
+        accusations = []
+        if self.audit.is_refuted:
+            accusations.append(_describe_refutation(self.audit))
+        if self.noise:
+            accusations += _describe_bad_noise(self.noise)
+        if accusations:
+            return f"BROKEN: {'; '.join(accusations)}. Trust no model of this run."
+        return "Nothing contradicts the claim. That proves nothing about what an audit cannot see."
+
+    def power(self) -> list[str]:
+        """Say what this audit could have noticed, in sentences."""
+        sentences = [_describe_power(self.audit)]
+        if self.whole is not None:
+            share = math.floor(100 * min(1.0, self.audit.mu / self.whole))
+            sentences.append(
+                f"These turns test {share} % of the μ that is claimed for a person's whole part in"
+                " the run."
+            )
+        if self.noise is None:
+            sentences.append(
+                "It kept no estimates, as an older version trained it: noise that is repeated"
+                " within a round was not looked for."
+            )
+        else:
+            sentences.append(_describe_power_over_noise(self.noise))
+        return sentences
 
     def to_json(self) -> dict[str, Any]:
         likely = [str(probability) for probability in LIKELY]
-        return {
+        content = {
             "delta": self.delta,
             "turns": self.turns,
             "claimed_epsilon": self.claimed_epsilon,
             "epsilon": self.epsilon,
             "epsilon_at_least": self.epsilon_at_least,
             "mu_of_the_whole_claim": self.whole,
-            "refuted": self.audit.is_refuted,
+            "refuted": self.is_refuted,
             "included": self.audit.included,
             "left_out": self.audit.left_out,
             "mu": self.audit.mu,
@@ -139,6 +197,9 @@ class MembershipResults:
             "spread": self.audit.spread,
             "caught": dict(zip(likely, self.audit.caught, strict=True)),
         }
+        if self.noise:
+            content["noise"] = _noise_to_json(self.noise)
+        return content
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "MembershipResults":
@@ -162,7 +223,112 @@ class MembershipResults:
             epsilon_at_least=content["epsilon_at_least"],
             # What was null is read as NaN.
             whole=None if math.isnan(whole) else whole,
+            noise=_noise_from_json(content["noise"]) if "noise" in content else None,
         )
+
+
+def round_up(value: float) -> str:
+    """Write a number that is not to be flattered, with two digits after the point.
+
+    >>> round_up(1.231), round_down(1.239)
+    ('1.24', '1.23')
+    """
+    return f"{math.ceil(100 * value) / 100:.2f}" if math.isfinite(value) else "∞"
+
+
+def round_down(value: float) -> str:
+    """Write a lower bound, with two digits after the point."""
+    return f"{math.floor(100 * value) / 100:.2f}" if math.isfinite(value) else "∞"
+
+
+def _nearest(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _describe_refutation(audit: Audit) -> str:
+    return (
+        f"there is at least {round_down(audit.times_at_least)} times less noise than is claimed, or"
+        f" reports are as much longer (found: noise {audit.spread:.2f} and reports"
+        f" {audit.signal:.2f} times what is claimed)"
+    )
+
+
+def _describe_bad_noise(noise: NoiseAudit) -> list[str]:
+    words = []
+    if noise.repeated:
+        words.append(_describe_repeated(noise))
+    if noise.times_at_least > 1:
+        words.append(
+            f"all noise of the first rounds is at least {round_down(noise.times_at_least)} times"
+            " smaller than is claimed"
+        )
+    if noise.quiet:
+        words.append(
+            f"{noise.quiet:,} of {noise.parameters:,} parameters have less noise than is claimed"
+        )
+    return words
+
+
+def _describe_repeated(noise: NoiseAudit) -> str:
+    assert noise.distance
+    how = "subtracts" if noise.distance.sign > 0 else "adds"
+    return (
+        f"of {noise.parameters:,} parameters, {noise.repeated:,} share their noise with others,"
+        f" mostly {noise.distance.between:,} places apart, and who {how} these is rid of it"
+    )
+
+
+def _describe_power(audit: Audit) -> str:
+    caught = []
+    for likely, factor in zip(LIKELY, audit.caught, strict=True):
+        if math.isfinite(factor):
+            caught.append(f"{round_up(factor)} times too small with a probability of {likely:.0%}")
+    if not caught:
+        words = "Its users would not have caught noise that is missing altogether."
+    else:
+        words = f"Its users would have caught noise that is {', '.join(caught)}."
+    if audit.caught[0] <= WORTH_CATCHING:
+        return words
+    needed = count_needed_users(audit, times=WORTH_CATCHING, likely=LIKELY[0])
+    if needed is None:
+        return f"{words} No number of them would catch noise {WORTH_CATCHING} times too small."
+    return (
+        f"{words} It takes {needed:,} users to catch noise {WORTH_CATCHING} times too small with a"
+        f" probability of {LIKELY[0]:.0%}."
+    )
+
+
+def _describe_power_over_noise(noise: NoiseAudit) -> str:
+    smaller = "would not have shown noise that is missing altogether"
+    if math.isfinite(noise.caught):
+        times = round_up(noise.caught)
+        smaller = (
+            f"would have shown noise that is {times} times too small with a probability of"
+            f" {repeated_noise.LIKELY:.0%}"
+        )
+    share = math.floor(100 * noise.noticed)
+    return (
+        f"The estimates of the first {noise.rounds} rounds {smaller}. They would have shown noise"
+        f" that repeats within a round in {share} % of the model: of two whole layers, or of"
+        f" {noise.noticed_from:,} parameters in a row. They accuse one in a million sound"
+        " mechanisms."
+    )
+
+
+def _noise_to_json(noise: NoiseAudit) -> dict[str, Any]:
+    content = noise._asdict()
+    content["refuted"] = noise.is_refuted
+    if noise.distance:
+        content["distance"] = noise.distance._asdict()
+    return content
+
+
+def _noise_from_json(content: dict[str, Any]) -> NoiseAudit:
+    fields = {name: content[name] for name in NoiseAudit._fields}
+    # What was null is read as NaN.
+    is_repeated = isinstance(content["distance"], dict)
+    fields["distance"] = Distance(**content["distance"]) if is_repeated else None
+    return NoiseAudit(**fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,6 +486,38 @@ def audit_membership(folder: Path, recipe: Recipe) -> MembershipResults | None:
         epsilon=_epsilon(audit.times * audit.mu, delta),
         epsilon_at_least=_epsilon(mu_at_least, delta),
         whole=_claimed_mu(recipe, len(recorded.rows)),
+        noise=_audit_noise(folder, recipe, recorded),
+    )
+
+
+def _audit_noise(folder: Path, recipe: Recipe, recorded: AuditScores) -> NoiseAudit | None:
+    """Audit the noise of the first rounds, if the run kept their estimates.
+
+    Args:
+        folder: the run's.
+        recipe: of the run.
+        recorded: of the same rounds; it names their rows of noise.
+    """
+    try:
+        kept = load_first_estimates(folder)
+    except (OSError, EOFError, ValueError, TypeError):
+        raise DataError(
+            f"the files {first_estimates.LAYERS} and {first_estimates.FILE_NAME} of {folder} are"
+            " damaged"
+        ) from None
+    if kept is None:
+        return None
+    both = min(len(kept.rows), len(recorded.rounds))
+    # A crash may have come between the files, and then one has more rounds than the other.
+    are_first = recorded.rounds[:both] == np.arange(both)
+    rows = recorded.rows[:both][are_first]
+    if not len(rows):
+        return None
+    return audit_noise(
+        estimates=kept.rows[: len(rows)],
+        noise=rows_of_noise(recipe)[rows],
+        layers=kept.layers,
+        is_kept=kept.is_kept,
     )
 
 
