@@ -136,8 +136,9 @@ def test_training_says_what_begins_and_the_time_left_does_not_count_compiling(mo
     monkeypatch.setattr(progress_display.time, "monotonic", lambda: now[0])
     with progress_display.training_bar("run") as progress:
         for done, now[0] in ((0, 15.0), (1, 60.0), (11, 70.0)):
-            progress(done, 41, {"accuracy_top1": 0.2, "epsilon": 0.0, "round": 0})
-    start = "Top1 20.00%, ε 0.00 at round 0"
+            row = {"accuracy_top1": 0.2, "epsilon": 0.0, "delta": 1e-8, "round": 0}
+            progress(done, 41, row)
+    start = "Top1 20.00%, ε = 0.00 at δ = 1e-08 after round 0"
     assert capsys.readouterr().out.splitlines() == [
         "run: compiling, and measuring the start",
         "run: 0 of 41 rounds  compiling a round",

@@ -413,7 +413,7 @@ def test_two_models_leave_a_phone_room_to_type_with_their_figures_beside_their_n
     )  # in sight together with the message and both strips
     assert boxes["#guarantees"]["y"] > boxes["#keys"]["y"]
     assert [one.replace("\xa0", " ") for one in phone.locator(".badge").all_inner_texts()] == [
-        "ε = 8.00",
+        "ε = 8.00, δ = 1e-10",
         "⚠ ε = ∞",
     ]
     context.close()

@@ -84,7 +84,12 @@ def demo(
         "non_private_twin": twin.scores,
     }
     top1 = {name: vars(scores["accuracy_top1"]) for name, scores in measured.items()}
-    return {"folder": str(folder), "epsilon": private.guarantee.epsilon, "accuracy_top1": top1}
+    return {
+        "folder": str(folder),
+        "epsilon": private.guarantee.epsilon,
+        "delta": private.guarantee.delta,
+        "accuracy_top1": top1,
+    }
 
 
 def _simulate_users(folder: Path, words: "Vocabulary") -> None:

@@ -9,7 +9,12 @@ from typer import Argument, Option
 import taciturn as tt
 from taciturn.cli.output import begin, console, print_metrics, say
 from taciturn.cli.progress_display import stages
-from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, rho_text
+from taciturn.privacy.accounting.rounding_up import (
+    delta_text,
+    epsilon_text,
+    pair_text,
+    rho_text,
+)
 
 if TYPE_CHECKING:
     from taciturn.runs.finished import Evaluation
@@ -86,7 +91,8 @@ def compare(
 
 
 def _print_epsilon(letter: str, folder: Path, evaluation: "Evaluation") -> None:
-    console.print(f"{letter}: {folder}  (ε {epsilon_text(evaluation.guarantee.epsilon)})")
+    guarantee = evaluation.guarantee
+    console.print(f"{letter}: {folder}  ({pair_text(guarantee.epsilon, guarantee.delta)})")
 
 
 def report(

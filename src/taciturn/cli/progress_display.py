@@ -23,7 +23,7 @@ from rich.progress import (
 
 from taciturn.cli.output import console, say
 from taciturn.fleets.secure_aggregation.stages import Stage
-from taciturn.privacy.accounting.rounding_up import epsilon_text
+from taciturn.privacy.accounting.rounding_up import pair_text
 
 # Between two lines in a pipe.
 LINE_SECONDS = 10.0
@@ -197,7 +197,8 @@ def _show_rounds(show: Callable[..., None], done: int, all: int, row: dict[str, 
     note = "compiling a round"
     if done:
         top1 = f"Top1 {row['accuracy_top1']:.2%}"
-        note = f"{top1}, ε {epsilon_text(row['epsilon'])} at round {row['round']}"
+        spent = pair_text(row["epsilon"], row["delta"])
+        note = f"{top1}, {spent} after round {row['round']}"
     show(done, all, note)
 
 
@@ -217,8 +218,8 @@ class FleetView:
     def progress(self, done: int, all: int, row: dict[str, Any]) -> None:
         """Show the rounds that are finished."""
         self._finished_rounds = done
-        epsilon = epsilon_text(row["epsilon"])
-        note = f"ε {epsilon}  {row['uploads']:,} reports, {row['dropped_out']:,} lost"
+        spent = pair_text(row["epsilon"], row["delta"])
+        note = f"{spent}  {row['uploads']:,} reports, {row['dropped_out']:,} lost"
         if row["failed_rounds"]:
             note += f", {row['failed_rounds']} failed"
         self._show("rounds", done, all, f"{note}  Top1 {row['accuracy_top1']:.2%}")

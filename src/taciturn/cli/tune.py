@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from taciturn.cli.output import begin, leave_interrupted, print_table, say
 from taciturn.cli.progress_display import bar
-from taciturn.privacy.accounting.rounding_up import epsilon_text
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
 
 if TYPE_CHECKING:
     from taciturn.runs.tuning import Trial
@@ -55,7 +55,7 @@ def tune(
     except KeyboardInterrupt:
         leave_interrupted("Nothing is lost; continue with the same command")
     print_table(
-        ("", "AccuracyTop1", "AccuracyTop3", "ε"),
+        ("", "AccuracyTop1", "AccuracyTop3", "ε", "δ"),
         [_describe_trial(trial) for trial in trials],
         f"On simulated users, pieces of {corpus.source}",
         styles=["bold"],
@@ -71,4 +71,5 @@ def _show_trial(show: Callable[..., None], done: int, all: int, round: int, roun
 
 def _describe_trial(trial: "Trial") -> tuple[str, ...]:
     settings = "\n".join(trial.settings)
-    return (settings, f"{trial.top1:.2%}", f"{trial.top3:.2%}", epsilon_text(trial.epsilon))
+    costs = (epsilon_text(trial.epsilon), delta_text(trial.delta))
+    return (settings, f"{trial.top1:.2%}", f"{trial.top3:.2%}", *costs)

@@ -366,11 +366,13 @@ def _load_kept_model(run: Run, state: TrainState) -> KeptModel:
 
 def _latest_row(run: Run, measured: Row) -> Row:
     """Return the last evaluation, and for real devices what was spent and sent since."""
+    # Older versions did not measure it.
+    row = {**measured, "delta": run.recipe.delta}
     if run.recipe.fleet.kind != "devices":
-        return measured
+        return row
     failed = run.log.failed_cohorts if run.log else 0
     return {
-        **measured,
+        **row,
         **run.fleet.stats(),
         "epsilon": run.account.guarantee().epsilon,
         "failed_rounds": failed,

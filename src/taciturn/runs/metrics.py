@@ -35,6 +35,8 @@ class MetricsRow:
     round: int
     releases: int
     epsilon: float
+    # For which the ε of this row is.
+    delta: float
     rho: float
     accuracy_top1: float
     accuracy_top3: float
@@ -153,6 +155,7 @@ def measure_row(run: Run, state: TrainState, scores: Scores) -> MetricsRow:
         round=state.round,
         releases=guarantee.releases,
         epsilon=guarantee.epsilon,
+        delta=guarantee.delta,
         rho=guarantee.rho,
         **figures,
         accuracy_top1_margin=together["accuracy_top1"].margin,

@@ -158,7 +158,7 @@ def write_report(
         *_warn_of_other_text(rebuilt),
         *_say_why_stopped(folder),
         _show_tiles(model, start),
-        _draw_curves(rows),
+        _draw_curves(rows, guarantee.delta),
         _show_groups(held_out, model, start, noisy=guarantee.is_private),
         _compare_models([*earlier, trained, *beside], own=len(earlier)),
         _show_spending(ledger),
@@ -174,7 +174,9 @@ def _note(words: str) -> Html:
 
 
 def _describe_model(name: str, model: Scores, guarantee: Guarantee) -> Tested:
-    privacy = f"ε = {epsilon_text(guarantee.epsilon)}"
+    privacy = "ε = ∞"
+    if guarantee.epsilon < math.inf:
+        privacy = pair_text(guarantee.epsilon, guarantee.delta)
     if guarantee.is_simulated:
         privacy += ", in a simulation"
     return Tested(name=name, privacy=privacy, scores=model)
@@ -360,13 +362,13 @@ def _show_tiles(model: Scores, start: Scores | None) -> Html:
     )
 
 
-def _draw_curves(rows: list[Row]) -> Html:
+def _draw_curves(rows: list[Row], delta: float) -> Html:
     accuracy = _points_of(rows, "accuracy_top1", margin="accuracy_top1_margin")
     curves = [chart("AccuracyTop1 of held-out people", accuracy, PERCENT)]
     for column, title in CURVES.items():
         if column in rows[-1]:
             curves.append(chart(title, _points_of(rows, column), NUMBER))
-    curves.append(_draw_epsilon(rows))
+    curves.append(_draw_epsilon(rows, delta))
     return section("Over the rounds", tag("div", *curves, class_="curves"))
 
 
@@ -379,8 +381,8 @@ def _points_of(rows: list[Row], column: str, margin: str = "") -> list[Point]:
     return points
 
 
-def _draw_epsilon(rows: list[Row]) -> Html:
-    title = "ε spent"
+def _draw_epsilon(rows: list[Row], delta: float) -> Html:
+    title = f"ε spent, at δ = {delta_text(delta)}"
     if not math.isfinite(rows[-1]["epsilon"]):
         words = "∞ from the first round on: there is no privacy."
         return tag("figure", tag("figcaption", title), _note(words))
@@ -440,12 +442,12 @@ def _show_spending(ledger: Ledger) -> Html:
     """Say what all runs on these people cost together, which is what matters to a person."""
     runs = ledger.runs()
     opened = [ledger.run_rows(run)[0] for run in runs]
-    delta = min(row["delta"] for row in opened)
-    spent, _ = ledger.total(delta)
+    usual = ledger.usual_delta()
+    spent, _ = ledger.total(usual.delta)
     whole = "This is the only run on these people. In all they have spent"
     if len(runs) > 1:
         whole = f"All {len(runs)} runs on these people together, discarded ones included:"
-    parts = [tag("p", f"{whole} {pair_text(spent, delta)}.")]
+    parts = [tag("p", f"{whole} {pair_text(spent, usual.delta)} (δ: {usual.source}).")]
     seeded = sum(row["randomness"] != "operating system" for row in opened)
     if seeded:
         words = (

@@ -39,6 +39,7 @@ class Trial(NamedTuple):
     top1: float
     top3: float
     epsilon: float
+    delta: float
 
 
 class Size(NamedTuple):
@@ -137,6 +138,7 @@ class _Sweep:
             top1=last["accuracy_top1"],
             top3=last["accuracy_top3"],
             epsilon=last["epsilon"],
+            delta=public.delta,
         )
 
     def _deal_text(self, size: Size) -> Path:

@@ -336,10 +336,11 @@ class KeyboardPage {
   }
 }
 
-/** The figure of a promise, to stand beside the model's name. */
+/** The figures of a promise, to stand beside the model's name: an ε says nothing without its δ. */
 function inShort({ plain, promises }) {
-  const figure = plain.join(" ").match(/ε (?:= |is )?(?:> )?[\d.,]*[\d∞]/)?.[0].replaceAll(" ", "\u00a0");
-  return `${promises ? "" : "⚠ "}${figure ?? (promises ? "public text" : "no guarantee")}`;
+  const figures = plain.join(" ").match(/ε (?:= |is )?(?:> )?[\d.,]*[\d∞](?: and δ = [\d.e-]*\d)?/)?.[0];
+  const inOneLine = figures?.replace(" and", ",").replaceAll(" ", "\u00a0");
+  return `${promises ? "" : "⚠ "}${inOneLine ?? (promises ? "public text" : "no guarantee")}`;
 }
 
 /** All of a warning is in sight; of a promise the figure is, and what it means one click away. */
