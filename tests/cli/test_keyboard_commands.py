@@ -298,6 +298,18 @@ def test_two_models_are_shown_as_an_a_b_table(made, tmp_path):
     assert "with each person's own history" in said
 
 
+def test_history_is_given_to_both_or_to_neither(made):
+    """Of one model twice there is no change. The twin: one without, beside one with, has one."""
+    found = {}
+    for history in ([], ["--history"]):
+        asked = ["keyboard", "evaluate", made / "private-run", made / "private-run"]
+        ran = run_cli(*asked, "--text", made / "chats.csv", "--json", *history)
+        content = json.loads(ran.output)
+        assert content["change"]["keystroke_saving"]["value"] == 0.0
+        found[bool(history)] = content["models"][0]["keystroke_saving"]["value"]
+    assert found[False] != found[True]
+
+
 def test_the_page_serves_each_model_with_its_guarantee(made):
     server = make_keyboard_server([made / "private-run", made / "plain-run"], ["home"], 0)
     Thread(target=server.serve_forever, daemon=True).start()

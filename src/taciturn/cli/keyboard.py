@@ -101,7 +101,7 @@ def evaluate(
     history: Annotated[
         bool,
         Option(
-            "--history", help="let the (second) model also learn from what each person has typed"
+            "--history", help="let the model, or both, also learn from what each person has typed"
         ),
     ] = False,
     people: Annotated[
@@ -192,14 +192,12 @@ def _print_people(results: "TypingResults") -> None:
 
 
 def _print_models(paths: list[Path], history: bool) -> None:
-    """Print which model is called A and which B; the last one may learn from each person."""
+    """Print which model is called A and which B, and whether they learn from each person."""
     lines = [str(path) for path in paths]
     if len(paths) > 1:
         lines = [f"{letter}: {path}" for letter, path in zip("AB", paths, strict=True)]
-    if history:
-        lines[-1] += ", with each person's own history"
     for line in lines:
-        say(line)
+        say(f"{line}, with each person's own history" if history else line)
 
 
 @keyboard_app.command()
@@ -262,6 +260,7 @@ def ngram(
         f"{out}: {order}-grams, {smoothing}; NO privacy guarantee (ε = ∞), and its ledger says so"
     )
     _print_baseline(baseline)
+    console.print("On the page of a run: taciturn report RUN --beside FOLDER", style="dim")
     return {**about, "private": False, **baseline.to_json()}
 
 

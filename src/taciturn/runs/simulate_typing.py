@@ -66,7 +66,8 @@ def simulate_typing(
     Args:
         paths: of one model or two.
         source: what people wrote; None for the users of the demo.
-        history: whether the last model also learns from each person.
+        history: whether each model also learns from each person; both, as like is to be compared
+            with like.
         most_people: how many people type, at most.
         most_words: of each person.
         progress: called with what is done, how much of it, and of how much.
@@ -80,11 +81,9 @@ def simulate_typing(
     else:
         people = read_people(source, populations, most_people, partial(progress, "reading"))
     typed = _limit_words(people.messages, vocabulary, most_words)
-    word_models = [loaded.model for loaded in models]
-    if history:
-        word_models[-1] = WithHistory(word_models[-1])
     typings = []
-    for loaded, word_model, stage in zip(models, word_models, _name_stages(models), strict=True):
+    for loaded, stage in zip(models, _name_stages(models), strict=True):
+        word_model = WithHistory(loaded.model) if history else loaded.model
         show = partial(progress, stage)
         typings.append(simulate(word_model, loaded.vocabulary, typed, show))
     is_origin_known = all(_is_origin_known(loaded) for loaded in models)
