@@ -10,6 +10,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -37,6 +38,13 @@ CLIP_NORM = 0.8
 ARRANGEMENTS = ("alone", "side by side")
 MOST_PROCESSES = 12
 
+# Of a compiled program: what adds two floats, and where it is applied to many.
+ADDITION = re.compile(
+    r"%([\w.-]+) \([^\n]*-> f32\[\] \{\n(?:  %[^\n]*\n)*  ROOT %[\w.-]+ = f32\[\] add\("
+)
+REDUCTION = re.compile(r"= f32\[([\d,]*)\]\S* reduce\(%([\w.-]+), [^\n]*to_apply=%([\w.-]+)")
+WINDOWS = re.compile(r" reduce-window\([^\n]*window=\{size=([\dx]+)[^\n]*to_apply=%([\w.-]+)")
+
 Norm = Callable[[PyTree], jax.Array]
 
 
@@ -50,6 +58,8 @@ class Measured(NamedTuple):
     ratio: float
     # The length of the report, in clip norms.
     length: float
+    # How many numbers the compiled program adds up in one sum, at most.
+    summands: int
 
 
 def sizes() -> list[int]:
@@ -116,7 +126,26 @@ def length_of(report: Report) -> float:
     layers = jax.tree.leaves(
         unpack(Public(jnp.float32(CLIP_NORM)), report.update), is_leaf=int64.is_int64
     )
-    return true_norm_of(np.concatenate([int64.to_numpy(layer) for layer in layers])) / REACH
+    steps = [int64.to_numpy(layer).ravel() for layer in layers]
+    return true_norm_of(np.concatenate(steps)) / REACH
+
+
+def longest_sum(program: str) -> int:
+    """How many floats a compiled program adds up in one sum, at most."""
+    shapes = dict(re.findall(r"%([\w.-]+) = f32\[([\d,]*)\]", program))
+    additions = set(ADDITION.findall(program))
+    summands = [1]
+    for result, operand, adder in REDUCTION.findall(program):
+        if adder in additions:
+            summands.append(_count(shapes[operand]) // _count(result))
+    for window, adder in WINDOWS.findall(program):
+        if adder in additions:
+            summands.append(_count(window))
+    return max(summands)
+
+
+def _count(shape: str) -> int:
+    return math.prod(int(extent) for extent in re.findall(r"\d+", shape))
 
 
 def measure(
@@ -139,11 +168,13 @@ def measure(
     measured = []
     for arrangement in arrangements:
         if arrangement == "alone":
-            program = jax.jit(bound_and_report)
+            program = jax.jit(bound_and_report).lower(values[0], scaled[0]).compile()
             results = [program(*pair) for pair in zip(values, scaled, strict=True)]
         else:
-            bounds, reports = jax.jit(jax.vmap(bound_and_report))(values, scaled)
+            program = jax.jit(jax.vmap(bound_and_report)).lower(values, scaled).compile()
+            bounds, reports = program(values, scaled)
             results = [(bounds[row], _row_of(reports, row)) for row in range(len(PATTERNS))]
+        summands = longest_sum(program.as_text() or "")
         for pattern, truth, (bound, report) in zip(PATTERNS, truths, results, strict=True):
             measured.append(
                 Measured(
@@ -152,6 +183,7 @@ def measure(
                     arrangement=arrangement,
                     ratio=truth / float(bound),
                     length=length_of(jax.device_get(report)),
+                    summands=summands,
                 )
             )
     return measured
@@ -210,6 +242,7 @@ def main() -> None:
         "arrangements": list(ARRANGEMENTS),
         "measured": len(measured),
         "is a bound": is_bound,
+        "longest sum": max(one.summands for one in measured),
         "worst": worst,
     }
     text = json.dumps(found, indent=2) + "\n"

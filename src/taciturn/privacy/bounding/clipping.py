@@ -142,6 +142,8 @@ def pack(public: Public, update: Update, _key: Key | None = None) -> PyTree:
 
     def pack_layer(values: jax.Array) -> Digits:
         scaled = jnp.clip(values * (STEPS / public.clip_norm), -STEPS, STEPS)
+        # Both digits are of one value: compilers may compute it for each, rounded differently.
+        scaled = jax.lax.optimization_barrier(scaled)
         high = jnp.trunc(scaled)
         low = jnp.trunc((scaled - high) * STEPS)
         return Digits(high.astype(jnp.int32), low.astype(jnp.int32))
@@ -292,6 +294,8 @@ def encode(bound: Bound, public: Public, update: Update, weight: jax.Array, key:
         weight: any; it counts as between 0 and 1.
         key: for rounding at random.
     """
+    # What is measured is what leaves: compilers may compute it twice, rounded differently.
+    update = jax.lax.optimization_barrier(update)
     usable = trees.norm_upper_bound(update) <= LARGEST_UPDATE
     update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
     limited_weight = jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0)
