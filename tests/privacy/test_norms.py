@@ -26,8 +26,8 @@ from taciturn.privacy.bounding.clipping import encode, flat_clip, per_layer_clip
 
 pytestmark = pytest.mark.optimised
 
-# Forty of all sizes: those at which XLA merged sums, and each sixth of the others to a million.
-FEW = [*MERGED, *[size for size in sizes() if size not in MERGED and size < 10**6][::6]]
+# Forty of all sizes: those at which XLA merged sums, and each fifth of the others to a million.
+FEW = [*MERGED, *[size for size in sizes() if size not in MERGED and size < 10**6][::5]]
 # Of the shapes of a real model, small ones among them, a scalar, and an empty one.
 LAYERS = {
     "embedding": (1003, 96),
