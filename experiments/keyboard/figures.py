@@ -10,14 +10,12 @@ from lib.page import Item, Judged, judge_by_groups, mark_not_run, table
 from lib.results import Group, Measured, Result, load_computed, percent
 from lib.svg import Line, figure
 from lib.verdicts import (
-    Difference,
     Part,
     Spread,
     Verdict,
     compare,
-    judge_exact,
+    judge_counted,
     judge_more,
-    judge_together,
     pool_runs,
 )
 from taciturn.audit.results import rank_text
@@ -38,7 +36,7 @@ METRICS = ("accuracy_top1", "accuracy_top3", "keystroke_saving")
 SHIPS = "ships"
 SHOWN = "ε = 4"
 HEAD = ("ε", "ε at δ = 1/users²", "rounds", "AccuracyTop1", "gain", "AccuracyTop3", "seeds")
-ABOUT_TYPING = "All that people typed with is in the table below, of the pilot's start."
+DELTA = "δ = users^−1.1"
 # A rank that nobody would find by trying.
 FAR = 100
 
@@ -114,7 +112,7 @@ def judge_behind(found: Group, run: str) -> Part:
         f"no more than {100 * BEHIND:.1f} points behind its twin without privacy ({rounds} rounds)"
         f" at ε = {run}"
     )
-    verdict = judge_more(Difference(value=-behind.value, margin=behind.margin), than=-BEHIND)
+    verdict = judge_more(behind.negate(), than=-BEHIND)
     return Part(claim, f"{behind} points behind", verdict)
 
 
@@ -123,7 +121,7 @@ def judge_behind(found: Group, run: str) -> Part:
     groups="promised",
     name="the one command",
     about="9,190 bloggers, taciturn:english, ε = 4 at δ = 1/users²",
-    theirs="bars: +1.1 points over the start; −0.5 from no privacy",
+    theirs="+1.1 points over the start; −0.5 from no privacy",
 )
 def one_command(found: Group) -> Judged:
     runs = ("4", "none")
@@ -143,7 +141,7 @@ def one_command(found: Group) -> Judged:
     groups="blogs",
     name="blogs",
     about="9,190 bloggers, the pilot's start, δ = users^−1.1",
-    theirs="bars: +0.6, +1.1, +1.3 points at ε = 1, 4, 8; −0.5 from no privacy at 8",
+    theirs="+0.6, +1.1, +1.3 points at ε = 1, 4, 8; −0.5 from no privacy at 8",
     of_pilot=True,
 )
 def blogs(found: Group) -> Judged:
@@ -173,7 +171,7 @@ def _draw_blogs(found: Group) -> str:
         _level_line("the start", found.at("1", 0)),
     ]
     return figure(
-        "Blogs: AccuracyTop1 of held-out people",
+        f"Blogs: AccuracyTop1 of held-out people, {DELTA}",
         across="ε, real",
         up="AccuracyTop1, %",
         lines=lines,
@@ -192,7 +190,7 @@ def _level_line(name: str, accuracy: Measured) -> Line:
     groups="shipped",
     name="the start that ships",
     about="9,190 bloggers, taciturn:english, ε = 4 at δ = users^−1.1",
-    theirs="bar: +1.1 points over the start",
+    theirs="+1.1 points over the start",
 )
 def start_that_ships(found: Group) -> Judged:
     delta = found.found["4"][0]["delta"]
@@ -209,7 +207,7 @@ def start_that_ships(found: Group) -> Judged:
     groups="steam",
     name="steam",
     about="36,903 people with 200 words in the middle, the pilot's start, δ = users^−1.1",
-    theirs="bar: +0.6 points at ε = 1",
+    theirs="+0.6 points at ε = 1",
     of_pilot=True,
 )
 def steam(found: Group) -> Judged:
@@ -240,11 +238,15 @@ def audit(found: Group) -> Judged:
     )
     missed = watched["caught_at_80_percent"]
     parts = [
-        Part("nothing contradicts the claim", "", judge_exact(not watched["refuted"])),
+        Part(
+            "nothing contradicts the claim",
+            f"at least {watched['times_at_least']:.2f} times the claimed μ (99.9 %)",
+            judge_counted(not watched["refuted"], found.seeds),
+        ),
         Part(
             "noise of two thirds of what is claimed would have been caught, in 80 of 100 cases",
             f"caught where the claim is {missed:.2f} times too small",
-            judge_exact(missed <= 1.5),
+            judge_counted(missed <= 1.5, found.seeds),
         ),
     ]
     return Judged(ours=_describe_audit(watched), parts=parts, details=details)
@@ -264,7 +266,7 @@ def canaries(found: Group) -> Judged:
     least = least_rank_of_one_user(private)
     least_without = least_rank_of_one_user(without)
     has_power = least_without < FAR
-    verdict = judge_exact(least >= FAR) if has_power else Verdict.UNTOLD
+    verdict = judge_counted(least >= FAR, found.seeds) if has_power else Verdict.UNTOLD
     measured = f"{rank_text(least)} and more; without privacy {rank_text(least_without)} and more"
     details = (
         "Its twin without privacy memorises nothing of one user's either, so that these runs cannot"
@@ -309,10 +311,10 @@ def typing(text: str, what: str, *, is_of_pilot: bool) -> Item:
     measured: like beside like, both without history and both with.
     """
     name = f"typing, {what}{', the pilot’s start' if is_of_pilot else ''}"
-    about = "keystrokes that people save with ε = 4, like beside like"
     claim = "a private model beats n-grams: Top1, Top3, keystrokes"
     command = "python experiments/keyboard/table.py …"
-    measured = typing_tables.load_results(PAPER, f"typing-{text}")
+    measured, delta = _load_typing(text, is_of_pilot)
+    about = f"what people save with ε = 4 at {delta}, like beside like"
     ours = _our_models(measured, is_of_pilot) if measured else []
     if measured is None or not ours:
         item = mark_not_run(name=name, about=about, theirs=claim, command=command)
@@ -328,22 +330,31 @@ def typing(text: str, what: str, *, is_of_pilot: bool) -> Item:
                 continue
             parts += typed_claims.judge_ahead(measured, model, [metric], baseline)
             ahead = typed_claims.change(measured, model, metric, baseline)
-            changes.append(f"{100 * ahead.value:+.1f}".replace("-", "−"))
+            changes.append(f"{100 * ahead.value:+.1f}")
         shown.append(f"{' / '.join(changes)} %{' with history' if has_history else ''}")
-    parts += typed_claims.mark_public_ngrams(measured)
-    details = typing_tables.tables(measured) if is_of_pilot else ABOUT_TYPING
+    parts += typed_claims.judge_public_ngrams(measured, None, [], METRICS)
+    about_delta = f"Every ε is at {delta}."
     return Item(
         name=name,
         about=about,
         theirs=claim,
         ours=f"{', '.join(shown)}, from the best n-gram",
-        verdict=judge_together(part.verdict for part in parts),
-        seeds=1,
+        seeds=typed_claims.TYPED_WITH,
         command=command,
         parts=parts,
-        details=details,
+        details=f"{about_delta}\n\n{typing_tables.tables(measured)}",
         of_pilot=is_of_pilot,
     )
+
+
+def _load_typing(text: str, is_of_pilot: bool) -> tuple[Result | None, str]:
+    """Return what people typed with models from one of the starts, and the δ of their ε: what was
+    measured before 1/users² was the default is beside the pilot's.
+    """
+    shipped = typing_tables.load_results(PAPER, f"typing-{text}-shipped")
+    if shipped is not None and not is_of_pilot:
+        return shipped, "δ = 1/users²"
+    return typing_tables.load_results(PAPER, f"typing-{text}"), DELTA
 
 
 def _our_models(typing: Result, is_of_pilot: bool) -> list[str]:

@@ -7,8 +7,9 @@ command that would measure it.
 """
 
 import importlib.util
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import fill
 from types import ModuleType
@@ -16,14 +17,17 @@ from typing import NamedTuple
 
 from lib.results import Group
 from lib.run_lists import HERE
-from lib.verdicts import PLURALS, Part, Verdict, judge_exact, judge_together
+from lib.verdicts import PLURALS, Part, Verdict, judge_together
 
 PAPERS = ("mcmahan2018", "ramaswamy2020", "popov2018", "xu2023")
 # Where the papers' private models stand at a real ε: a page of its own.
 OWN = "keyboard"
 BEGINNING = (HERE / "beginning.md").read_text()
-HEAD = ("item", "verdict", "paper", "ours")
+# Whose figures ours stand beside: in our own rows, a bar that was set before.
+PAPER_SAYS = "paper"
+BAR_SAYS = "bar"
 PARTS_HEAD = ("claim", "measured", "verdict")
+NOTHING = "–"
 # Behind the name of a row, and what it means.
 PILOT = "†"
 ABOUT_PILOT = (
@@ -37,11 +41,6 @@ HOW_TO_READ = (
 )
 
 
-def judge_parts(parts: Sequence[bool]) -> Verdict:
-    """Return the verdict of a claim by its parts, which have no intervals."""
-    return judge_together(judge_exact(part) for part in parts)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Item:
     """A table, figure or claim of a paper, beside ours."""
@@ -51,17 +50,24 @@ class Item:
     # What they print, or claim.
     theirs: str
     ours: str
-    verdict: Verdict
+    # Of which the verdict is made; none where it cannot be.
+    parts: Sequence[Part] = ()
+    without_parts: Verdict = Verdict.NOT_RUN
     # 0 where ours is computed, not trained.
     seeds: int = 0
     command: str = ""
-    parts: Sequence[Part] = ()
     # In Markdown.
     details: str = ""
     # By file name.
     figures: dict[str, str] = field(default_factory=dict)
     # Made from the pilot's start, which nobody else can get.
     of_pilot: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.parts:
+            return self.without_parts
+        return judge_together(part.verdict for part in self.parts)
 
 
 def mark_not_run(*, name: str, about: str, theirs: str, command: str, so_far: str = "") -> Item:
@@ -70,15 +76,14 @@ def mark_not_run(*, name: str, about: str, theirs: str, command: str, so_far: st
         name=name,
         about=about,
         theirs=theirs,
-        ours=so_far or "–",
-        verdict=Verdict.NOT_RUN,
+        ours=so_far or NOTHING,
         command=command,
     )
 
 
 def mark_impossible(*, name: str, about: str, theirs: str, why: str) -> Item:
     """Return an item that cannot be shown here."""
-    return Item(name=name, about=about, theirs=theirs, ours=why, verdict=Verdict.CANNOT)
+    return Item(name=name, about=about, theirs=theirs, ours=why, without_parts=Verdict.CANNOT)
 
 
 class Judged(NamedTuple):
@@ -88,10 +93,6 @@ class Judged(NamedTuple):
     parts: Sequence[Part]
     details: str = ""
     figures: dict[str, str] = {}
-
-    @property
-    def verdict(self) -> Verdict:
-        return judge_together(part.verdict for part in self.parts)
 
 
 def judge_by_groups(
@@ -116,20 +117,20 @@ def judge_by_groups(
             lists = [f"{paper}/{group.name}" for group in found]
             command = " ".join(["python experiments/train.py", *lists])
             if not all(group.is_whole for group in found):
-                return mark_not_run(
+                item = mark_not_run(
                     name=name,
                     about=about,
                     theirs=theirs,
                     command=command,
                     so_far=_count_results(found),
                 )
+                return replace(item, of_pilot=of_pilot)
             judged = judge(*found)
             return Item(
                 name=name,
                 about=about,
                 theirs=theirs,
                 ours=judged.ours,
-                verdict=judged.verdict,
                 seeds=min(group.seeds for group in found),
                 command=command,
                 parts=judged.parts,
@@ -144,9 +145,12 @@ def judge_by_groups(
 
 
 def _count_results(groups: Sequence[Group]) -> str:
-    done = sum(group.results_count for group in groups)
-    wanted = sum(group.wanted for group in groups)
-    return f"{done} of {wanted} runs" if done else ""
+    """Say how far the groups are that are not whole."""
+    counts = []
+    for group in groups:
+        if group.results_count and not group.is_whole:
+            counts.append(f"{group.results_count} of {group.wanted} runs of {group.name}")
+    return ", ".join(counts)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -178,14 +182,15 @@ def page() -> dict[Path, str]:
         module = load_figures(paper)
         items: list[Item] = module.items()
         verdicts += [item.verdict for item in items]
-        tables += [f"## {module.TITLE}", _summary(paper, items)]
+        tables += [f"## {module.TITLE}", _summary(paper, items, beside=PAPER_SAYS)]
         files |= _figure_files(paper, items)
         files[Path(paper) / "README.md"] = _paper_page(module, items)
     own = load_figures(OWN)
     own_items: list[Item] = own.items()
     # A row that nobody else can make is not on the first page.
     tables += [f"## {own.TITLE}", own.ABOUT.strip()]
-    tables.append(_summary(OWN, [item for item in own_items if not item.of_pilot]))
+    shown = [item for item in own_items if not item.of_pilot]
+    tables.append(_summary(OWN, shown, beside=BAR_SAYS))
     files |= _figure_files(OWN, own_items)
     files[Path(OWN) / "README.md"] = _own_page(own_items)
     ending = (HERE / "ending.md").read_text().strip()
@@ -198,7 +203,7 @@ def _paper_page(module: ModuleType, items: Sequence[Item]) -> str:
     if any(item.of_pilot for item in items):
         parts.append(f"{PILOT} {ABOUT_PILOT}")
     parts.append(HOW_TO_READ)
-    parts += map(_section, items)
+    parts += [_section(item, beside=PAPER_SAYS) for item in items]
     ending = HERE / module.PAPER / "ending.md"
     if ending.exists():
         parts.append(ending.read_text().strip())
@@ -209,8 +214,8 @@ def _own_page(items: Sequence[Item]) -> str:
     beginning = (HERE / OWN / "beginning.md").read_text().strip()
     of_pilot = (HERE / OWN / "of_pilot.md").read_text().strip()
     ending = (HERE / OWN / "ending.md").read_text().strip()
-    for_everybody = [_section(item) for item in items if not item.of_pilot]
-    only_ours = [_section(item) for item in items if item.of_pilot]
+    for_everybody = [_section(item, beside=BAR_SAYS) for item in items if not item.of_pilot]
+    only_ours = [_section(item, beside=BAR_SAYS) for item in items if item.of_pilot]
     return "\n\n".join([beginning, *for_everybody, of_pilot, *only_ours, ending]) + "\n"
 
 
@@ -228,39 +233,59 @@ def _count_verdicts(verdicts: Sequence[Verdict]) -> str:
     return f"Of {len(verdicts)} rows of the papers {', '.join(counts)}."
 
 
-def _summary(paper: str, items: Sequence[Item]) -> str:
+def _summary(paper: str, items: Sequence[Item], *, beside: str) -> str:
     """Return one line for each item."""
     rows = []
     for item in items:
         link = f"[{_name(item)}]({paper}/README.md#{_anchor(item.name)})"
-        rows.append([f"{link}: {item.about}", f"**{item.verdict}**", item.theirs, item.ours])
-    return table(HEAD, rows)
+        ours = show_minus(item.ours)
+        rows.append([f"{link}: {item.about}", f"**{item.verdict}**", item.theirs, ours])
+    return table(("item", "verdict", beside, "ours"), rows)
 
 
 def _name(item: Item) -> str:
     return f"{item.name} {PILOT}" if item.of_pilot else item.name
 
 
-def _section(item: Item) -> str:
-    about = f"{item.about[0].upper()}{item.about[1:]}."
-    parts = [f"## {item.name}", about, _outcome(item)]
+def _section(item: Item, *, beside: str) -> str:
+    about = f"{capitalise(item.about)}."
+    parts = [f"## {item.name}", about, _outcome(item, beside)]
     if item.parts:
-        parts.append(table(PARTS_HEAD, item.parts))
+        parts.append(show_minus(table(PARTS_HEAD, item.parts)))
     parts += [f"![{item.name}](figures/{name})" for name in item.figures]
     if item.details:
-        parts.append(item.details)
+        parts.append(show_minus(item.details))
     if item.command:
         parts.append(f"```\n{item.command}\n```")
     return wrap_paragraphs("\n\n".join(parts))
 
 
-def _outcome(item: Item) -> str:
+def _outcome(item: Item, beside: str) -> str:
     """Say in words what a row of the first page says."""
     sentences = [f"**{str(item.verdict).capitalize()}**{_seeds(item)}."]
     if item.theirs:
-        sentences.append(f"Paper: {item.theirs}.")
-    sentences.append(f"Ours: {item.ours}.")
+        sentences.append(f"{capitalise(beside)}: {item.theirs}.")
+    if item.ours != NOTHING:
+        sentences.append(f"Ours: {show_minus(item.ours)}.")
     return " ".join(sentences)
+
+
+def show_minus(text: str) -> str:
+    """Show numbers below zero with a minus sign, not a hyphen; ranges and names keep theirs.
+
+    >>> show_minus("-0.46 at 1e-9 of blogs-1600")
+    '−0.46 at 1e-9 of blogs-1600'
+    """
+    return re.sub(r"(?<![\w.)-])-(?=\d)", "−", text)
+
+
+def capitalise(text: str) -> str:
+    """Begin with a capital letter; a symbol stays as it is.
+
+    >>> capitalise("words"), capitalise("ε")
+    ('Words', 'ε')
+    """
+    return f"{text[0].upper()}{text[1:]}" if text[0].isascii() else text
 
 
 def _seeds(item: Item) -> str:

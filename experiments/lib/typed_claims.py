@@ -7,6 +7,7 @@ change between them is the sum of both, which is wider than it would have to be.
 
 import math
 from collections.abc import Sequence
+from itertools import product
 
 from lib.results import Result
 from lib.typing_tables import SHOWN
@@ -15,6 +16,11 @@ from lib.verdicts import Difference, Part, Verdict, judge_more
 HISTORY = "with history"
 PUBLIC = "public"
 NGRAMS = ("Katz", "Kneser–Ney")
+# People type with one model of each kind: intervals are over people.
+TYPED_WITH = 1
+
+# A value and half its interval, by metric.
+Measures = dict[str, list[float]]
 
 
 def is_ngram(name: str) -> bool:
@@ -35,14 +41,14 @@ def change(typing: Result, model: str, metric: str, baseline: str) -> Difference
     ratio = (1 + from_first.value) / (1 + of_baseline.value)
     margin = from_first.margin / (1 + from_first.value)
     margin += of_baseline.margin / (1 + of_baseline.value)
-    return Difference(value=ratio - 1, margin=ratio * margin)
+    return Difference(value=ratio - 1, margin=ratio * margin, seeds=TYPED_WITH)
 
 
 def _from_first(typing: Result, model: str, metric: str) -> Difference:
     if model == _compared_with(typing, model):
-        return Difference(value=0.0, margin=0.0)
+        return Difference(value=0.0, margin=0.0, seeds=TYPED_WITH)
     value, margin = typing["changes"][model][metric]
-    return Difference(value=value, margin=margin)
+    return Difference(value=value, margin=margin, seeds=TYPED_WITH)
 
 
 def _compared_with(typing: Result, model: str) -> str:
@@ -55,15 +61,22 @@ def _compared_with(typing: Result, model: str) -> str:
 
 
 def _change_apart(typing: Result, model: str, metric: str, baseline: str) -> Difference:
-    """Return the relative change between two whose changes are from different models: as if other
-    people had typed with each, which is wider than it would have to be.
+    """Return the relative change between two whose changes are from different models."""
+    models = typing["models"]
+    return change_apart(models[model][metric], models[baseline][metric])
+
+
+def change_apart(measured: Sequence[float], baseline: Sequence[float]) -> Difference:
+    """Return a relative change as if other people had typed with each of two models, which makes
+    the interval wider than it would have to be.
     """
-    value, margin = typing["models"][model][metric]
-    base, base_margin = typing["models"][baseline][metric]
+    value, margin = measured
+    base, base_margin = baseline
     ratio = value / base
     return Difference(
         value=ratio - 1,
         margin=ratio * math.hypot(margin / value, base_margin / base),
+        seeds=TYPED_WITH,
     )
 
 
@@ -93,18 +106,55 @@ def judge_ahead(typing: Result, model: str, metrics: Sequence[str], baseline: st
 
 def describe(typing: Result, model: str, metrics: Sequence[str], baseline: str) -> str:
     """Say in short how far a model is ahead of a baseline."""
-    changes = []
-    for metric in metrics:
-        ahead = change(typing, model, metric, baseline)
-        changes.append(f"{100 * ahead.value:+.1f}".replace("-", "−"))
-    return f"{' / '.join(changes)} % over {baseline}"
+    return _list_changes(
+        [change(typing, model, metric, baseline) for metric in metrics], baseline=baseline
+    )
 
 
-def mark_public_ngrams(typing: Result) -> list[Part]:
-    """Return a part that is not measured, where no n-gram has read the public text that our models
-    start from.
+def _list_changes(changes: Sequence[Difference], *, baseline: str) -> str:
+    shown = [f"{100 * ahead.value:+.1f}".replace("-", "−") for ahead in changes]
+    return f"{' / '.join(shown)} % over {baseline}"
+
+
+def public_ngrams(typing: Result, elsewhere: Result | None) -> dict[str, Measures]:
+    """Return what was measured of n-grams with history that have read the public text, in another
+    table, if the same people typed the same words there.
+    """
+    text = (typing["people"], typing["words"])
+    if elsewhere is None or text != (elsewhere["people"], elsewhere["words"]):
+        return {}
+    models = elsewhere["models"]
+    return {name: models[name] for name in ngrams_with_history(elsewhere) if PUBLIC in name}
+
+
+def judge_public_ngrams(
+    typing: Result, elsewhere: Result | None, models: Sequence[str], metrics: Sequence[str]
+) -> list[Part]:
+    """Judge whether models are ahead of n-grams that have read the public text that they start
+    from; none, where these are in the same table and judged among the others.
     """
     if any(PUBLIC in name for name in ngrams_with_history(typing)):
         return []
+    parts = []
+    for baseline, found in public_ngrams(typing, elsewhere).items():
+        for model, metric in product(models, metrics):
+            measured = typing["models"][model][metric]
+            ahead = change_apart(measured, found[metric])
+            claim = f"{model} is ahead of {baseline}: {SHOWN[metric]}"
+            parts.append(Part(claim, show_change(ahead), judge_more(ahead)))
     claim = "ahead of n-grams that have read the public text, too"
-    return [Part(claim, "not measured yet", Verdict.NOT_RUN)]
+    return parts or [Part(claim, "not measured yet", Verdict.NOT_RUN)]
+
+
+def describe_public(
+    typing: Result, elsewhere: Result | None, model: str, metrics: Sequence[str]
+) -> list[str]:
+    """Say in short how far a model is from each n-gram that has read the public text."""
+    shown = []
+    for baseline, found in public_ngrams(typing, elsewhere).items():
+        changes = []
+        for metric in metrics:
+            measured = typing["models"][model][metric]
+            changes.append(change_apart(measured, found[metric]))
+        shown.append(_list_changes(changes, baseline=baseline))
+    return shown

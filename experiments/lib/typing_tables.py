@@ -1,12 +1,12 @@
 """What keyboard/table.py measured of people who type, as a page shows it."""
 
 import json
-from collections.abc import Sequence
 
 from lib import run_lists
-from lib.page import Verdict, judge_parts, table
+from lib.page import table
 from lib.results import Result
 
+SPEED = "words_per_minute"
 SHOWN = {
     "accuracy_top1": "Top1",
     "accuracy_top3": "Top3",
@@ -16,7 +16,7 @@ SHOWN = {
     "picked_rate": "picked",
     "trigger_rate": "triggered",
     "word_modified_ratio": "words modified",
-    "words_per_minute": "words/min",
+    SPEED: "words/min",
 }
 
 
@@ -26,41 +26,40 @@ def load_results(paper: str, name: str) -> Result | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def describe_changes(typing: Result, model: str, metrics: Sequence[str], baseline: str) -> str:
-    """Say how far a model is ahead of another."""
-    changes = []
-    for metric in metrics:
-        change = 100 * _change(typing, model, metric, baseline)
-        changes.append(f"{SHOWN[metric]} {change:+.1f} %")
-    return f"{baseline.replace(',', '')}: {', '.join(changes)}"
-
-
-def judge_changes(typing: Result, model: str, metrics: Sequence[str], baseline: str) -> Verdict:
-    """Judge whether a model is ahead of another in all metrics, in some or in none."""
-    return judge_parts([_change(typing, model, metric, baseline) > 0 for metric in metrics])
-
-
-def _change(typing: Result, model: str, metric: str, baseline: str) -> float:
-    models = typing["models"]
-    return models[model][metric][0] / models[baseline][metric][0] - 1
-
-
 def tables(typing: Result) -> str:
     """Show every model, and the changes from the first."""
     people = (
         f"{typing['people']:,} people, {typing['words']:,} words and punctuation, 400 each at most;"
-        " all in %, but for the last column."
+        f" all in %, but for {SHOWN[SPEED]}."
     )
-    related = f"Relative changes from {typing['from']}, on the same people:"
-    return "\n\n".join([people, _models_table(typing), related, _changes_table(typing)])
+    parts = [people, _models_table(typing), _describe_changes(typing), _changes_table(typing)]
+    overlap = typing.get("overlap")
+    if overlap:
+        without = overlap["without"]
+        parts.append(
+            f"{100 * overlap['share']:.2f} % of what they type, in pieces of {overlap['length']}"
+            f" words, stands in the public text, of {overlap['people']:,} people. Without them,"
+            f" {without['people']:,} people:"
+        )
+        parts.append(_models_table(without))
+    return "\n\n".join(parts)
+
+
+def _describe_changes(typing: Result) -> str:
+    first = typing["from"]
+    like = f"{first}, with history"
+    if like not in typing["models"]:
+        return f"Relative changes from {first}, on the same people:"
+    return f"Relative changes from {first} or, of models with history, from {like}; same people:"
 
 
 def _models_table(typing: Result) -> str:
     rows = []
+    # What was not typed out has fewer metrics.
+    shown = [metric for metric in SHOWN if metric in next(iter(typing["models"].values()))]
     for model, measured in typing["models"].items():
-        cells = [_cell(metric, measured[metric]) for metric in SHOWN]
-        rows.append([model, *cells])
-    return table(["model", *SHOWN.values()], rows)
+        rows.append([model, *(_cell(metric, measured[metric]) for metric in shown)])
+    return table(["model", *(SHOWN[metric] for metric in shown)], rows)
 
 
 def _changes_table(typing: Result) -> str:
@@ -80,6 +79,6 @@ def _change_cell(value: float, margin: float) -> str:
 
 def _cell(metric: str, measured: list[float]) -> str:
     value, margin = measured
-    if metric == "words_per_minute":
+    if metric == SPEED:
         return f"{value:.1f}"
     return f"{100 * value:.2f} ± {100 * margin:.2f}"

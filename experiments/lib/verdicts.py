@@ -2,7 +2,8 @@
 
 A claim has parts, each judged by a difference and its 95 % interval. «No difference» fails on a
 gain as on a loss; «better» fails where the other is better; and where an interval has both answers
-in it, the verdict is that it cannot be told, not the one that was hoped for.
+in it, the verdict is that it cannot be told, not the one that was hoped for. One seed of a run by
+itself never makes a claim hold: its interval is that of other runs.
 """
 
 import math
@@ -20,6 +21,7 @@ CONFIDENCE = 0.95
 
 class Verdict(StrEnum):
     HOLDS = "holds"
+    ONE_SEED = "holds in one seed"
     PART = "in part"
     FAILS = "does not hold"
     UNTOLD = "cannot be told"
@@ -30,6 +32,7 @@ class Verdict(StrEnum):
 # Of several claims.
 PLURALS = {
     Verdict.HOLDS: "hold",
+    Verdict.ONE_SEED: "hold in the one seed that there is",
     Verdict.PART: "hold in part",
     Verdict.FAILS: "do not hold",
     Verdict.UNTOLD: "cannot be told",
@@ -43,6 +46,8 @@ class Difference(NamedTuple):
 
     value: float
     margin: float
+    # The least that either side has.
+    seeds: int
 
     @property
     def low(self) -> float:
@@ -52,10 +57,13 @@ class Difference(NamedTuple):
     def high(self) -> float:
         return self.value + self.margin
 
+    def negate(self) -> "Difference":
+        return self._replace(value=-self.value)
+
     def __str__(self) -> str:
         """Show it in points.
 
-        >>> str(Difference(value=-0.0046, margin=0.0012))
+        >>> str(Difference(value=-0.0046, margin=0.0012, seeds=2))
         '−0.46 ± 0.12'
         """
         text = f"{100 * self.value:+.2f} ± {100 * self.margin:.2f}"
@@ -65,11 +73,11 @@ class Difference(NamedTuple):
 def judge_same(difference: Difference, within: float) -> Verdict:
     """Judge a claim of no difference, which a gain refutes as a loss does.
 
-    >>> judge_same(Difference(value=0.0046, margin=0.001), within=0.003)
+    >>> judge_same(Difference(value=0.0046, margin=0.001, seeds=2), within=0.003)
     <Verdict.FAILS: 'does not hold'>
     """
     if -within < difference.low and difference.high < within:
-        return Verdict.HOLDS
+        return holds_in(difference.seeds)
     if difference.low > within or difference.high < -within:
         return Verdict.FAILS
     return Verdict.UNTOLD
@@ -78,19 +86,28 @@ def judge_same(difference: Difference, within: float) -> Verdict:
 def judge_more(difference: Difference, than: float = 0.0) -> Verdict:
     """Judge a claim that a difference is larger than something.
 
-    >>> judge_more(Difference(value=0.001, margin=0.002))
+    >>> judge_more(Difference(value=0.001, margin=0.002, seeds=2))
     <Verdict.UNTOLD: 'cannot be told'>
     """
     if difference.low > than:
-        return Verdict.HOLDS
+        return holds_in(difference.seeds)
     if difference.high < than:
         return Verdict.FAILS
     return Verdict.UNTOLD
 
 
-def judge_exact(is_so: bool) -> Verdict:
-    """Judge what has no interval: it was computed, or counted."""
+def judge_computed(is_so: bool) -> Verdict:
+    """Judge what no seed changes."""
     return Verdict.HOLDS if is_so else Verdict.FAILS
+
+
+def judge_counted(is_so: bool, seeds: int) -> Verdict:
+    """Judge what was counted in every seed, and has no interval."""
+    return holds_in(seeds) if is_so else Verdict.FAILS
+
+
+def holds_in(seeds: int) -> Verdict:
+    return Verdict.HOLDS if seeds > 1 else Verdict.ONE_SEED
 
 
 class Part(NamedTuple):
@@ -106,7 +123,9 @@ def judge_together(verdicts: Iterable[Verdict]) -> Verdict:
     found = set(verdicts)
     if found == {Verdict.HOLDS}:
         return Verdict.HOLDS
-    if Verdict.HOLDS in found or Verdict.PART in found:
+    if found and found <= {Verdict.HOLDS, Verdict.ONE_SEED}:
+        return Verdict.ONE_SEED
+    if found & {Verdict.HOLDS, Verdict.ONE_SEED, Verdict.PART}:
         return Verdict.PART
     for verdict in (Verdict.FAILS, Verdict.UNTOLD, Verdict.CANNOT):
         if verdict in found:
@@ -165,6 +184,7 @@ def compare(
     return Difference(
         value=one.value - other.value,
         margin=quantile * math.sqrt(variance),
+        seeds=min(one.seeds, other.seeds),
     )
 
 
@@ -173,6 +193,7 @@ def subtract(one: Difference, other: Difference) -> Difference:
     return Difference(
         value=one.value - other.value,
         margin=math.hypot(one.margin, other.margin),
+        seeds=min(one.seeds, other.seeds),
     )
 
 

@@ -15,6 +15,7 @@ from lib.results import (
     Result,
     list_names,
     load_computed,
+    measure,
     percent,
     percents,
     say_lag,
@@ -27,10 +28,11 @@ from lib.verdicts import (
     Verdict,
     compare,
     correlate,
-    judge_exact,
+    judge_computed,
     judge_more,
     judge_same,
-    judge_together,
+    last_values,
+    pool,
     pool_runs,
     subtract,
 )
@@ -176,19 +178,20 @@ def table_1() -> Item:
     powers = [f"10^{power}" for power in range(7)]
     parts = [
         Part(
-            "every cell, to a unit of its last digit", f"{off:.3f} off", judge_exact(off < 0.0101)
+            "every cell, to a unit of its last digit",
+            f"{off:.3f} off",
+            judge_computed(off < 0.0101),
         ),
-        Part("an upper bound", "ours is below it everywhere", judge_exact(is_below)),
+        Part("an upper bound", "ours is below it everywhere", judge_computed(is_below)),
     ]
     return Item(
         name="Table 1",
         about="ε of 1 to 10⁶ rounds, at δ = K^−1.1",
         theirs=f"{count} cells",
         ours=f"all {count} to {off:.3f}, with the accountant of 2016",
-        verdict=judge_together(part.verdict for part in parts),
         parts=parts,
         command="python experiments/compute.py",
-        details=f"{about_cells}\n\n{table(['', *powers], rows)}",
+        details=f"{about_cells}\n\n{table(['δ = K^−1.1', *powers], rows)}",
     )
 
 
@@ -312,18 +315,24 @@ def table_2() -> Item:
                 f"**{computed['pld']:.3f}**",
             ]
         )
-    head = ["σ, S", "users", "a round, for z = 1", "ε as printed", "accountant of 2016", "ours"]
+    head = [
+        "σ, S",
+        "users",
+        "a round, for z = 1",
+        "ε at δ = 1e-9 as printed",
+        "accountant of 2016",
+        "ours",
+    ]
     extrapolated = (
         "ε at δ = 1e-9 after 5,000 rounds. An extrapolation, theirs and ours: nothing is trained"
         " with that many users."
     )
-    exact = Part("every ε as printed", f"{off:.3f} off", judge_exact(off < 0.0011))
+    exact = Part("every ε as printed", f"{off:.3f} off", judge_computed(off < 0.0011))
     parts = [*item.parts, exact]
     details = "\n\n".join(filter(None, [item.details, extrapolated, table(head, rows)]))
     if item.verdict is Verdict.NOT_RUN:
         return replace(item, details=details)
-    verdict = judge_together(part.verdict for part in parts)
-    return replace(item, details=details, parts=parts, verdict=verdict)
+    return replace(item, details=details, parts=parts)
 
 
 def _computed_epsilons() -> dict[tuple[float, float, int, float], Result]:
@@ -341,7 +350,7 @@ def epsilons_of_the_text() -> Item:
         unit = 0.1 if printed == 4.6 else 0.01
         claim = f"ε = {printed} at δ = {delta:g}, {cohort:,} of {users:,} users, {rounds:,} rounds"
         measured = f"{ours:.3f}; our accountant {computed[setting]['pld']:.3f}"
-        parts.append(Part(claim, measured, judge_exact(abs(ours - printed) <= unit)))
+        parts.append(Part(claim, measured, judge_computed(abs(ours - printed) <= unit)))
     first = ", ".join(f"{printed:g}" for printed in paper_values.MCMAHAN_TEXT.values())
     ours = ", ".join(f"{computed[setting]['moments']:.2f}" for setting in paper_values.MCMAHAN_TEXT)
     return Item(
@@ -349,7 +358,6 @@ def epsilons_of_the_text() -> Item:
         about="ε that the text names (δ = 1e-9, the second at 1e-6)",
         theirs=first,
         ours=ours,
-        verdict=judge_together(part.verdict for part in parts),
         parts=parts,
         command="python experiments/compute.py mcmahan2018",
     )
@@ -368,46 +376,48 @@ def table_3(noise: Group) -> Judged:
     if clipped.is_whole:
         named += [(name, clipped.found[run]) for run, name in CLIPPED_NAMES.items()]
     heads = Group(PAPER, "heads")
-    if heads.is_whole:
-        named += [(_name_of_heads(run), results) for run, results in heads.found.items()]
+    for run, results in heads.found.items():
+        if results:
+            named.append((_name_of_heads(run), results))
     rows = []
     accuracies = []
     counts = []
     for name, results in named:
-        means = [_mean_counts([result], 2) for result in results]
-        accuracies += [result["rows"][-1]["accuracy_top1"] for result in results]
-        counts += means
-        by_head = [f"{_mean_counts(results, head):.2f}" for head in range(3)]
-        rows.append([name, f"{100 * np.mean(accuracies[-len(means) :]):.2f}", *by_head, len(means)])
-    without = _mean_counts(noise.found["none"], 2)
-    least = _mean_counts(noise.found["0.003-15"], 2)
+        by_head = [_measure_counts(results, head) for head in range(3)]
+        accuracies.append(float(np.mean(last_values(results))))
+        counts.append(by_head[-1].value)
+        shown = [f"{count.value:.2f}" for count in by_head]
+        rows.append([name, f"{100 * accuracies[-1]:.2f}", *shown, len(results)])
+    without = _measure_counts(noise.found["none"])
+    least = _measure_counts(noise.found["0.003-15"])
+    spread = _spread_of_counts([results for _, results in named])
+    change = compare(least, without, spread)
+    claim = f"σ = 0.003 changes less than {SAME_WORDS} of ten words"
     parts = [
         _better_models_say_fewer(accuracies, counts),
-        Part(
-            f"σ = 0.003 changes less than {SAME_WORDS} of ten words",
-            f"{least - without:+.2f}",
-            judge_exact(abs(least - without) < SAME_WORDS),
-        ),
-        *_parts_of_heads(heads),
+        Part(claim, _show_words(change), judge_same(change, SAME_WORDS)),
+        _cohorts_say_the_same(heads, spread),
+        *(_says_what_its_quality_says(heads, run, spread) for run in ("0.048-100", "0.096-100")),
     ]
     about_cells = (
         "How many of a model's ten best predictions are among the n most frequent words, on"
-        " average."
+        " average. Parts are of n = 100; seeds of one run are"
+        f" {spread.deviation:.2f} words apart there ({spread.degrees} degrees of freedom)."
     )
     head = ["", ACCURACY, "n = 10", "n = 50", "n = 100", "seeds"]
     ours = (
-        f"of ten predictions {without:.2f} are among the 100 commonest without noise, {least:.2f}"
-        f" at σ = 0.003; {len(named)} models of the paper's 11"
+        f"of ten predictions {without.value:.2f} are among the 100 commonest without noise,"
+        f" {least.value:.2f} at σ = 0.003; {len(named)} models, the paper has 11"
     )
     return Judged(ours=ours, parts=parts, details=f"{about_cells}\n\n{table(head, rows)}")
 
 
 def _name_of_heads(run: str) -> str:
-    kind, cohort = run.split("-")
+    kind, count = run.split("-")
     if kind == "early":
-        return f"σ = 0.003, S = 20, {cohort} rounds"
+        return f"σ = 0.003, S = 20, {count} rounds"
     if kind == "short":
-        return f"σ = 0.012, S = 15, {int(cohort):,} users a round, 200 rounds"
+        return f"σ = 0.012, S = 15, {int(count):,} users a round, 200 rounds"
     return f"σ = {kind}, S = 20, 500 rounds"
 
 
@@ -422,45 +432,57 @@ def _better_models_say_fewer(accuracies: Sequence[float], counts: Sequence[float
     return Part("better models say fewer common words", measured, verdict)
 
 
-def _parts_of_heads(heads: Group) -> list[Part]:
-    of_cohorts = f"1,250 users a round change less than {SAME_WORDS} of ten words"
-    of_quality = "a model that noise made worse says as many as one of its quality with less noise"
-    if not heads.is_whole:
-        return [
-            Part(of_cohorts, NOT_YET, Verdict.NOT_RUN),
-            Part(of_quality, NOT_YET, Verdict.NOT_RUN),
-        ]
-    few = _mean_counts(heads.found["short-100"], 2)
-    many = _mean_counts(heads.found["short-1250"], 2)
-    is_same = abs(many - few) < SAME_WORDS
-    parts = [Part(of_cohorts, f"{many - few:+.2f}", judge_exact(is_same))]
-    for run in ("0.048-100", "0.096-100"):
-        expected = _count_at_quality(heads, heads.last(run).value)
-        off = _mean_counts(heads.found[run], 2) - expected
-        claim = f"{of_quality}, to {SIMILAR_WORDS} of ten (σ = {run.split('-')[0]})"
-        parts.append(Part(claim, f"{off:+.2f}", judge_exact(abs(off) < SIMILAR_WORDS)))
-    return parts
+def _cohorts_say_the_same(heads: Group, spread: Spread) -> Part:
+    claim = f"1,250 users a round change less than {SAME_WORDS} of ten words"
+    few = heads.found["short-100"]
+    many = heads.found["short-1250"]
+    if not (few and many):
+        return Part(claim, NOT_YET, Verdict.NOT_RUN)
+    change = compare(_measure_counts(many), _measure_counts(few), spread)
+    return Part(claim, _show_words(change), judge_same(change, SAME_WORDS))
 
 
-def _count_at_quality(heads: Group, accuracy: float) -> float:
-    """Return how many common words a model with hardly any noise says that is as accurate, between
-    those that were trained for 25 to 500 rounds.
+def _says_what_its_quality_says(heads: Group, run: str, spread: Spread) -> Part:
+    """Judge whether a model that noise made worse says as many common words as one with hardly any
+    noise that is as accurate: between those that were trained for 25 to 500 rounds.
     """
+    claim = (
+        f"a model that σ = {run.split('-')[0]} made worse says as many as one of its quality with"
+        f" less noise, to {SIMILAR_WORDS} of ten"
+    )
+    steps = ("early-25", "early-50", "early-100", "0.003-100")
+    if not all(heads.found[name] for name in (*steps, run)):
+        return Part(claim, NOT_YET, Verdict.NOT_RUN)
     points = []
-    for run in ("early-25", "early-50", "early-100", "0.003-100"):
-        points.append((heads.last(run).value, _mean_counts(heads.found[run], 2)))
-    points.sort()
-    across, up = zip(*points, strict=True)
-    return float(np.interp(accuracy, across, up))
+    for step in steps:
+        count = _measure_counts(heads.found[step])
+        points.append((heads.last(step).value, count))
+    points.sort(key=lambda point: point[0])
+    across, counts = zip(*points, strict=True)
+    expected = np.interp(heads.last(run).value, across, [count.value for count in counts])
+    # As uncertain as the least certain of those that it is between.
+    like = min(counts, key=lambda count: count.seeds)._replace(value=float(expected))
+    off = compare(_measure_counts(heads.found[run]), like, spread)
+    return Part(claim, _show_words(off), judge_same(off, SIMILAR_WORDS))
 
 
-def _mean_counts(results: Sequence[Result], head: int) -> float:
+def _measure_counts(results: Sequence[Result], head: int = 2) -> Measured:
     """Return how many of ten predictions are among the most frequent words, over seeds."""
-    means = []
-    for result in results:
-        shares = result["head_words"][head]
-        means.append(sum(place * share for place, share in enumerate(shares)))
-    return float(np.mean(means))
+    rows = [{"words": _count_words(result, head)} for result in results]
+    return measure(rows, "words")
+
+
+def _count_words(result: Result, head: int = 2) -> float:
+    shares = result["head_words"][head]
+    return sum(place * share for place, share in enumerate(shares))
+
+
+def _spread_of_counts(several: Sequence[Sequence[Result]]) -> Spread:
+    return pool([[_count_words(result) for result in results] for results in several])
+
+
+def _show_words(change: Difference) -> str:
+    return f"{change.value:+.2f} ± {change.margin:.2f} words"
 
 
 @judge_by_groups(
@@ -874,7 +896,7 @@ def _first_round_ahead(averaging: Group, reached: Measured) -> tuple[int, Differ
     the last round where it never is.
     """
     spread = clipped_spread()
-    found = (0, Difference(value=-math.inf, margin=0.0))
+    found = (0, Difference(value=-math.inf, margin=0.0, seeds=1))
     for round, accuracy in averaging.curve("flat-20"):
         found = (round, compare(accuracy, reached, spread))
         if found[1].value > 0:
@@ -992,7 +1014,7 @@ def penalty(found: Group) -> Judged:
         gain = compare(found.last(run), found.last(f"{norm}-none"), clipped_spread())
         claim = f"a penalty of {weight} gains less than {POINTS} at S = {norm}"
         # Where it does harm, it has no positive effect either.
-        verdict = judge_more(Difference(value=-gain.value, margin=gain.margin), than=-CLOSE)
+        verdict = judge_more(gain.negate(), than=-CLOSE)
         parts.append(Part(claim, f"{gain} points", verdict))
         shown.append(f"{100 * gain.value:+.2f}")
     return Judged(ours=f"{list_names(shown)} points after 500 rounds", parts=parts)

@@ -18,10 +18,9 @@ from lib.verdicts import (
     Verdict,
     compare,
     correlate_ranks,
-    judge_exact,
+    judge_computed,
     judge_more,
     judge_same,
-    judge_together,
     pool,
     pool_runs,
     subtract,
@@ -140,9 +139,9 @@ def tables() -> Item:
         " by a simulated fleet"
     )
     is_less = all(row["blt_rho"] < row["rho"] for row in computed.values())
-    near_printed = judge_exact(near == timed) if near in (0, timed) else Verdict.PART
+    near_printed = judge_computed(near == timed) if near in (0, timed) else Verdict.PART
     parts = [
-        Part("every ρ as printed", f"{off:.4f} off", judge_exact(off < 0.0101)),
+        Part("every ρ as printed", f"{off:.4f} off", judge_computed(off < 0.0101)),
         Part("MinS of a simulated fleet within a quarter", f"{near} of {timed}", near_printed),
     ]
     beyond = "A BLT has less ρ for every model." if is_less else ""
@@ -151,7 +150,6 @@ def tables() -> Item:
         about="MinS, MaxP and ρ of 21 models",
         theirs="ρ = 0.25 to 1.86",
         ours=ours,
-        verdict=judge_together(part.verdict for part in parts),
         parts=parts,
         command=COMPUTE,
         details=f"{about_cells} {beyond}\n\n{table(head, rows)}",
@@ -190,10 +188,9 @@ def table_2() -> Item:
         about="ρ as ε at δ = 1e-10",
         theirs="4.49 to 13.69",
         ours=f"the same to {off:.3f}",
-        verdict=judge_exact(off < 0.0101),
-        parts=[Part("every ε as printed", f"{off:.4f} off", judge_exact(off < 0.0101))],
+        parts=[Part("every ε as printed", f"{off:.4f} off", judge_computed(off < 0.0101))],
         command=COMPUTE,
-        details=table(["ρ", "ε as printed", "recomputed"], rows),
+        details=table(["ρ", "ε at δ = 1e-10 as printed", "recomputed"], rows),
     )
 
 
@@ -238,7 +235,7 @@ def _first_round_ahead(group: Group, run: str, reached: Measured) -> tuple[int, 
     """Return the first round after which a run is ahead of an accuracy beyond what seeds leave
     open, and by how much; the last round where it never is.
     """
-    found = (0, Difference(value=-math.inf, margin=0.0))
+    found = (0, Difference(value=-math.inf, margin=0.0, seeds=1))
     for round, accuracy in group.curve(run):
         found = (round, compare(accuracy, reached, spread()))
         if found[1].low > 0:
@@ -268,9 +265,9 @@ def figure_4() -> Item:
         if not is_over_rounds:
             falls = all(_falls(pairs) for pairs in by_noise.values())
             ends = f"{by_noise['tree'][0][1]:.2f} → {by_noise['tree'][-1][1]:.2f} for a tree"
-            parts.append(Part(f"ρ falls with the {across}", ends, judge_exact(falls)))
+            parts.append(Part(f"ρ falls with the {across}", ends, judge_computed(falls)))
     more_rounds = not any(_falls(pairs) for pairs in computed["rounds"].values())
-    parts.append(Part("ρ grows with the rounds", "every line", judge_exact(more_rounds)))
+    parts.append(Part("ρ grows with the rounds", "every line", judge_computed(more_rounds)))
     is_least = all(_is_least(by_noise) for by_noise in computed.values())
     details = "A BLT with the same error has less ρ at every point." if is_least else ""
     return Item(
@@ -278,7 +275,6 @@ def figure_4() -> Item:
         about=about,
         theirs=theirs,
         ours="so do ours, recomputed around es-ES",
-        verdict=judge_together(part.verdict for part in parts),
         parts=parts,
         command=COMPUTE,
         details=details,
@@ -385,6 +381,7 @@ def tied_embeddings(found: Group) -> Judged:
         value=gains["untied"].value - gains["tied"].value,
         # Starts are the same in every seed: only the ends are uncertain.
         margin=gains["untied"].margin,
+        seeds=found.seeds,
     )
     details = (
         f"{ABOUT_SEEDS} What differs: their start saw half of C4, ours three epochs of 6M words of"
@@ -516,7 +513,6 @@ def populations() -> Item:
         about="their own Table 1: estimated population and ρ",
         theirs="larger populations generally have better guarantees",
         ours=measured,
-        verdict=verdict,
         parts=[Part("the larger, the smaller ρ", measured, verdict)],
         command="make papers",
     )
@@ -536,7 +532,7 @@ def largest_separations() -> Item:
         Part(
             "fewer than half have 80 % of what their population allows",
             f"{near} of {len(printed)}",
-            judge_exact(near < len(printed) / 2),
+            judge_computed(near < len(printed) / 2),
         )
     ]
     return Item(
@@ -544,7 +540,6 @@ def largest_separations() -> Item:
         about="their own Table 1: how near MinS is to the most that is possible",
         theirs="only a few tasks approach it",
         ours=f"{near} of {len(printed)} have 80 % of population / report goal",
-        verdict=judge_together(part.verdict for part in parts),
         parts=parts,
         command="make papers",
         details=table(["model", "MinS", "population / 6,500", "share"], rows),
@@ -599,7 +594,6 @@ def rescoring() -> Item:
         item,
         ours=f"words modified {', '.join(shown)}",
         parts=parts,
-        verdict=judge_together(part.verdict for part in parts),
         command=f"{item.command}\n{TYPING}",
         details=f"{details}\n\n{typing_tables.tables(typing)}",
     )
@@ -613,6 +607,7 @@ def _fewer_modified(typing: Result, model: str, baseline: str) -> Difference:
     return Difference(
         value=1 - ratio,
         margin=ratio * math.hypot(margin / value, base_margin / base),
+        seeds=typed_claims.TYPED_WITH,
     )
 
 
@@ -649,12 +644,13 @@ def against_ngrams() -> Item:
     for baseline in typed_claims.ngrams_with_history(typing):
         parts += typed_claims.judge_ahead(typing, GBOARD, metrics, baseline)
         shown.append(typed_claims.describe(typing, GBOARD, metrics, baseline))
-    parts += typed_claims.mark_public_ngrams(typing)
+    elsewhere = typing_tables.load_results("keyboard", "typing-blogs-shipped")
+    parts += typed_claims.judge_public_ngrams(typing, elsewhere, [GBOARD], metrics)
+    shown += typed_claims.describe_public(typing, elsewhere, GBOARD, metrics)
     return replace(
         item,
         ours=f"at Gboard's noise {'; '.join(shown)}",
         parts=parts,
-        verdict=judge_together(part.verdict for part in parts),
         # One model of each kind types.
         seeds=1,
         command=f"{item.command}\n{TYPING_OF_TABLE_1}",
@@ -674,7 +670,7 @@ def against_no_privacy(found: Group) -> Judged:
     """Judge at Gboard's noise what privacy costs, the same text and the same start."""
     plain = found.last("none")
     change = compare(found.last("gboard"), plain, pool_runs([(found, None)]))
-    relative = Difference(value=change.value / plain.value, margin=change.margin / plain.value)
+    relative = change._replace(value=change.value / plain.value, margin=change.margin / plain.value)
     claim = f"AccuracyTop1 of held-out people, no more than {100 * BEHIND:.2f} % behind"
     shown = typed_claims.show_change(relative)
     parts = [Part(claim, shown, judge_more(relative, than=-BEHIND))]
