@@ -27,7 +27,7 @@ from taciturn.audit.results import (
 )
 from taciturn.cli import app
 from taciturn.cli import train as cli_train
-from taciturn.data.population import Population, write_population
+from taciturn.data.population import HeldOutUsers, Population, write_population
 from taciturn.data.token_shards import Texts
 from taciturn.evaluation.accuracy import WINDOW, evaluate, evaluate_each, evaluate_steps
 from taciturn.evaluation.intervals import Interval
@@ -43,6 +43,7 @@ from taciturn.runs import loop
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.ngram_baselines import count_population
+from taciturn.runs.ngram_worth import measure_with_history
 from taciturn.runs.page import groups_of
 from taciturn.runs.page_html import Notation, Point, chart, tag, ticks
 
@@ -144,6 +145,23 @@ def test_written_again_it_says_the_same_and_has_the_n_grams_beside_it(made, tmp_
     assert "three-grams" not in text_of(made / "first")
     with pytest.raises(RunError, match="not an n-gram model"):
         FinishedRun(made / "first").report(beside=[made / "plain"])
+
+
+def test_with_each_person_s_history_the_run_stands_beside_n_grams_that_have_it_too(made):
+    FinishedRun(made / "first").report(beside=[made / "three-grams"])
+    text = text_of(made / "first")
+    without, _, with_history = text.partition("With each person's own history")
+    assert "400 tokens of 40 of these people" in with_history
+    held_out = HeldOutUsers(made / "people").texts
+    for name in ("first", "three-grams"):
+        model = load_word_model(made / name).model
+        perplexity = measure_with_history(model, held_out).together["perplexity"]
+        shown = f"{perplexity.value:.2f} ± {perplexity.margin:.2f}"
+        assert shown in with_history
+        # The twin: it is not what the run has without. The n-grams are certain of this text.
+        assert name == "three-grams" or shown not in without
+    FinishedRun(made / "first").report(beside=())
+    assert "own history" not in text_of(made / "first")
 
 
 def test_the_ledger_s_total_and_the_budget_are_those_of_the_population(made, population, tmp_path):

@@ -37,6 +37,7 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.release.gate import ExportRefused, check_not_personal, verified_guarantee
 from taciturn.release.model_file import ModelCard, ModelFileError, load_model, params_digest
 from taciturn.runs.folder import RunError, recipe_of
+from taciturn.runs.ngram_worth import measure_with_history
 from taciturn.runs.page import Tested, whose_text, write_report
 
 
@@ -240,7 +241,7 @@ class FinishedRun:
         """Write RUN/report.html, and return its path.
 
         It shows the guarantee, curves, and what the model is worth to which people, beside its
-        start and n-grams.
+        start and n-grams: without each person's history and, where n-grams are there, with it.
 
         Args:
             beside: folders of n-grams to compare with; by default those that lie beside the run's
@@ -257,6 +258,10 @@ class FinishedRun:
         start = _load_start(self.recipe, test.opening)
         if start is not None:
             start_scores = test.score(start, partial(progress, "its start"))
+        model_with_history = None
+        if ngrams:
+            show = partial(progress, "this model, with history")
+            model_with_history = measure_with_history(self.model.model, test.texts, show)
         return write_report(
             self.folder,
             guarantee=test.guarantee,
@@ -265,6 +270,7 @@ class FinishedRun:
             vocabulary=test.vocabulary,
             model=model_scores,
             start=start_scores,
+            model_with_history=model_with_history,
             beside=[_test_ngrams(loaded, test, progress) for loaded in ngrams],
             rebuilt=test.is_rebuilt,
         )
@@ -418,12 +424,19 @@ def _test_ngrams(loaded: LoadedModel, test: _Test, progress: StageProgress) -> T
     """Measure n-grams on the same people as the run."""
     name = loaded.path.resolve().name
     scores = evaluate_steps(loaded.model, test.texts, test.cut, partial(progress, name))
-    return Tested(name=name, privacy=_privacy_of_ngrams(loaded), scores=scores)
+    show = partial(progress, f"{name}, with history")
+    return Tested(
+        name=name,
+        privacy=_privacy_of_ngrams(loaded),
+        scores=scores,
+        with_history=measure_with_history(loaded.model, test.texts, show),
+    )
 
 
 def _privacy_of_ngrams(loaded: LoadedModel) -> str:
     if loaded.is_of_users:
-        return "none: ε = ∞"
+        has_read_public_text = loaded.card is not None and loaded.card.public_sources
+        return "none: ε = ∞; public text, too" if has_read_public_text else "none: ε = ∞"
     # An ARPA file does not describe itself.
     return "nobody's text" if loaded.card else "unknown"
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from taciturn.core import WordModel
 from taciturn.data.layout import Unrolls
 from taciturn.data.population import LEAST_HELD_OUT
 from taciturn.data.token_shards import Texts
@@ -18,6 +19,8 @@ from taciturn.progress import Progress, StageProgress, ignore_progress
 
 # Of each held-out person, at most: as many words as simulated people type.
 MEASURED_TOKENS = 400
+# With history, on the page of a run: models that read word by word are slow.
+PEOPLE_WITH_HISTORY = 100
 SHOWN = ("accuracy_top1", "accuracy_top3")
 
 
@@ -101,7 +104,7 @@ def measure_baseline(
         public: the public text that was counted, to find what of theirs stands in it.
         progress: called with what is done, how much of it, and of how much.
     """
-    beginnings = [text[:MEASURED_TOKENS] for text in texts if len(text)]
+    beginnings = _beginnings(texts)
     if len(beginnings) < LEAST_HELD_OUT:
         return Baseline()
     without = _measure_each(model, beginnings, partial(progress, "measuring"), history=False)
@@ -124,8 +127,32 @@ def measure_baseline(
     )
 
 
+def measure_with_history(
+    model: WordModel, texts: Texts, progress: Progress = ignore_progress
+) -> Scores | None:
+    """Measure a model that also learns what each person wrote before, on the first held-out people.
+
+    Args:
+        model: any, without history.
+        texts: of the held-out people, who are in the order of a hash of their ids.
+        progress: called with people who are done, and how many there are.
+
+    Returns:
+        A column for each of the people; None where they are too few to publish their averages.
+    """
+    beginnings = _beginnings(texts)[:PEOPLE_WITH_HISTORY]
+    if len(beginnings) < LEAST_HELD_OUT:
+        return None
+    return _measure_each(model, beginnings, progress, history=True)
+
+
+def _beginnings(texts: Texts) -> list[np.ndarray]:
+    """Return the first tokens of all who wrote anything."""
+    return [text[:MEASURED_TOKENS] for text in texts if len(text)]
+
+
 def _measure_each(
-    model: NGram, texts: Sequence[np.ndarray], progress: Progress, *, history: bool
+    model: WordModel, texts: Sequence[np.ndarray], progress: Progress, *, history: bool
 ) -> Scores:
     """Return scores with a column for each of the people, whose histories are apart."""
     whole = Unrolls(MEASURED_TOKENS)

@@ -7,7 +7,7 @@ than `LEAST_HELD_OUT`.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +37,7 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.release.privacy_statement import plain_words
 from taciturn.runs.folder import RunError, recipe_of
 from taciturn.runs.metrics import Row, read_rows
+from taciturn.runs.ngram_worth import MEASURED_TOKENS
 from taciturn.runs.page_html import (
     Html,
     Notation,
@@ -74,7 +75,12 @@ FOOT = (
     f" averages over at least {LEAST_HELD_OUT} of them; intervals are 95 % over people."
 )
 HOW_TO_COMPARE = (
-    "For n-grams beside it: taciturn keyboard ngram, then taciturn report RUN --beside FOLDER."
+    "For the n-grams that keyboards have today beside it: taciturn keyboard ngram PEOPLE --public"
+    " TEXT --out FOLDER, then taciturn report RUN --beside FOLDER."
+)
+WITH_HISTORY = (
+    "With each person's own history: every model also learns what a person wrote before. Measured"
+    f" on the first {MEASURED_TOKENS} tokens of"
 )
 
 
@@ -100,6 +106,8 @@ class Tested:
     privacy: str
     # A column for each of the people.
     scores: Scores
+    # The same where it learns what each of them wrote before; of some of the people, if measured.
+    with_history: Scores | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +128,7 @@ def write_report(
     vocabulary: Vocabulary,
     model: Scores,
     start: Scores | None,
+    model_with_history: Scores | None = None,
     beside: Sequence[Tested] = (),
     rebuilt: bool = False,
 ) -> Path:
@@ -133,6 +142,7 @@ def write_report(
         vocabulary: the words of the model.
         model: scores on held-out people after the run.
         start: scores before it, if its start can still be measured.
+        model_with_history: scores of the model where it learns what each person wrote before.
         beside: models to compare with.
         rebuilt: whether the people's text was replaced since the run.
 
@@ -152,6 +162,7 @@ def write_report(
     held_out = groups_of(texts, vocabulary)
     earlier = _describe_start(start, guarantee)
     trained = _describe_model(name, model, guarantee)
+    trained = replace(trained, with_history=model_with_history)
     parts = [
         tag("header", tag("h1", name), _note(_summarize(recipe, rows))),
         _show_promise(guarantee, learned_from, statement),
@@ -429,13 +440,25 @@ def _measure_group(group: Group, model: Scores, start: Scores | None) -> Span:
 def _compare_models(tested: list[Tested], own: int) -> Html:
     """Show models beside the run's, which is the one with the number `own`."""
     columns = ("", "privacy", "AccuracyTop1", "AccuracyTop3", "perplexity")
-    rows = []
-    for model in tested:
-        rows.append((model.name, model.privacy, *_figures_of(model.scores)))
+    rows = [(model.name, model.privacy, *_figures_of(model.scores)) for model in tested]
     parts = [table(columns, rows, bold=own)]
+    measured = tested[own].with_history
+    if measured is not None:
+        people = len(measured.tokens)
+        parts.append(tag("p", f"{WITH_HISTORY} {people:,} of these people."))
+        parts.append(_compare_with_history(columns, tested, name=tested[own].name))
     if len(tested) <= own + 1:
         parts.append(_note(HOW_TO_COMPARE))
     return section("Beside others, on the same people and words", *parts)
+
+
+def _compare_with_history(columns: Sequence[str], tested: list[Tested], name: str) -> Html:
+    """Show those that were measured with history; the run's model has this name."""
+    rows = []
+    for model in tested:
+        if model.with_history is not None:
+            rows.append((model.name, model.privacy, *_figures_of(model.with_history)))
+    return table(columns, rows, bold=[row[0] for row in rows].index(name))
 
 
 def _show_spending(ledger: Ledger) -> Html:
