@@ -27,7 +27,7 @@ def test_a_word_list_made_by_a_simulation_says_so(copied_runs, tmp_path):
         tmp_path / "seeded",
         run={"rounds": 6, "evaluate_every": 6, "save_every": 6, "seed": 1},
     )
-    FinishedRun(tmp_path / "seeded").export(tmp_path / "out", "combined", **FEW)
+    FinishedRun(tmp_path / "seeded").export(tmp_path / "out", "combined", non_private=True, **FEW)
     assert (
         "simulation" in (tmp_path / "out" / "main_en.combined").read_text().splitlines()[0].lower()
     )

@@ -95,7 +95,7 @@ def test_only_noise_from_a_seed_on_people_costs_infinity_in_totals(path, kind):
     guarantee = spent(path, *kind).guarantee()
     book = Ledger(path)
     ((_, of_adjacency, _),) = book.totals(DELTA)
-    for epsilon in (*book.total(DELTA), of_adjacency, *guarantee.counted):
+    for epsilon in (*book.total(DELTA), of_adjacency, *guarantee.counted_spending):
         assert (epsilon == math.inf) == KNOWN[kind]
     # Its own guarantee describes the mechanism, and says whether it is one.
     assert guarantee.epsilon < 1

@@ -1,16 +1,29 @@
 """The sentences of a privacy statement: each stands where it is true, and nowhere else."""
 
 import itertools
+import json
 import math
 import textwrap
+from dataclasses import replace
 
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent
 
-from taciturn.privacy.ledger.ledger import Guarantee
+from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.ledger import Guarantee, Ledger
 from taciturn.release import privacy_statement
-from taciturn.release.privacy_statement import WORDS, personal_statement, plain_words, statement
+from taciturn.release.privacy_statement import (
+    ONE_DEVICE,
+    PEOPLE,
+    WORDS,
+    personal_statement,
+    plain_words,
+    statement,
+    statement_json,
+)
 
+PIECES = "one simulated user (pieces of a book play the users)"
 ODD = "{two} %s {0}"  # a name that is not a gap to be filled in
 KINDS = {
     "sampled": (True, False),
@@ -18,7 +31,7 @@ KINDS = {
     "adjacency": tuple(WORDS["adjacency"]),
     "randomness": ("operating system", "seeded simulation"),
     "continued": (True, False),
-    "unit": ("one user", "one device"),
+    "unit": ("one user", ONE_DEVICE, PIECES),
     "epsilon": (0.5, 11.0, 2000.0, math.inf, None),  # None: there was no noise
     "distance": (0.0, 1e-9),
 }
@@ -48,7 +61,8 @@ def belongs(name: str, of: Guarantee) -> bool:
         "meaningless": private and 1000 < epsilon < math.inf,
         "weak": private and 10 < epsilon <= 1000,
         "personal": False,
-        "over_devices": private and of.unit == "one device",
+        "over_devices": private and of.unit == ONE_DEVICE,
+        "lying_server": private and of.unit == ONE_DEVICE,
         "gaussian": private and not of.sampled,
         "distance": private and of.distance > 0,
         "no_distance": private and not of.distance,
@@ -61,7 +75,36 @@ def belongs(name: str, of: Guarantee) -> bool:
             for one in WORDS["accountant"]
         },
         **{f"adjacency {one}": private and of.adjacency == one for one in WORDS["adjacency"]},
+        **{
+            f"otherwise {one}": belongs_to_people(of)["private"] and of.adjacency == one
+            for one in WORDS["otherwise"]
+        },
+        **{f"people {of_people}": is_said for of_people, is_said in belongs_to_people(of).items()},
     }.get(name, private)
+
+
+def belongs_to_people(of: Guarantee) -> dict[str, bool]:
+    """Whether what is said to those whose text was used is true of a run."""
+    noisy, epsilon = of.rho < math.inf and of.unit != PIECES, of.epsilon
+    private = noisy and of.randomness == "operating system"
+    promised = private and epsilon <= 1000
+    return {
+        "title": True,
+        "in_full": True,
+        "simulated": of.unit == PIECES,
+        "seed": noisy and not private,
+        "no_privacy": of.rho == math.inf and of.unit != PIECES,
+        "infinite": private and epsilon == math.inf,
+        "meaningless": private and 1000 < epsilon < math.inf,
+        "weak": private and 10 < epsilon <= 1000,
+        "private": private and epsilon <= 10,
+        # Of an adjacency that these words do not know.
+        "otherwise": False,
+        "against": promised,
+        "curator": promised and of.unit != ONE_DEVICE,
+        "server": promised and of.unit == ONE_DEVICE,
+        "not_covered": promised,
+    }
 
 
 def sentences():
@@ -105,7 +148,7 @@ def test_every_sentence_stands_where_it_is_true_and_nowhere_else():
             of.is_private and not of.sampled and not of.continued
         )
         assert ("NO privacy" in said) == (not of.is_private)
-    assert {name for name, _ in sentences()} - seen == {"personal"}
+    assert {name for name, _ in sentences()} - seen == {"personal", "people otherwise"}
     assert WORDS["personal"] in in_one_line(personal_statement("r", "h"))
 
 
@@ -151,3 +194,58 @@ def test_sentences_that_changed_places_are_noticed(monkeypatch, name, other):
     ]
     assert any(misplaced(of) for of in kinds)
     assert dict(sentences()) == right
+
+
+@pytest.mark.parametrize("adjacency", WORDS["adjacency"])
+@pytest.mark.parametrize("epsilon", [0.5, 11.0, 2000.0])
+def test_a_statement_begins_with_what_people_were_promised_in_plain_words(adjacency, epsilon):
+    terms = {"accountant": "pld", "randomness": "operating system", "unit": "one user"}
+    page = statement(guarantee(epsilon, True, adjacency=adjacency, **terms), ())
+    words, _, full = page.partition(PEOPLE["in_full"])
+    title, *promised = words.split("\n\n")
+    assert title == f"Privacy of run {ODD}"
+    assert promised[0] == PEOPLE["title"]
+    # For one and for several, whatever is stated is stated with its δ.
+    for sentence in in_one_line(words).split(". "):
+        assert "ε" not in sentence or "δ" in sentence
+    assert in_one_line(full).startswith("Statement: (")
+    # The words of those who defend models are for them.
+    for word in ("adjacency", "mechanism", "ρ", "Rényi", "curator"):
+        assert word not in words
+
+
+def spent(path, resumptions: int) -> Guarantee:
+    terms = RunTerms(
+        name="run",
+        recipe="r",
+        population="p",
+        adjacency="add or remove one user",
+        randomness="operating system",
+        accountant="pld",
+        budget=Budget(delta=1e-5),
+        rounds=5,
+    )
+    release = PoissonSampledDpEvent(0.01, GaussianDpEvent(5.0))
+    account = Account(ledger=Ledger(path), terms=terms, release=release)
+    account.open()
+    for _ in range(resumptions):
+        account = Account(ledger=Ledger(path), terms=terms, release=release)
+        account.reopen(None)
+    account.charge(0, "record")
+    return account.guarantee()
+
+
+@pytest.mark.parametrize(
+    ("resumptions", "words"), [(0, "never."), (1, "once."), (2, "twice."), (7, "7 times.")]
+)
+def test_a_statement_has_the_number_of_resumptions(tmp_path, resumptions, words):
+    guarantee = spent(tmp_path / "ledger.jsonl", resumptions)
+    assert f"Resumed: {words}" in in_one_line(statement(guarantee, ()))
+    assert json.loads(statement_json(guarantee, ()))["resumptions"] == resumptions
+
+
+def test_of_a_run_whose_ledger_did_not_record_resumptions_that_is_said(tmp_path):
+    """The twin: what is not known is not called none."""
+    guarantee = replace(spent(tmp_path / "ledger.jsonl", 0), resumptions=None)
+    assert "Resumed: not recorded" in in_one_line(statement(guarantee, ()))
+    assert json.loads(statement_json(guarantee, ()))["resumptions"] is None

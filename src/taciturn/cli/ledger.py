@@ -116,9 +116,9 @@ def _figures_of(guarantee: "Guarantee") -> dict[str, Any]:
     return {
         "run": guarantee.run,
         "releases": guarantee.releases,
-        "epsilon": guarantee.counted.epsilon,
+        "epsilon": guarantee.counted_spending.epsilon,
         "delta": guarantee.delta,
-        "rho": guarantee.counted.rho,
+        "rho": guarantee.counted_spending.rho,
         "randomness": guarantee.randomness,
         "noise_is_known": guarantee.is_noise_known,
         "resumptions": guarantee.resumptions,
@@ -138,7 +138,7 @@ def _describe_run(guarantee: "Guarantee") -> list[str]:
         name = f"{name} (noise from a seed)"
     elif guarantee.is_simulated:
         name = f"{name} (simulation)"
-    counted = guarantee.counted
+    counted = guarantee.counted_spending
     costs = _describe_costs(counted.epsilon, guarantee.delta, counted.rho)
     return [name, str(guarantee.releases), *costs, _name_neighbours(guarantee.adjacency)]
 

@@ -8,6 +8,7 @@ import textwrap
 import tomllib
 from dataclasses import asdict
 from importlib.resources import files
+from typing import NamedTuple
 
 from taciturn.files import to_json
 from taciturn.privacy.accounting.rounding_up import (
@@ -16,7 +17,9 @@ from taciturn.privacy.accounting.rounding_up import (
     delta_text,
     epsilon_text,
     mu_text,
+    odds_text,
     rho_text,
+    times_text,
 )
 from taciturn.privacy.ledger.ledger import Guarantee
 
@@ -25,24 +28,45 @@ TWO_DEVICES = 2
 HOUSEHOLD = 4
 # ε up to which a guarantee is a strong one (Ponomareva et al. 2023, §5.2).
 STRONG = 1.0
+# The unit of a run on a fleet.
+ONE_DEVICE = "one device"
 WORDS = tomllib.loads((files("taciturn.release") / "statement.toml").read_text("utf-8"))
+# What is said to those whose text was used.
+PEOPLE: dict[str, str] = WORDS["people"]
+
+
+class _EpsilonsOfGroups(NamedTuple):
+    """What is promised to several users at once, as text; empty where there was no noise."""
+
+    two: str
+    four: str
 
 
 def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: str = "") -> str:
-    """Write a page for those who must defend the model.
+    """Write a page that begins with what people were promised, in plain words.
 
-    It makes the points of Ponomareva et al. 2023, §5.3, as Xu et al. 2023 report them.
+    For those who must defend the model it then makes the points of Ponomareva et al. 2023, §5.3, as
+    Xu et al. 2023 report them.
 
     Args:
         guarantee: of the run.
         public_sources: the public text that went into it.
         observed: what happened, beside the claim; it never replaces the claim.
     """
-    parts = [_paragraph(f"Privacy of run {guarantee.run}")]
+    groups = _find_epsilons_of_groups(guarantee)
+    parts = [
+        _paragraph(f"Privacy of run {guarantee.run}"),
+        _paragraph(PEOPLE["title"]),
+        *map(_paragraph, _promise_to_people(guarantee, groups)),
+        _paragraph(PEOPLE["in_full"]),
+    ]
     if guarantee.is_private and guarantee.is_simulated:
         parts.append(_paragraph(WORDS["simulation"]))
     if guarantee.is_private:
-        points = {**_claim_points(guarantee), **_evidence_points(guarantee, observed)}
+        points = {
+            **_claim_points(guarantee, groups),
+            **_evidence_points(guarantee, observed),
+        }
         parts.append(_items(points))
     warning = _warn(guarantee)
     if warning:
@@ -55,6 +79,57 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
         "Ledger row": guarantee.head,
     }
     return "\n".join([*parts, _items(last)])
+
+
+def _find_epsilons_of_groups(guarantee: Guarantee) -> _EpsilonsOfGroups:
+    if not guarantee.is_private:
+        return _EpsilonsOfGroups(two="", four="")
+    return _EpsilonsOfGroups(
+        two=epsilon_text(guarantee.for_group(TWO_DEVICES)),
+        four=epsilon_text(guarantee.for_group(HOUSEHOLD)),
+    )
+
+
+def _promise_to_people(guarantee: Guarantee, groups: _EpsilonsOfGroups) -> list[str]:
+    """Say to those whose text was used what is promised to them, paragraph by paragraph."""
+    if guarantee.protects_nobody:
+        return [PEOPLE["simulated"]]
+    if not guarantee.is_private:
+        return [PEOPLE["no_privacy"]]
+    if guarantee.is_noise_known:
+        return [PEOPLE["seed"]]
+    promise = _state_promise(guarantee)
+    if guarantee.epsilon > MEANINGLESS:
+        return [promise]
+    trusted = "server" if guarantee.unit == ONE_DEVICE else "curator"
+    against = f"{PEOPLE['against']} {PEOPLE[trusted]}"
+    not_covered = PEOPLE["not_covered"].format(two=groups.two, four=groups.four)
+    return [promise, against, not_covered]
+
+
+def _state_promise(guarantee: Guarantee) -> str:
+    """Return the sentences that have the figures, where there was noise."""
+    delta = delta_text(guarantee.delta)
+    if guarantee.epsilon == math.inf:
+        return PEOPLE["infinite"].format(delta=delta)
+    if guarantee.epsilon > MEANINGLESS:
+        return PEOPLE["meaningless"].format(delta=delta)
+    epsilon = epsilon_text(guarantee.epsilon)
+    if guarantee.epsilon > WEAK:
+        return PEOPLE["weak"].format(epsilon=epsilon, delta=delta)
+    # A way to take part that was written elsewhere may state another one.
+    otherwise = WORDS["otherwise"].get(
+        guarantee.adjacency,
+        PEOPLE["otherwise"].format(adjacency=guarantee.adjacency),
+    )
+    promise = PEOPLE["private"].format(
+        times=times_text(guarantee.epsilon),
+        otherwise=otherwise,
+        odds=odds_text(guarantee.delta),
+        epsilon=epsilon,
+        delta=delta,
+    )
+    return f"{promise} {WORDS['plain'][_find_level(guarantee.epsilon)]}"
 
 
 def personal_statement(run: str | None, head: str | None) -> str:
@@ -112,25 +187,30 @@ def _warn(guarantee: Guarantee) -> str:
     return WORDS["weak"] if guarantee.epsilon > WEAK else ""
 
 
-def _claim_points(guarantee: Guarantee) -> dict[str, str]:
+def _claim_points(guarantee: Guarantee, groups: _EpsilonsOfGroups) -> dict[str, str]:
     """Return what is claimed, for what and for whom."""
     setting = WORDS["central"]
-    if guarantee.unit == "one device":
-        setting = f"{setting} {WORDS['over_devices']}"
+    if guarantee.unit == ONE_DEVICE:
+        setting = f"{setting} {WORDS['over_devices']} {WORDS['lying_server']}"
     earlier = ", and the earlier runs that it started from" if guarantee.continued else ""
     neighbours = WORDS["adjacency"].get(guarantee.adjacency, guarantee.adjacency)
     return {
         "Statement": _state_figures(guarantee),
         "Setting": setting,
         "Data": f"all {guarantee.releases} releases of the run{earlier}.",
+        "Resumed": _count_resumptions(guarantee.resumptions),
         "Output": WORDS["output"],
         "Unit": f"{guarantee.unit}, with everything they wrote.",
         "Adjacency": f"{guarantee.adjacency} ({neighbours}).",
-        "Groups": WORDS["groups"].format(
-            two=epsilon_text(guarantee.for_group(TWO_DEVICES)),
-            four=epsilon_text(guarantee.for_group(HOUSEHOLD)),
-        ),
+        "Groups": WORDS["groups"].format(two=groups.two, four=groups.four),
     }
+
+
+def _count_resumptions(resumptions: int | None) -> str:
+    if resumptions is None:
+        return "not recorded: the ledger is older than that."
+    words = ("never", "once", "twice")
+    return f"{words[resumptions]}." if resumptions < len(words) else f"{resumptions} times."
 
 
 def _state_figures(guarantee: Guarantee) -> str:

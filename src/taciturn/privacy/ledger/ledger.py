@@ -127,9 +127,15 @@ class Guarantee:
         return is_noise_known(self.randomness, self.unit)
 
     @property
-    def counted(self) -> "Spending":
+    def protects_nobody(self) -> bool:
+        """Tell whether the users are pieces of public text."""
+        return self.unit.startswith(SIMULATED_USER)
+
+    @property
+    def counted_spending(self) -> "Spending":
         """Return what the ledger counts for the run: ∞ where people's noise can be removed."""
-        if self.is_noise_known:
+        # What released nothing, and started from what nobody's text is in, cost nothing.
+        if self.is_noise_known and self.rho > 0:
             return Spending(epsilon=math.inf, rho=math.inf)
         return Spending(epsilon=self.epsilon, rho=self.rho)
 
@@ -262,7 +268,7 @@ class Ledger(ChainedFile):
     def _counted_own_cost(self, run: str, releases: int) -> list[DpEvent]:
         """Return what a run's own releases count in a total: one cost, or none."""
         cost = self._own_cost(run, releases)
-        # Whoever knows the seed subtracts the noise.
+        # Anyone who knows the seed can subtract the noise.
         return [NonPrivateDpEvent()] if cost and self.is_noise_known(run) else cost
 
     def is_noise_known(self, run: str) -> bool:

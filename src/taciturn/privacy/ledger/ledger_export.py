@@ -49,7 +49,7 @@ def _row_for_others(guarantee: Guarantee, costs: list[DpEvent]) -> dict[str, Any
         "noise_is_known": guarantee.is_noise_known,
         "delta": guarantee.delta,
         "distance": guarantee.distance,
-        "epsilon": guarantee.counted.epsilon,
+        "epsilon": guarantee.counted_spending.epsilon,
     }
 
 
