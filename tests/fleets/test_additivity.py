@@ -83,9 +83,9 @@ def seat_dependent(where: str):
     def broken(program, one_by_one):
         add = usual(program, one_by_one)
 
-        def added(total, message, key, users, ids):
+        def added(total, message, key, users, ids, factors):
             calls.append(1)
-            sum = add(total, message, key, users, ids)
+            sum = add(total, message, key, users, ids, factors)
             present = np.asarray(users.weight) > 0
             off = {
                 "a seat": present[0],
@@ -113,6 +113,47 @@ def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_t
         with pytest.raises(NotAdditive, match="Nothing was trained"):
             made.sum_reports(report, MESSAGE, np.arange(4), KEY)
     assert not loaded
+
+
+def masked_by_zero(program, one_by_one):
+    """An adder that multiplies what is not a user's by zero, as a product of all users with a mask
+    of zeros and ones would: their neighbour's ∞ becomes NaN.
+    """
+
+    @jax.jit
+    def added(total, message, key, users, ids, factors):
+        def masked(message, key, user, id):
+            own = jnp.arange(len(factors)) == jnp.argmax(ids == id)
+            mask = jnp.where(own, 1.0, 0.0)
+            factor = jnp.sum(mask * factors)
+            params = jax.tree.map(lambda leaf: leaf * factor, message.params)
+            return program(message._replace(params=params), user, jax.random.fold_in(key, id))
+
+        add = in_process._add_side_by_side(masked)
+        return add(total, message, key, users, ids, jnp.ones_like(factors))
+
+    return added
+
+
+def test_a_program_through_which_a_neighbours_infinity_gets_is_refused(monkeypatch):
+    made = fleet(monkeypatch, side_by_side=True)
+    made.sum_reports(program(), MESSAGE, np.arange(4), KEY)
+    monkeypatch.setattr(in_process, "_adder", masked_by_zero)
+    with pytest.raises(NotAdditive, match="depends on who else"):
+        made.sum_reports(program(), MESSAGE, np.arange(4), KEY)
+    # The twin: a test without such neighbours lets it pass.
+    monkeypatch.setattr(made, "_withstands_overflow", lambda *arguments: True)
+    made.sum_reports(program(), MESSAGE, np.arange(4), KEY)
+
+
+def test_a_user_whose_numbers_overflow_reports_nothing_and_changes_nobody(monkeypatch):
+    made, report = fleet(monkeypatch, side_by_side=True), program()
+    made.sum_reports(report, MESSAGE, np.arange(4), KEY)
+    seats, device = np.arange(4), made._devices[0]
+    beside = made._sum_seats(MESSAGE, KEY, device, seats, overflowing=[1, 3])
+    alone = made._sum_seats(MESSAGE, KEY, device, np.array([0, -1, 2, -1]))
+    assert all(map(np.array_equal, jax.tree.leaves(beside.update), jax.tree.leaves(alone.update)))
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(alone.update))
 
 
 def test_after_a_refusal_the_program_before_it_is_summed_by_itself(monkeypatch):
@@ -150,11 +191,11 @@ def test_accelerators_of_one_machine_that_compute_differently_are_refused(monkey
     made, usual, more = fleet(monkeypatch, side_by_side=True), SimulatedFleet._sum_seats, 1
     first, second = made._devices[0], SimpleNamespace(device_kind="another")
 
-    def on_either(message, key, device, seats):
+    def on_either(message, key, device, seats, overflowing=()):
         off = more * np.sum(seats >= 0) if device is second else 0
         return jax.tree.map(
             lambda leaf: leaf + jnp.asarray(off, leaf.dtype),
-            usual(made, message, key, first, seats),
+            usual(made, message, key, first, seats, overflowing),
         )
 
     made._devices = [first, second]

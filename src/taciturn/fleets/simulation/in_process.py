@@ -42,8 +42,9 @@ COPIES = 8
 
 # What one user reports: message, key, user, their number → report.
 UserReport = Callable[[Message, Key, UserData, jax.Array], Report]
-# Adds the reports of a chunk to a total: total, message, key, users, their numbers → total.
-Adder = Callable[[Report, Message, Key, UserData, jax.Array], Report]
+# Adds the reports of a chunk to a total: total, message, key, users, their numbers, what their
+# models are multiplied by → total.
+Adder = Callable[[Report, Message, Key, UserData, jax.Array, jax.Array], Report]
 
 
 class NotAdditive(TaciturnError):
@@ -145,8 +146,8 @@ class SimulatedFleet:
         """Check before the first sum that reports add up. Privacy rests on it.
 
         On these very devices, with this program and these shapes, the sum with a user minus the sum
-        without is that user's own report, to the bit, in any seat of any, beside any others; and a
-        sum is the same twice.
+        without is that user's own report, to the bit, in any seat of any, beside any others, also
+        where all numbers of these overflow; and a sum is the same twice.
 
         Tried on simulated users. Sums of floats, which have no privacy, are not additive and are
         not tried.
@@ -161,6 +162,9 @@ class SimulatedFleet:
             for again in self._sum_in_other_ways(message, key, device):
                 if not _has_same_bits(everyone, again):
                     raise _not_additive(device)
+            # On a CPU each is trained by themselves.
+            if not self._on_cpu and not self._withstands_overflow(message, key, device):
+                raise _not_additive(device)
 
     def _sum_in_other_ways(self, message: Message, key: Key, device: Any) -> list[Report]:
         """Sum the reports of the same simulated users in other ways, each on this device."""
@@ -174,6 +178,16 @@ class SimulatedFleet:
         once_more = sum_seats(seats)
         elsewhere = sum_seats(np.roll(seats, 1))
         return [once_more, elsewhere, *sums_of_halves]
+
+    def _withstands_overflow(self, message: Message, key: Key, device: Any) -> bool:
+        """Tell whether reports stay as they are beside users all of whose numbers overflow.
+
+        Where a program multiplies what is not a user's by zero, ∞ and NaN get through.
+        """
+        seats = np.arange(self._size)
+        even, odd = _split(seats, seats % 2 == 0)
+        sum_seats = partial(self._sum_seats, message, key, device, overflowing=odd[odd != EMPTY])
+        return _has_same_bits(sum_seats(seats), trees.add(sum_seats(even), sum_seats(odd)))
 
     def _splits(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ways of splitting a chunk into two that sum to the same."""
@@ -189,11 +203,28 @@ class SimulatedFleet:
         short_and_long = _split(seats, 2 * seats < self._size - 1)
         return [even_and_odd, short_and_long]
 
-    def _sum_seats(self, message: Message, key: Key, device: Any, seats: np.ndarray) -> Report:
-        """Sum the reports of one chunk, in whose seats these simulated users are."""
+    def _sum_seats(
+        self,
+        message: Message,
+        key: Key,
+        device: Any,
+        seats: np.ndarray,
+        overflowing: Sequence[int] | np.ndarray = (),
+    ) -> Report:
+        """Sum the reports of one chunk, in whose seats these simulated users are.
+
+        Args:
+            message: of the round.
+            key: of the round.
+            device: which sums.
+            seats: the user in each.
+            overflowing: those of them who train a model of ∞ and NaN.
+        """
         running_sum = self._begin_sum(message, key, device)
         texts = self._simulate_texts()
-        running_sum.add(self._load(texts, seats, device))
+        loaded = self._load(texts, seats, device)
+        factors = np.where(np.isin(seats, overflowing), np.inf, 1).astype(np.float32)
+        running_sum.add(loaded._replace(factors=jax.device_put(factors, device)))
         return running_sum.total
 
     def _begin_sum(self, message: Message, key: Key, device: Any) -> "_RunningSum":
@@ -264,8 +295,9 @@ class SimulatedFleet:
         users = self._layout.users_data(texts_in_chunk, self._weight_cap)
         if not self._on_cpu:
             users = users._replace(steps=users.steps.max())
-        users, ids = jax.device_put((users, chunk.astype(np.uint32)), device)
-        return _LoadedChunk(users=users, ids=ids)
+        factors = np.ones(len(chunk), np.float32)
+        users, ids, factors = jax.device_put((users, chunk.astype(np.uint32), factors), device)
+        return _LoadedChunk(users=users, ids=ids, factors=factors)
 
 
 class _LoadedChunk(NamedTuple):
@@ -274,6 +306,8 @@ class _LoadedChunk(NamedTuple):
     users: UserData
     # Their numbers.
     ids: jax.Array
+    # What the model that each of them trains is multiplied by: 1, but for the test of additivity.
+    factors: jax.Array
 
 
 @dataclass(kw_only=True)
@@ -287,7 +321,7 @@ class _RunningSum:
 
     def add(self, loaded: _LoadedChunk) -> None:
         """Add the reports of a chunk."""
-        self.total = self.add_to(self.total, self.message, self.key, loaded.users, loaded.ids)
+        self.total = self.add_to(self.total, self.message, self.key, *loaded)
 
 
 def with_room(expected: float) -> float:
@@ -346,14 +380,19 @@ def _adder(program: Program, one_by_one: bool) -> Adder:
 def _add_side_by_side(report: UserReport) -> Adder:
     @partial(jax.jit, donate_argnums=0)
     def add_side_by_side(
-        total: Report, message: Message, key: Key, users: UserData, ids: jax.Array
+        total: Report,
+        message: Message,
+        key: Key,
+        users: UserData,
+        ids: jax.Array,
+        factors: jax.Array,
     ) -> Report:
         # One number of steps for all: with one for each, every step would have to keep two models
         # and choose between them.
         user_axes = UserData(0, 0, None)  # pyright: ignore
         # Each trains a copy of their own: a product with one matrix for all would be taken for all
         # at once, and where in it a user's rows stand would decide how they are rounded.
-        copies = jax.tree.map(partial(_copy_for_each, len(ids)), message.params)
+        copies = jax.tree.map(partial(_copy_for_each, factors), message.params)
         message = message._replace(params=jax.lax.optimization_barrier(copies))
         message_axes = Message(0, None)  # pyright: ignore
         report_each = jax.vmap(report, in_axes=(message_axes, None, user_axes, 0))
@@ -363,8 +402,8 @@ def _add_side_by_side(report: UserReport) -> Adder:
     return add_side_by_side
 
 
-def _copy_for_each(users: int, leaf: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(leaf, (users, *leaf.shape))
+def _copy_for_each(factors: jax.Array, leaf: jax.Array) -> jax.Array:
+    return leaf * jnp.expand_dims(factors.astype(leaf.dtype), tuple(range(1, leaf.ndim + 1)))
 
 
 def _add_rows(total: jax.Array, rows: jax.Array) -> jax.Array:
@@ -379,7 +418,12 @@ def _add_one_by_one(report: UserReport) -> Adder:
 
     @partial(jax.jit, donate_argnums=0, compiler_options=on_one_core)
     def add_one_by_one(
-        total: Report, message: Message, key: Key, users: UserData, ids: jax.Array
+        total: Report,
+        message: Message,
+        key: Key,
+        users: UserData,
+        ids: jax.Array,
+        _factors: jax.Array,
     ) -> Report:
         def add(total: Report, user_and_id: tuple[UserData, jax.Array]) -> tuple[Report, None]:
             user, id = user_and_id
