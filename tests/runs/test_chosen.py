@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness import Cut, lettered_words, made_up_users
+from stated_deltas import bare_in_output
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
 from taciturn.cli.train import pretrain_for
@@ -295,6 +296,19 @@ def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_
     assert written["privacy"]["epsilon"] == 8
     assert written["privacy"]["delta"] == default_delta(230)
     assert "(8.00, 1.9e-05)-differential privacy" in said.output
+    assert "This is the only run on these people so far." in said.output
+    again = CliRunner().invoke(
+        app, ["train", "runs/people-1.toml", "--run", "runs/again"], catch_exceptions=False
+    )
+    for printed in (said.output, again.output):
+        assert bare_in_output(printed) == []
+    # Two runs of 8 each are 16 to a person, or a little less, as they are added up in RDP.
+    (together,) = re.findall(
+        r"^All 2 runs on these people together: ε = ([\d.]+) at δ = 1.9e-05",
+        again.output,
+        re.MULTILINE,
+    )
+    assert 10 < float(together) < 16.1
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness import WORDS, made_up_users, tiny_recipe
+from stated_deltas import bare_in_output
 from taciturn.cli import app
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.public import PublicCorpus
@@ -84,6 +85,7 @@ def test_the_command_tries_everything_once_charges_nobody_and_names_the_best(
     said = tune(*arguments)
     assert said.exit_code == 0
     assert "taciturn train recipe.toml --set server.learning_rate=1.0" in said.output
+    assert bare_in_output(said.output) == []
     assert not (population.folder / "ledger.jsonl").exists()
     assert len(list((tmp_path / "sweep").glob("made-up-users-*/ledger.jsonl"))) == 1
     monkeypatch.setattr(tuning, "train_run", None)  # both are there already

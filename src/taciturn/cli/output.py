@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
+from taciturn.privacy.accounting.rounding_up import pair_text
+
 if TYPE_CHECKING:
     from taciturn.evaluation.intervals import Interval, Sums
     from taciturn.runs.loop import TrainedRun
@@ -103,6 +105,7 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
     say((finished.folder / "guarantee.txt").read_text())
+    total = _print_total(finished)
     _print_noise_and_clip_norm(finished)
     accuracy = finished.scores["accuracy_top1"]
     perplexity = finished.scores["perplexity"]
@@ -130,7 +133,28 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
         "accuracy_top1": vars(accuracy),
         "perplexity": vars(perplexity),
         "stopped": finished.stopped,
+        "all_runs": total,
     }
+
+
+def _print_total(finished: "TrainedRun") -> dict[str, Any]:
+    """Print what all runs on these people cost together, which is what matters to a person."""
+    from taciturn.people import open_ledger
+    from taciturn.recipe.build import population
+
+    people = population(finished.recipe)
+    ledger = open_ledger(people)
+    runs = len(ledger.runs())
+    usual = ledger.usual_delta(len(people))
+    total = ledger.total(usual.delta)
+    if runs == 1:
+        say("This is the only run on these people so far.")
+    else:
+        say(
+            f"All {runs} runs on these people together: {pair_text(total.epsilon, usual.delta)}"
+            f" (δ: {usual.source}; taciturn ledger show {people.folder})."
+        )
+    return {"runs": runs, "epsilon": total.epsilon, "delta": usual.delta}
 
 
 def _print_gain(gain: "Interval", before: float) -> None:
