@@ -34,7 +34,7 @@ from taciturn.evaluation.intervals import Interval
 from taciturn.export.word_model import load_word_model
 from taciturn.files import from_json, to_json
 from taciturn.people import open_ledger
-from taciturn.privacy.accounting.rounding_up import epsilon_text
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, pair_text
 from taciturn.privacy.ledger.population_budget import PopulationBudget
 from taciturn.recipe import build
 from taciturn.recipe.text import save_recipe
@@ -175,6 +175,20 @@ def test_the_ledger_s_total_and_the_budget_are_those_of_the_population(made, pop
     )
     assert "the only run" in text_of(alone.folder)
     assert "budget for all runs is ε = 30.00" in text_of(alone.folder)
+
+
+def test_a_page_does_not_tell_by_its_δ_how_many_people_there_are(population, tmp_path):
+    """The ledger's own total, for its owner, is at the δ of the people who were counted."""
+    recipe = tiny_recipe(
+        population, privacy={"delta": 1e-5}, run={"rounds": 1, "evaluate_every": 1, "seed": None}
+    )
+    run = loop.train_run(recipe, tmp_path / "run", quietly)
+    book = open_ledger(population)
+    spent = pair_text(book.total(1e-5).epsilon, 1e-5)
+    assert f"In all they have spent {spent}." in text_of(run.folder)
+    counted = delta_text(book.usual_delta().delta)
+    assert counted == "0.0004"
+    assert counted not in text_of(run.folder)
 
 
 def test_a_run_without_privacy_gets_an_orange_card_and_one_with_it_does_not(made):

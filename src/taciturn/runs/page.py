@@ -172,7 +172,7 @@ def write_report(
         _draw_curves(rows, guarantee.delta),
         _show_groups(held_out, model, start, noisy=guarantee.is_private),
         _compare_models([*earlier, trained, *beside], own=len(earlier)),
-        _show_spending(ledger),
+        _show_spending(ledger, guarantee.delta),
         *_show_audit(folder),
         _write_foot(guarantee),
     ]
@@ -461,21 +461,23 @@ def _compare_with_history(columns: Sequence[str], tested: list[Tested], name: st
     return table(columns, rows, bold=[row[0] for row in rows].index(name))
 
 
-def _show_spending(ledger: Ledger) -> Html:
-    """Say what all runs on these people cost together, which is what matters to a person."""
+def _show_spending(ledger: Ledger, delta: float) -> Html:
+    """Say what all runs on these people cost together, which is what matters to a person.
+
+    It is at the δ of the run whose ε stands above, which the recipe states. The usual δ of totals
+    follows from how many people there are, which nobody stated, and the page may be published.
+    """
     runs = ledger.runs()
-    opened = [ledger.run_rows(run)[0] for run in runs]
-    usual = ledger.usual_delta()
-    spent, _ = ledger.total(usual.delta)
+    spent, _ = ledger.total(delta)
     whole = "This is the only run on these people. In all they have spent"
     if len(runs) > 1:
         whole = f"All {len(runs)} runs on these people together, discarded ones included:"
-    parts = [tag("p", f"{whole} {pair_text(spent, usual.delta)} (δ: {usual.source}).")]
-    seeded = sum(row["randomness"] != "operating system" for row in opened)
+    parts = [tag("p", f"{whole} {pair_text(spent, delta)}.")]
+    seeded = sum(ledger.is_noise_known(run) for run in runs)
     if seeded:
         words = (
-            f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can remove it:"
-            " their ε promises nothing."
+            f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can remove it: such"
+            " a run counts as ε = ∞, whatever its own page says of the method."
         )
         parts.append(tag("p", words))
     if spent == math.inf:
