@@ -420,8 +420,8 @@ def _tokenize_files(
                 yield ahead.popleft().result()
         except BrokenProcessPool:
             raise DataError(
-                "a tokenising process was killed, most likely because memory ran out; nothing was"
-                " changed"
+                "a tokenising process ended, most likely because memory ran out, or because a"
+                ' script builds people outside of `if __name__ == "__main__":`; nothing was changed'
             ) from None
 
 

@@ -247,7 +247,7 @@ def _sum_shards(written: dict[str, dict[str, Any]]) -> dict[str, int]:
 def _nobody_left(left_out: dict[str, int]) -> DataError:
     reasons = "; ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
     hint = ""
-    if "not UTF-8" in reasons:
+    if "that are not UTF-8" in reasons:
         hint = "; save the text as UTF-8 (iconv -f latin1 -t utf-8)"
     elif "tokens:" in reasons:
         hint = ", or lower `least_tokens`"

@@ -150,6 +150,9 @@ class Source:
             return read_paragraphs(file.path, self.left_out)
         name = file.path.name
         inside = file.path.relative_to(file.folder) if file.folder else PurePath(name)
+        if not _is_utf8(str(inside)):
+            self.left_out.add("files whose names are not UTF-8", where=_spell_out(str(inside)))
+            return iter(())
         if len(inside.parts) > 1:
             user = inside.parts[0]
             name_of = FOLDER_NAMES
@@ -247,6 +250,20 @@ def _explain_damage(path: Place) -> Iterator[None]:
         reason = (error.strerror or str(error)).lower()
         hint = "; unpack it first: zstd -d --long=31" if path.suffix == ".zst" else ""
         raise DataError(f"{path} cannot be read: {reason}{hint}") from None
+
+
+def _is_utf8(name: str) -> bool:
+    """Tell a name from one with bytes that are not UTF-8, which no id can hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _spell_out(name: str) -> str:
+    """Return a name with an escape for each byte that is not UTF-8."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _find_files(path: Any, noted: LeftOut) -> list[_File]:
