@@ -10,16 +10,22 @@ import pytest
 from harness import WORDS, lettered_words, made_up_users, trained
 from pages import REFUSED, script_on_page
 from taciturn.core import END
-from taciturn.data.population import HeldOutUsers, Population, write_population
+from taciturn.data.population import (
+    LEAST_HELD_OUT,
+    HeldOutUsers,
+    Population,
+    write_population,
+)
 from taciturn.data.public import PublicCorpus
 from taciturn.data.token_shards import Texts
-from taciturn.export.word_model import COUNTED_ON
+from taciturn.export.word_model import COUNTED_ON, load_word_model
 from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.release.gate import ExportRefused
 from taciturn.runs import ngram_baselines
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.ngram_baselines import HELD_BACK, count_population, hold_back
+from taciturn.runs.ngram_worth import measure_with_history
 
 
 def test_n_grams_counted_on_users_do_not_become_public_text_on_the_page_by_way_of_arpa(
@@ -178,6 +184,43 @@ def test_figures_stand_beside_those_without_people_whose_text_is_public(tmp_path
     assert without == alone.to_json()["held_out"]
     # The twin: with them the figures are others.
     assert content["held_out"]["no_history"] != without["no_history"]
+
+
+def test_figures_of_a_few_held_out_people_are_not_published(tmp_path):
+    """Nor where they are few only without those whose text is public."""
+    held_out = writers(LEAST_HELD_OUT - 1, 1, seed=2)
+    copied = list(writers(60, 2, seed=9).values())[:20]
+    known = {f"known {number}": text for number, text in enumerate(copied)}
+    baseline, people = count_beside_public(
+        tmp_path / "some", writers(50, 1, seed=1), held_out | known
+    )
+    assert baseline.worth.people == LEAST_HELD_OUT + 19
+    assert baseline.overlap.people == 20
+    assert baseline.worth_without_overlap is None
+    texts = HeldOutUsers(people.folder).texts
+    model = load_word_model(tmp_path / "some" / "counted").model
+    assert measure_with_history(model, texts) is not None
+    few = Texts.of([texts[place] for place in range(LEAST_HELD_OUT - 1)], model.vocabulary)
+    assert measure_with_history(model, few) is None
+
+
+def test_people_are_charged_before_some_are_held_back(copied_runs, tmp_path, monkeypatch):
+    saved_public(tmp_path / "public", seed=9)
+
+    def hold_nobody_back(texts):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ngram_baselines, "hold_back", hold_nobody_back)
+    with pytest.raises(KeyboardInterrupt):
+        count_population(
+            copied_runs / "people",
+            tmp_path / "cut-off",
+            "katz",
+            2,
+            True,
+            public=[tmp_path / "public"],
+        )
+    assert Ledger(copied_runs / "people" / FILE_NAME).guarantee("cut-off").epsilon == np.inf
 
 
 def test_too_few_people_to_hold_one_in_ten_back_are_refused_before_they_are_charged(tmp_path):
