@@ -41,7 +41,7 @@ def rounds(
     Args:
         algorithm: what runs.
         curator: the door to its users; it charges every round before the round's result leaves it.
-        start_from: parameters to start from, or the state after an earlier round.
+        start_from: parameters to start from, or the state after an earlier round of this curator.
 
     Yields:
         The state after every round, for ever: the caller decides when to stop, evaluate and save.
@@ -56,6 +56,7 @@ def rounds(
         state = start_from
     else:
         state = start(algorithm, start_from, curator.account.head)
+    curator.try_algorithm(algorithm, state.server.params, state.mechanism)
     server_update = jax.jit(algorithm.server_update)
     # Put it where rounds leave their results; otherwise the second round would recompile
     # everything.

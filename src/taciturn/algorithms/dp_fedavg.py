@@ -13,6 +13,7 @@ from taciturn.privacy.bounding.clipping import MOST_REPORTS, Bound, flat_clip
 from taciturn.privacy.bounding.estimators import Estimator, fixed_denominator, mean
 from taciturn.privacy.noise.mechanism import adaptive_mechanism, mechanism
 from taciturn.privacy.noise.white import Noise, gaussian, no_noise
+from taciturn.privacy.own_loop import check_averaging
 from taciturn.privacy.participation import PoissonSampling
 
 # The server's step along the estimate.
@@ -93,6 +94,9 @@ def private_averaging(
     Returns:
         An algorithm for `Curator` and `rounds`.
 
+    Raises:
+        OwnLoopError: an argument is not what it must be.
+
     Example:
         def user_update(message, user, key):  # learns how long users' texts are
             return {"length": (user.batches != 0).sum() - message.params["length"]}
@@ -101,13 +105,20 @@ def private_averaging(
             user_update, clip_norm=100, noise_multiplier=1.0, users=50, cohort=20
         )
     """
+    check_averaging(
+        user_update=user_update,
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        users=users,
+        cohort=cohort,
+    )
     averaged = mechanism(
         flat_clip(clip_norm), fixed_denominator(cohort), gaussian(noise_multiplier)
     )
     return federated_algorithm(
         user_update,
         averaged,
-        participation=PoissonSampling(cohort / users),
+        participation=PoissonSampling(cohort / users, users=users),
         server=server or optax.sgd(1.0),
     )
 

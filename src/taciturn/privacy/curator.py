@@ -60,6 +60,14 @@ from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.privacy.ledger.releases import Releases
 from taciturn.privacy.noise import sampler
 from taciturn.privacy.noise.chacha20 import Coins, key_words
+from taciturn.privacy.own_loop import (
+    OwnLoopError,
+    check_algorithm,
+    check_number,
+    check_terms,
+    check_users,
+    try_algorithm,
+)
 from taciturn.privacy.participation import WrongNumberOfUsers, default_delta, spare_rounds
 
 # The size of a model that is not known when its run is declared.
@@ -117,6 +125,8 @@ class Curator:
         self._tries: Counter[int] = Counter()
         # A folder with the log of who took part, of a simulation: gone with the curator.
         self._secrets: tempfile.TemporaryDirectory | None = None
+        # The algorithm of your own loop, until it was tried.
+        self._untried: Algorithm | None = None
 
     @classmethod
     def for_simulation(
@@ -153,10 +163,19 @@ class Curator:
             users = [user] * 50
             curator = tt.Curator.for_simulation(algorithm, users, ledger="ledger.jsonl", seed=1)
         """
+        # All of this before anything is declared.
+        check_algorithm(algorithm)
+        fleet = UsersInMemory(users)
+        check_terms(
+            ledger_is_folder=Path(ledger).is_dir(),
+            rounds=rounds,
+            epsilon=epsilon,
+        )
         book = Ledger(Path(ledger))
         if delta is None:
             delta = default_delta(len(users))
         _check_delta(delta, len(users))
+        check_number(algorithm, len(users))
         root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
         number = len(book.runs()) + 1
         terms = _terms_of_simulation(
@@ -166,6 +185,7 @@ class Curator:
             is_seeded=seed is not None,
             budget=Budget(delta=delta, epsilon=epsilon),
             rounds=rounds,
+            people=len(users),
         )
         cost = algorithm.mechanism.event(algorithm.participation)
         account = Account(ledger=book, terms=terms, release=cost)
@@ -174,12 +194,13 @@ class Curator:
         log = _open_log(Path(secrets.name), algorithm.participation, root)
         curator = cls(
             algorithm=algorithm,
-            fleet=UsersInMemory(users),
+            fleet=fleet,
             account=account,
             root=root,
             log=log,
         )
         curator._secrets = secrets
+        curator._untried = algorithm
         account.open()
         return curator
 
@@ -206,6 +227,29 @@ class Curator:
                 release, after = self._make_release(params, state, round)
             self._states = {round: state, round + 1: after}
             return release.estimate, after
+
+    def try_algorithm(self, algorithm: Algorithm, params: Params, state: MechanismState) -> None:
+        """Refuse what cannot be trained, before the first round of your own loop.
+
+        It is tried on made-up users, and nothing is charged.
+
+        Args:
+            algorithm: what is to run.
+            params: to start from.
+            state: the mechanism's before the first round.
+
+        Raises:
+            OwnLoopError: it is another algorithm than the curator's, or one that learns nothing.
+        """
+        if self._untried is None or not isinstance(self._fleet, UsersInMemory):
+            return
+        if algorithm is not self._untried:
+            raise OwnLoopError(
+                "`algorithm` is another one than that of the curator: give the same to both"
+            )
+        public = self._public(state)
+        try_algorithm(algorithm, params, public, self._fleet.example)
+        self._untried = None
 
     def forget_records(self, before: int) -> None:
         """Delete the records of rounds before this one: the state at its start is on disk."""
@@ -326,7 +370,8 @@ class Curator:
     def _draw_cohort(self, round: int, attempt: int) -> UserIds:
         coins = Coins(randomness.derive(self._fresh_root, "cohort", round, attempt))
         users = self._fleet.users(self._log.eligible if self._log else _all_eligible)
-        return self._participation.select(users, round, coins)
+        cohort = self._participation.select(users, round, coins)
+        return _check_cohort(np.asarray(cohort), users)
 
     def _sum_reports(
         self, params: Params, state: MechanismState, cohort: UserIds, round: int, attempt: int
@@ -396,6 +441,39 @@ def _are_equal(left: PyTree, right: PyTree) -> bool:
     return all(one is other or np.array_equal(one, other) for one, other in pairs)
 
 
+def _check_cohort(cohort: np.ndarray, users: UserIds) -> UserIds:
+    """Return a cohort, unless a user is in it twice, or one who is not there.
+
+    A user who is summed twice counts for two clip norms, and −1 for the last user once more.
+
+    Raises:
+        ParticipationBreach: before anybody is asked.
+    """
+    if not len(cohort):
+        return np.zeros(0, np.int64)
+    if cohort.ndim != 1 or not np.issubdtype(cohort.dtype, np.integer):
+        raise ParticipationBreach(
+            f"`select` of the participation returned an array of {cohort.dtype} with"
+            f" {cohort.ndim} dimensions; a cohort is a list of users' numbers, of those it was"
+            " given. Nobody was asked, and nothing was charged"
+        )
+    for numbers, source in ((users, "`users` of the fleet"), (cohort, "`select`")):
+        if not np.all(numbers[1:] > numbers[:-1]):
+            raise ParticipationBreach(
+                f"{source} returned users out of order, or one of them twice, who would count for"
+                " two clip norms: each comes once, in rising order (`np.unique` does it). Nobody"
+                " was asked, and nothing was charged"
+            )
+    places = np.minimum(np.searchsorted(users, cohort), len(users) - 1)
+    is_there = users[places] == cohort if len(users) else np.zeros(len(cohort), bool)
+    if not np.all(is_there):
+        raise ParticipationBreach(
+            f"`select` returned user {cohort[~is_there][0]}, who is not among the {len(users)} that"
+            " it was given. Nobody was asked, and nothing was charged"
+        )
+    return cohort.astype(np.int64)
+
+
 def _all_eligible(users: UserIds) -> UserIds:
     return users
 
@@ -415,6 +493,7 @@ def _terms_of_simulation(
     is_seeded: bool,
     budget: Budget,
     rounds: int,
+    people: int,
 ) -> RunTerms:
     """Return what a simulation declares."""
     mechanism = algorithm.mechanism
@@ -429,6 +508,7 @@ def _terms_of_simulation(
         budget=budget,
         rounds=rounds,
         distance=mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds)),
+        people=people,
     )
 
 
@@ -466,19 +546,16 @@ class UsersInMemory:
         """Take users, whose arrays have one shape.
 
         Raises:
-            ValueError: if there are none, or they differ in shape or type.
+            OwnLoopError: if there are none, or they differ in shape or type.
         """
-        shapes = [_shapes_and_types(user) for user in users]
-        are_alike = all(shape == shapes[0] for shape in shapes)
-        have_one_weight = all(np.ndim(user.weight) == 0 for user in users)
-        # Sums broadcast: a smaller report would be added repeatedly, past its clip norm.
-        if not (users and are_alike and have_one_weight):
-            raise ValueError(
-                "there is at least one user, all users' arrays have one shape and type, and a"
-                " weight is one number"
-            )
+        check_users(users)
         self._users = users
         self._compile = lru_cache(maxsize=1)(jax.jit)
+
+    @property
+    def example(self) -> UserData:
+        """Return a user, for the shapes and types that all of them have."""
+        return self._users[0]
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         """Return those of the users who may take part; all are present."""
@@ -492,10 +569,6 @@ class UsersInMemory:
             own_key = jax.random.fold_in(key, np.uint32(user))
             total = trees.add(total, report(message, self._users[user], own_key))
         return total
-
-
-def _shapes_and_types(user: UserData) -> list[tuple[tuple[int, ...], np.dtype]]:
-    return [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(user)]
 
 
 # Cached, so that runs of one algorithm in one process are compiled once.

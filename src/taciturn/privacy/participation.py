@@ -8,7 +8,7 @@
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dp_accounting import (
     DpEvent,
@@ -38,6 +38,8 @@ class PoissonSampling:
     """Each user independently with probability q. The size of a cohort varies; it may be empty."""
 
     probability: float
+    # How many there are, as stated, where q was worked out from it. Nothing is claimed for it.
+    users: int | None = field(default=None, compare=False, repr=False)
     adjacency = "add or remove one user"
     sampled_by_curator = True
     limits = None
