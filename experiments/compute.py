@@ -213,24 +213,37 @@ def _plan_at_error(
 
 
 def keyboard() -> Result:
-    """Return ε at a δ of one in the square of the users, of private runs that have results."""
-    epsilons = {}
-    for run in read_list("keyboard"):
-        if run.seed != 1 or not run.result.exists():
-            continue
+    """Return ε at a δ of one in the square of the users, of private runs that have results: of one
+    run, and of all runs of its kind on the same people.
+    """
+    runs = [run for run in read_list("keyboard") if run.result.exists()]
+    of_one = {}
+    of_all = {}
+    for run in runs:
         result = load(run)
-        if not result["noise_multiplier"]:
+        if run.seed != 1 or not result["noise_multiplier"]:
             continue
         participation = run.load_recipe().participation
-        event = _poisson(
+        delta = participation.users**-2.0
+        one_round = _poisson(
             users=participation.users,
             cohort=participation.cohort,
-            rounds=result["rounds"],
+            rounds=1,
             noise_multiplier=result["noise_multiplier"],
         )
-        exact = epsilon(event, participation.users**-2.0)
-        epsilons[f"{run.group}-{run.name}"] = math.ceil(100 * exact) / 100
-    return {"epsilon_at_one_over_users_squared": epsilons}
+        rounds = result["rounds"]
+        same = sum((other.group, other.name) == (run.group, run.name) for other in runs)
+        name = f"{run.group}-{run.name}"
+        of_one[name] = _round_up(epsilon(repeat(one_round, rounds), delta))
+        of_all[name] = _round_up(epsilon(repeat(one_round, same * rounds), delta))
+    return {
+        "epsilon_at_one_over_users_squared": of_one,
+        "epsilon_of_all_runs_at_one_over_users_squared": of_all,
+    }
+
+
+def _round_up(epsilon: float) -> float:
+    return math.ceil(100 * epsilon) / 100
 
 
 def main() -> None:
