@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent
 
 from curators import (
     DELTA,
@@ -29,13 +30,14 @@ from taciturn.data.population import Population
 from taciturn.fleets.simulation.check_in import CheckInFleet
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.fleets.simulation.queued import QueuedFleet
+from taciturn.privacy import curator
 from taciturn.privacy.accounting.accountant import Budget, epsilon
 from taciturn.privacy.accounting.events import repeat
 from taciturn.privacy.bounding.clipping import flat_clip
 from taciturn.privacy.bounding.estimators import clipped_denominator, fixed_denominator
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger.account import Account, BudgetExhausted
-from taciturn.privacy.ledger.cohort_log import CohortLog
+from taciturn.privacy.ledger.cohort_log import CohortLog, ParticipationBreach
 from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.privacy.ledger.releases import ReleaseError, Releases
 from taciturn.privacy.noise.mechanism import mechanism
@@ -264,6 +266,70 @@ def repeatable(folder, of=None, root=bytes(32), recipe="recipe", fleet=None) -> 
 def released(door, params=ZERO, round=0) -> np.ndarray:
     state = noised_by().mechanism.init(ZERO)._replace(round=jnp.int32(round))
     return np.asarray(door.private_mean(params, state, round)[0]["x"])
+
+
+class Chosen:
+    """A participation of one's own: `choose` makes a cohort of those who are there."""
+
+    adjacency = "add or remove one user"
+    sampled_by_curator = False
+    limits = None
+
+    # Set by tests, so that all of them share what is compiled.
+    choose = None
+
+    def select(self, available, row, coins):
+        assert self.choose is not None
+        return self.choose(available)
+
+    def event(self, noise_multiplier, strategy):
+        return GaussianDpEvent(noise_multiplier)
+
+
+CHOSEN = Chosen()
+NOBODYS = {
+    "one of them three times": lambda there: np.array([3, 3, 3]),
+    "not in order": lambda there: there[::-1],
+    "the last as minus one": lambda there: np.array([-1, USERS - 1]),
+    "one who is not there": lambda there: np.array([0, USERS]),
+    "one who was there": lambda there: np.append(there, USERS + 4),
+    "yes or no": lambda there: there < 5,
+    "parts of users": lambda there: there + 0.5,
+    "a table": lambda there: there[:, None],
+}
+
+
+@pytest.mark.parametrize("choose", NOBODYS.values(), ids=NOBODYS)
+def test_a_cohort_of_ones_own_has_each_user_once_or_nobody_is_asked(tmp_path, monkeypatch, choose):
+    def released(cohort):
+        monkeypatch.setattr(CHOSEN, "choose", cohort)
+        loop = Loop()
+        of = averaging(CHOSEN)
+        door = opened(of, loop, tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl")
+        try:
+            door.private_mean(ZERO, of.mechanism.init(ZERO), 0)
+        finally:
+            assert len(door.account.charges) == len(loop.cohorts)
+        return loop.cohorts[0]
+
+    with pytest.raises(ParticipationBreach, match="Nobody was asked, and nothing was charged"):
+        released(choose)
+    assert released(lambda there: there[2:5]) == [2, 3, 4]
+    assert released(lambda there: []) == []
+    # The twin: as it was, whatever was chosen was summed.
+    monkeypatch.setattr(curator, "_check_cohort", lambda cohort, users: cohort)
+    assert released(choose) == np.asarray(choose(np.arange(USERS))).tolist()
+
+
+def test_a_fleet_that_lists_a_user_twice_is_refused(tmp_path):
+    class Twice(Loop):
+        def users(self, eligible):
+            return eligible(np.repeat(np.arange(USERS), 2))
+
+    door = opened(averaging(), Twice(), tmp_path / FILE_NAME)
+    with pytest.raises(ParticipationBreach, match="users` of the fleet"):
+        door.private_mean(ZERO, averaging().mechanism.init(ZERO), 0)
+    assert not door.account.charges
 
 
 def test_a_cohort_larger_than_a_total_has_room_for_is_not_summed(tmp_path):

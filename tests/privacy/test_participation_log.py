@@ -221,6 +221,8 @@ def test_drawn_cohorts_keep_the_claim(people, tmp_path):
 
 def test_a_fleet_that_breaks_the_claim_is_stopped_before_the_sum(people, tmp_path, monkeypatch):
     door = opened(people, tmp_path)
+    # It does not ask who may take part.
+    monkeypatch.setattr(SimulatedFleet, "users", lambda self, eligible: np.arange(12))
     monkeypatch.setattr(
         MinSeparation, "select", lambda self, available, row, coins: np.array([0, 1, 2])
     )
