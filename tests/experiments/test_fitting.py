@@ -8,7 +8,8 @@ import pytest
 
 from taciturn.recipe.autoplan import expected_gain
 
-FITTING = Path(__file__).parents[2] / "experiments" / "keyboard" / "fitting"
+ROOT = Path(__file__).parents[2]
+FITTING = ROOT / "experiments" / "keyboard" / "fitting"
 
 
 def test_the_rule_agrees_with_the_runs_that_it_was_fitted_on(monkeypatch, capsys):
@@ -33,3 +34,19 @@ def test_a_rate_twice_too_high_or_too_low_is_worth_less(change):
     """
     way, noise = 62.0, 40.0
     assert expected_gain(change * way, change * noise) < expected_gain(way, noise)
+
+
+@pytest.mark.parametrize(
+    "promised",
+    [4.0, *(pytest.param(promised, marks=pytest.mark.slow) for promised in (1.0, 2.0, 8.0))],
+)
+def test_the_page_says_what_an_epsilon_is_worth_by_the_rule(monkeypatch, promised):
+    monkeypatch.syspath_prepend(str(FITTING))
+    import worth
+
+    page = (ROOT / "docs" / "choosing.md").read_text()
+    assert worth.row(promised) in page.splitlines()
+    # The twin: at the papers' δ the row would be another.
+    monkeypatch.setattr(worth, "OUR_DELTA", worth.PAPERS_DELTA)
+    assert worth.row(promised) not in page.splitlines()
+    sys.modules.pop("worth")
