@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from taciturn.cli.command_classes import name_flags
 from taciturn.cli.output import console, print_table
 from taciturn.cli.progress_display import bar
 from taciturn.data.population import write_population
@@ -311,10 +312,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--json", action="store_true", help="print what was found as JSON, and nothing else"
     )
     options = parser.parse_args(arguments)
-    for name, least in (("count", 3), ("rounds", 1), ("seconds", 1)):
-        value = getattr(options, name)
+    for name, least in (("count", 3), ("--rounds", 1), ("--seconds", 1)):
+        value = getattr(options, name.removeprefix("--"))
         if not value >= least:
-            parser.error(f"{name}: {value} is not in the range x>={least}")
+            parser.error(f"{name} must be at least {least}, not {value}")
+    for server in options.server or ():
+        host, _, port = server.rpartition(":")
+        if not host or not port.isdecimal():
+            parser.error(f"--server must be host:port, for example 127.0.0.1:8470, not {server}")
     return options
 
 
@@ -331,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seconds=options.seconds,
         )
     except TaciturnError as error:
-        print(f"fleet_load: {error}", file=sys.stderr)
+        print(f"fleet_load: {name_flags(str(error), command=None)}", file=sys.stderr)
         return 2
     finally:
         console.quiet = was_quiet

@@ -107,8 +107,10 @@ def test_a_load_of_another_size_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["2"], "count: 2 is not in the range x>=3"),
-        (["5", "--seconds", "nan"], "seconds: nan is not in the range"),
+        (["2"], "count must be at least 3, not 2"),
+        (["5", "--server", "localhost"], "--server must be host:port, for example"),
+        (["5", "--rounds", "0"], "--rounds must be at least 1, not 0"),
+        (["5", "--seconds", "nan"], "--seconds must be at least 1, not nan"),
     ],
 )
 def test_a_load_that_makes_no_sense_is_refused(arguments, words, capsys):

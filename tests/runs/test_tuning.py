@@ -145,3 +145,33 @@ def test_an_unknown_setting_ends_a_sweep_before_it_begins(
     with pytest.raises(TaciturnError, match="did you mean learning_rate"):
         tune("recipe.toml", "--on", public, "--try", "server.learning_rates=1,2", "--out", "sweep")
     assert not (tmp_path / "sweep").exists()
+
+
+def test_settings_hold_in_all_trials_and_in_the_command_that_trains_with_the_best(
+    public, population, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    trained = []
+
+    def noted(recipe, folder, show):
+        trained.append(recipe)
+        (folder / "guarantee.json").parent.mkdir()
+        (folder / "guarantee.json").touch()
+        (folder / "metrics.jsonl").write_text(
+            '{"accuracy_top1": 0.1, "accuracy_top3": 0.2, "epsilon": 1.0, "delta": 1e-4}\n'
+        )
+
+    monkeypatch.setattr(tuning, "train_run", noted)
+    save_recipe(tiny_recipe(population), tmp_path / "recipe.toml")
+    sweep = ("recipe.toml", "--on", public, "--out", "sweep", "--set", "run.rounds=3")
+    said = tune(*sweep, "--try", "server.learning_rate=1.0,0.5")
+    assert [recipe.run.rounds for recipe in trained] == [3, 3]
+    assert [recipe.server.learning_rate for recipe in trained] == [1.0, 0.5]
+    best = "recipe.toml --set run.rounds=3 --set server.learning_rate="
+    assert best in " ".join(said.output.split())
+    refused = CliRunner().invoke(app, ["tune", *map(str, sweep), "--try", "run.rounds=5"])
+    assert "run.rounds stands in --set and in --try" in str(refused.exception)
+    people = ["tune", *map(str, sweep), "--set", "data.population=b", "--try", "run.save_every=2"]
+    refused = CliRunner().invoke(app, people)
+    assert "--set data.population: public text takes" in str(refused.exception)
+    assert len(trained) == 2

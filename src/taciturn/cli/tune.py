@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from taciturn.cli.output import begin, leave_interrupted, print_table, say
 from taciturn.cli.progress_display import bar
+from taciturn.cli.train import Settings
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def tune(
             help="folder for the simulated users and the runs; name it again to continue a sweep"
         ),
     ] = Path("tuning"),
+    set: Settings = None,
 ) -> list[dict[str, Any]]:
     """Try settings on simulated users with public text. It costs no privacy: choose settings here,
     then train on people.
@@ -49,6 +51,7 @@ def tune(
                 corpus=corpus,
                 out=out,
                 tries=try_,
+                settings=set or [],
                 progress=partial(_show_trial, show),
             )
             show(len(trials), len(trials), "")
@@ -60,7 +63,8 @@ def tune(
         f"On simulated users, pieces of {corpus.source}",
         styles=["bold"],
     )
-    settings = " ".join(f"--set {setting}" for setting in trials[0].settings)
+    best = [*(set or []), *trials[0].settings]
+    settings = " ".join(f"--set {setting}" for setting in best)
     say(f"To train on people with the best of them: taciturn train {recipe} {settings}")
     return [trial._asdict() for trial in trials]
 

@@ -61,16 +61,37 @@ def combine_settings(tries: list[str]) -> list[tuple[str, ...]]:
 
 
 def _list_alternatives(words: str) -> list[str]:
-    name, equals, listed = words.partition("=")
-    name = name.strip()
+    _, equals, listed = words.partition("=")
+    name = _name_of(words)
     values = listed.split(",")
     if not equals or not all(values):
         raise RecipeError(f"`tries` takes section.key=value,value,…; {words!r} is not that")
+    _refuse_population(name, "`tries`")
+    return [f"{name}={value.strip()}" for value in values]
+
+
+def _refuse_population(name: str, argument: str) -> None:
     if name == "data.population":
         raise RecipeError(
-            "`tries` data.population: public text takes the population's place here; leave it out"
+            f"{argument} data.population: public text takes the population's place here; leave it"
+            " out"
         )
-    return [f"{name}={value.strip()}" for value in values]
+
+
+def _check_settings(settings: list[str], tries: list[str]) -> None:
+    """Refuse settings of which trials have others."""
+    tried = {_name_of(words) for words in tries}
+    for words in settings:
+        name = _name_of(words)
+        _refuse_population(name, "`settings`")
+        if name in tried:
+            raise RecipeError(
+                f"{name} stands in `settings` and in `tries`: leave it out of one of them"
+            )
+
+
+def _name_of(words: str) -> str:
+    return words.partition("=")[0].strip()
 
 
 def tune_recipe(
@@ -78,21 +99,32 @@ def tune_recipe(
     corpus: PublicCorpus,
     out: Path,
     tries: list[str],
+    settings: list[str],
     progress: SweepProgress,
 ) -> list[Trial]:
-    """Train every combination on simulated users; return the trials, best first."""
+    """Train every combination on simulated users; return the trials, best first.
+
+    Args:
+        recipe: in TOML.
+        corpus: of public text, which is dealt to the users.
+        out: the folder of the users and the runs.
+        tries: settings with the values to try, as section.key=value,value.
+        settings: that win over the recipe in all trials, as section.key=value.
+        progress: is told what is done.
+    """
     combinations = combine_settings(tries)
+    _check_settings(settings, tries)
     # All are checked before the first is trained.
-    recipes = [load_recipe(recipe, list(settings)) for settings in combinations]
+    recipes = [load_recipe(recipe, [*settings, *tried]) for tried in combinations]
     sweep = _Sweep(
         corpus=corpus,
         text=corpus.digest,
         out=out,
     )
     trials = []
-    for settings, public_recipe in zip(combinations, recipes, strict=True):
+    for tried, public_recipe in zip(combinations, recipes, strict=True):
         show = partial(_show_trial, progress, len(trials), len(combinations))
-        trials.append(sweep.try_settings(settings, public_recipe, show))
+        trials.append(sweep.try_settings(tried, public_recipe, show))
     trials.sort(key=lambda trial: -trial.top1)
     return trials
 
