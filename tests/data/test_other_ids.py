@@ -167,6 +167,16 @@ def test_other_ids_in_the_same_column_are_refused_under_a_ledger(people, tmp_pat
     build(both, people, replace=True)
 
 
+def test_people_who_were_trained_on_are_not_held_out_later(people):
+    """The manifest does not say how many were held out, as of populations from Python."""
+    manifest = json.loads((people / "manifest.json").read_text())
+    del manifest["about"]["held_out_share"]
+    (people / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="would hold out people whom"):
+        build("chats.csv", people, replace=True, held_out=0.5)
+    build("chats.csv", people, replace=True)
+
+
 def test_people_who_opted_out_count_neither_way(people, tmp_path):
     """Their text may be gone, or still there: neither keeps a build from being made."""
     left = [f"account {user}" for user in range(115)]
