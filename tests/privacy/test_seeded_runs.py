@@ -229,6 +229,47 @@ def test_what_starts_from_a_seeded_model_is_refused_under_a_budget_too(people, t
         train_run(recipe, tmp_path / "after", quietly)
 
 
+@pytest.fixture
+def pieces(people, tmp_path):
+    """Pieces of a book, which play the users, beside the same ledger."""
+    text = {"simulated": "pieces of a book play the users"}
+    open_ledger(people)
+    return write_population(
+        tmp_path / "pieces",
+        made_up_users(50, seed=2),
+        made_up_users(12, seed=3),
+        lettered_words(),
+        text,
+        same_people_as=people.folder,
+    )
+
+
+@pytest.mark.parametrize("seed", [1, None])
+def test_simulated_users_do_not_launder_a_model_of_people(people, pieces, tmp_path, seed):
+    train_run(short_recipe(people, run={"seed": seed}), tmp_path / "first", quietly)
+    recipe = short_recipe(pieces, model={"warm_start": str(tmp_path / "first")})
+    run = train_run(recipe, tmp_path / "after", quietly)
+    assert run.guarantee.unit == PEOPLE
+    if seed is None:
+        run.export(tmp_path / "out")
+    else:
+        with pytest.raises(ExportRefused, match="came from a seed"):
+            run.export(tmp_path / "out")
+
+
+def test_what_starts_from_seeded_simulated_users_has_secret_noise_of_its_own(
+    people, pieces, tmp_path
+):
+    """The twin: nobody is beneath the noise that can be removed."""
+    train_run(short_recipe(pieces, run={"seed": 1}), tmp_path / "first", quietly)
+    open_ledger(people).set_budget(PopulationBudget(epsilon=15.0, delta=DELTA))
+    recipe = short_recipe(people, model={"warm_start": str(tmp_path / "first")})
+    run = train_run(recipe, tmp_path / "after", quietly)
+    assert (run.guarantee.unit, run.guarantee.randomness) == (PEOPLE, SECRET)
+    assert run.guarantee.continued
+    run.export(tmp_path / "out")
+
+
 def test_an_interrupted_seeded_run_is_not_resumed_under_a_budget(people, tmp_path):
     with pytest.raises(Cut):
         train_run(short_recipe(people, run={"seed": 1}), tmp_path / "run", cut_at(0))

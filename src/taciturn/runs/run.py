@@ -189,11 +189,21 @@ class Run:
             rounds=recipe.run.rounds,
             start=params_digest(first),
             lineage=self.lineage,
-            unit=unit_of(self.population, person),
+            unit=self._whom_it_protects(person),
             distance=distance,
             lineage_distance=self.lineage_distance,
             people=people,
         )
+
+    def _whom_it_protects(self, person: str) -> str:
+        """Return the unit of the guarantee.
+
+        Where pieces of public text play the users, it is that of the start: those who hide in its
+        parameters.
+        """
+        unit = unit_of(self.population, person)
+        of_start = self.warm_start.unit if self.warm_start else ""
+        return of_start if of_start and unit.startswith(SIMULATED_USER) else unit
 
     def _open_cohort_log(self) -> CohortLog | None:
         """Open the record of cohorts, where the claim is about how often users take part."""

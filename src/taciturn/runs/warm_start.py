@@ -13,7 +13,7 @@ from taciturn.data.population import Population
 from taciturn.data.same_people import check_same_split, check_strangers
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.people import open_ledger
-from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.ledger.ledger import Ledger, Row, is_noise_known
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
@@ -33,7 +33,9 @@ class WarmStart:
     adjacency: str | None = None
     # Between the samplers of those costs and the ideal, in total variation.
     distance: float = 0.0
-    # Whether some of that was a simulation, whose noise anyone can remove.
+    # Whom those costs protect; empty for public text.
+    unit: str = ""
+    # Whether anyone can remove the noise that hides them.
     seeded: bool = False
 
 
@@ -69,7 +71,7 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
     if earlier is not None and start.lineage:
         people = Path(recipe.data.population)
         if people.samefile(earlier.folder):
-            row = ledger.model_row(params_digest(params))
+            row = _row_with_cost(params_digest(params), ledger)
             assert row is not None
             opening = ledger.run_rows(row["run"])[0]
             check_same_split(people, opening["population"], row["run"])
@@ -106,28 +108,39 @@ def _look_up_history(params: Params, card: ModelCard, books: list[Ledger]) -> Wa
     it is made of public text, and that no ledger knows, is believed.
     """
     digest = params_digest(params)
-    is_known = False
     for book in books:
-        row = book.model_row(digest)
-        if row is None:
-            continue
-        is_known = True
-        lineage = tuple(book.cost(row["run"], row["hash"]))
-        # Without any cost it is what a run began with: whether that run was seeded says nothing
-        # about it.
-        if lineage:
+        row = _row_with_cost(digest, book)
+        if row is not None:
             opened = book.run_rows(row["run"])[0]
+            unit = opened.get("unit", "one user")
             return WarmStart(
                 params=params,
                 card=card,
-                lineage=lineage,
+                lineage=tuple(book.cost(row["run"], row["hash"])),
                 adjacency=opened["adjacency"],
                 distance=book.distance(row["run"]),
-                seeded=opened["randomness"] != "operating system",
+                unit=unit,
+                seeded=is_noise_known(opened["randomness"], unit),
             )
+    is_known = any(book.model_row(digest) for book in books)
     if card.run is not None and not is_known:
         raise RecipeError(
             f"[model] warm_start says run {card.run}, but no ledger knows its parameters; name that"
             " run's folder"
         )
     return WarmStart(params=params, card=card)
+
+
+def _row_with_cost(digest: str, book: Ledger) -> Row | None:
+    """Return the last row of these parameters by the run that made them, if they cost anything.
+
+    Runs that only began with them record them too: whether one of those was seeded says nothing
+    about them.
+    """
+    rows = [
+        row
+        for row in book.rows
+        if row["kind"] == "model" and row["params"] == digest and book.cost(row["run"], row["hash"])
+    ]
+    of_maker = [row for row in rows if row["run"] == rows[0]["run"]]
+    return of_maker[-1] if of_maker else None
