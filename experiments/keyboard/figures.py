@@ -35,7 +35,15 @@ BEHIND = 0.005
 METRICS = ("accuracy_top1", "accuracy_top3", "keystroke_saving")
 SHIPS = "ships"
 SHOWN = "ε = 4"
-HEAD = ("ε", "ε at δ = 1/users²", "rounds", "AccuracyTop1", "gain", "AccuracyTop3", "seeds")
+HEAD = (
+    "ε at δ = 1/users²",
+    "of all seeds together",
+    "rounds",
+    "AccuracyTop1",
+    "gain",
+    "AccuracyTop3",
+    "seeds",
+)
 DELTA = "δ = users^−1.1"
 # A rank that nobody would find by trying.
 FAR = 100
@@ -62,29 +70,42 @@ def spread() -> Spread:
 
 
 def gains_table(found: Group, runs: tuple[str, ...]) -> str:
-    """Show the start, and the run of each ε, under the δ that the runs were charged at."""
+    """Show the start, and the run of each ε, under the δ that the runs were charged at, and at
+    1/users²: of one run, and of all seeds together.
+    """
     start = percent(found.at(runs[0], 0))
     start_top3 = percent(found.at(runs[0], 0, "accuracy_top3"))
-    rows: list[list[object]] = [["the start", "", "", start, "", start_top3, ""]]
+    rows = [["the start", "", "", "", start, "", start_top3, ""]]
     rows += [_gains_row(found, run) for run in runs]
-    delta = found.found[runs[0]][0]["delta"]
-    return table([f"ε at δ = {delta:.2g}", *HEAD[1:]], rows)
+    head = [f"ε at δ = {found.found[runs[0]][0]['delta']:.2g}", *HEAD]
+    return table(head, rows)
 
 
-def _gains_row(found: Group, run: str) -> list[object]:
+def _gains_row(found: Group, run: str) -> list[str]:
     result = found.found[run][0]
-    is_private = bool(result["noise_multiplier"])
-    smaller_delta = load_computed(PAPER)["epsilon_at_one_over_users_squared"]
     last = found.last(run)
     return [
-        f"{result['epsilon']:.2f}" if is_private else "∞",
-        smaller_delta.get(f"{found.name}-{run}", "–") if is_private else "",
-        result["rounds"],
+        *_epsilons(found, run),
+        str(result["rounds"]),
         f"**{last}**",
         f"{gain(found, run):+.2f}",
         percent(found.last(run, "accuracy_top3")),
-        last.seeds,
+        str(last.seeds),
     ]
+
+
+def _epsilons(found: Group, run: str) -> list[str]:
+    """Return ε as it was charged, and at 1/users² of one run and of all seeds."""
+    result = found.found[run][0]
+    if not result["noise_multiplier"]:
+        return ["∞", "∞", "∞"]
+    computed = load_computed(PAPER)
+    name = f"{found.name}-{run}"
+    at_smaller = []
+    for of in ("epsilon", "epsilon_of_all_runs"):
+        by_run = computed.get(f"{of}_at_one_over_users_squared", {})
+        at_smaller.append(f"{by_run[name]:.2f}" if name in by_run else "not computed yet")
+    return [f"{result['epsilon']:.2f}", *at_smaller]
 
 
 def gain(found: Group, run: str) -> float:
@@ -230,7 +251,7 @@ def steam(found: Group) -> Judged:
 def audit(found: Group) -> Judged:
     (private,) = found.found["4"]
     watched = private["audit"]
-    smaller = load_computed(PAPER)["epsilon_at_one_over_users_squared"]["watched-4"]
+    _, smaller, _ = _epsilons(found, "4")
     accuracy = 100 * private["rows"][-1]["accuracy_top1"]
     details = (
         f"ε = {private['epsilon']:.2f} at δ = {private['delta']:.2g}, {smaller} at 1/users²;"

@@ -108,12 +108,12 @@ def _row_of_round(result: Result, round: int) -> dict[str, float]:
 
 
 def say_lag(lag: float) -> str:
-    """Say how far something is behind in points, or ahead.
+    """Say how far something is behind another in points, or ahead.
 
     >>> say_lag(0.0003), say_lag(-0.0046)
-    ('0.03 points behind', '0.46 points ahead')
+    ('0.03 points behind', '0.46 points ahead of')
     """
-    return f"{100 * abs(lag):.2f} points {'behind' if lag >= 0 else 'ahead'}"
+    return f"{100 * abs(lag):.2f} points {'behind' if lag >= 0 else 'ahead of'}"
 
 
 def percent(measured: Measured) -> str:

