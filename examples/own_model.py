@@ -4,6 +4,7 @@ python examples/own_model.py POPULATION FOLDER    # a population is made by `tac
 or tt.build_population
 """
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,13 @@ def main(population: Path, folder: Path, users: int = 1000, rounds: int = 50) ->
     # If it is interrupted at any moment: tt.resume(folder / "run").
     run = tt.train(recipe, folder / "run")
     accuracy = run.evaluate().accuracy_top1
-    print(f"{accuracy:.2%} right at ε = {run.guarantee.epsilon:.2f}")
+    # Rounded up: a promise may be stated too weak, not too strong.
+    epsilon = math.ceil(100 * run.guarantee.epsilon) / 100
+    print(f"{accuracy:.2%} right at ε = {epsilon}, δ = {run.guarantee.delta:.3g}")
     membership = run.audit().membership
     assert membership is not None
-    print("the audit refutes the claim:", membership.audit.is_refuted)
+    # By its users, or by the noise of its first rounds.
+    print("the audit refutes the claim:", membership.is_refuted)
     # With to="arpa" they are n-grams.
     files = run.export(folder / "model").files
     print("files with its guarantee:", *(path.name for path in files))

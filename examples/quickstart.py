@@ -7,6 +7,7 @@ in `build_population`.
 """
 
 import csv
+import math
 import random
 import sys
 import tempfile
@@ -61,10 +62,9 @@ def main(folder: Path) -> tt.FinishedRun:
     people = tt.build_population(messages, folder / "people", vocabulary=500)
     run = tt.train(make_recipe(people.folder), folder / "run", print_round)
     guarantee = run.guarantee
-    print(
-        f"\nε = {guarantee.epsilon:.2f} at δ = {guarantee.delta:.1e},"
-        " for each user and all they wrote"
-    )
+    # Rounded up: a promise may be stated too weak, not too strong.
+    epsilon = math.ceil(100 * guarantee.epsilon) / 100
+    print(f"\nε = {epsilon} at δ = {guarantee.delta:.3g}, for each user and all they wrote")
     accuracy = run.evaluate().accuracy_top1
     print(f"the next word is right {accuracy:.1%} of the time, for people it never met")
     print(f"after «see you »: {run.predictor().suggest('see you ').words}")
