@@ -27,6 +27,7 @@ from harness import (
 )
 from taciturn.audit import audit_users
 from taciturn.audit.audit_users import AuditScores
+from taciturn.audit.first_estimates import load_first_estimates
 from taciturn.audit.results import MembershipResults, audit_membership, score_audit_users
 from taciturn.cli.audit import audit
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, DataError, Vocabulary
@@ -222,7 +223,9 @@ def test_the_command_says_that_nothing_contradicts_the_claim_and_what_it_could_h
     assert "Nothing contradicts the claim" in said
     assert "Its users would have caught noise that is 1." in said
     assert ("of the μ that is claimed for a person's whole part" in said) == (kind == "blt")
-    assert re.search(r"noise that repeats within a round in (9\d|100) % of the model", said)
+    assert re.search(
+        r"noise that repeats in the same order within a round in (9\d|100) % of the model", said
+    )
     assert re.search(r"ε at δ = \S+", said)
 
 
@@ -386,6 +389,9 @@ def test_an_interrupted_run_resumes_with_the_same_audit_users_and_readings(
     assert np.array_equal(one.included, other.included)
     assert one.rounds.tolist() == other.rounds.tolist() == list(range(6))
     assert np.array_equal(one.products, other.products)
+    first, again = load_first_estimates(whole), load_first_estimates(cut)
+    assert len(first.rows) == 6
+    assert np.array_equal(first.rows, again.rows)
     params = [jax.tree.leaves(load_model(folder)[0]) for folder in (whole, cut)]
     assert all(np.array_equal(*pair) for pair in zip(*params, strict=True))
 

@@ -13,7 +13,7 @@ import pytest
 import taciturn.runs.loop
 from harness import Cut, quietly, started, tiny_recipe
 from taciturn import cli
-from taciturn.audit import audit_users
+from taciturn.audit import audit_users, first_estimates
 from taciturn.audit.audit_users import AuditScores
 from taciturn.core import Message
 from taciturn.fleets import assemble
@@ -197,5 +197,6 @@ def test_what_was_read_from_a_model_that_is_its_owner_s_alone_is_too(population,
     seen_of(users, algorithm, start, 0.1)
     users.save(tmp_path, 0o600)
     users.save(tmp_path, 0o600)
-    for name in (audit_users.FILE_NAME, audit_users.COINS):
+    kept = (first_estimates.FILE_NAME, first_estimates.LAYERS)
+    for name in (audit_users.FILE_NAME, audit_users.COINS, *kept):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600

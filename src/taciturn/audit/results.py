@@ -309,9 +309,9 @@ def _describe_power_over_noise(noise: NoiseAudit) -> str:
     share = math.floor(100 * noise.noticed)
     return (
         f"The estimates of the first {noise.rounds} rounds {smaller}. They would have shown noise"
-        f" that repeats within a round in {share} % of the model: of two whole layers, or of"
-        f" {noise.noticed_from:,} parameters in a row. They accuse one in a million sound"
-        " mechanisms."
+        f" that repeats in the same order within a round in {share} % of the model: of two whole"
+        f" layers, or of {noise.noticed_from:,} parameters in a row. They accuse one in a million"
+        " sound mechanisms."
     )
 
 
