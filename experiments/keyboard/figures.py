@@ -334,7 +334,10 @@ def typing(text: str, what: str, *, is_of_pilot: bool) -> Item:
     name = f"typing, {what}{', the pilot’s start' if is_of_pilot else ''}"
     claim = "a private model beats n-grams: Top1, Top3, keystrokes"
     command = "python experiments/keyboard/table.py …"
-    measured, delta = _load_typing(text, is_of_pilot)
+    # What was measured before 1/users² was the default is of the pilot's start.
+    delta = DELTA if is_of_pilot else "δ = 1/users²"
+    result = f"typing-{text}{'' if is_of_pilot else '-shipped'}"
+    measured = typing_tables.load_results(PAPER, result)
     about = f"what people save with ε = 4 at {delta}, like beside like"
     ours = _our_models(measured, is_of_pilot) if measured else []
     if measured is None or not ours:
@@ -366,16 +369,6 @@ def typing(text: str, what: str, *, is_of_pilot: bool) -> Item:
         details=f"{about_delta}\n\n{typing_tables.tables(measured)}",
         of_pilot=is_of_pilot,
     )
-
-
-def _load_typing(text: str, is_of_pilot: bool) -> tuple[Result | None, str]:
-    """Return what people typed with models from one of the starts, and the δ of their ε: what was
-    measured before 1/users² was the default is beside the pilot's.
-    """
-    shipped = typing_tables.load_results(PAPER, f"typing-{text}-shipped")
-    if shipped is not None and not is_of_pilot:
-        return shipped, "δ = 1/users²"
-    return typing_tables.load_results(PAPER, f"typing-{text}"), DELTA
 
 
 def _our_models(typing: Result, is_of_pilot: bool) -> list[str]:

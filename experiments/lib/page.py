@@ -289,7 +289,7 @@ def capitalise(text: str) -> str:
 
 
 def _seeds(item: Item) -> str:
-    if item.verdict in (Verdict.NOT_RUN, Verdict.CANNOT):
+    if item.verdict in (Verdict.NOT_RUN, Verdict.CANNOT, Verdict.ONE_SEED):
         return ""
     if not item.seeds:
         return ", computed"

@@ -16,6 +16,7 @@ from lib.verdicts import Difference, Part, Verdict, judge_more
 HISTORY = "with history"
 PUBLIC = "public"
 NGRAMS = ("Katz", "Kneser–Ney")
+PAPERS_NGRAM = "Katz, with history"
 # People type with one model of each kind: intervals are over people.
 TYPED_WITH = 1
 
@@ -104,16 +105,24 @@ def judge_ahead(typing: Result, model: str, metrics: Sequence[str], baseline: st
     return parts
 
 
-def describe(typing: Result, model: str, metrics: Sequence[str], baseline: str) -> str:
-    """Say in short how far a model is ahead of a baseline."""
-    return _list_changes(
-        [change(typing, model, metric, baseline) for metric in metrics], baseline=baseline
-    )
-
-
-def _list_changes(changes: Sequence[Difference], *, baseline: str) -> str:
-    shown = [f"{100 * ahead.value:+.1f}".replace("-", "−") for ahead in changes]
-    return f"{' / '.join(shown)} % over {baseline}"
+def describe(typing: Result, elsewhere: Result | None, model: str, metrics: Sequence[str]) -> str:
+    """Say in short how far a model is from the best n-gram, by the first metric, and from the kind
+    that the papers compare with.
+    """
+    models = typing["models"]
+    ngrams = {name: models[name] for name in ngrams_with_history(typing)}
+    ngrams |= public_ngrams(typing, elsewhere)
+    best = max(ngrams, key=lambda name: ngrams[name][metrics[0]][0])
+    shown = []
+    for name in dict.fromkeys((best, PAPERS_NGRAM)):
+        if name not in ngrams:
+            continue
+        changes = []
+        for metric in metrics:
+            change = 100 * (models[model][metric][0] / ngrams[name][metric][0] - 1)
+            changes.append(f"{change:+.1f}".replace("-", "−"))
+        shown.append(f"{' / '.join(changes)} % over {name}")
+    return "; ".join(shown)
 
 
 def public_ngrams(typing: Result, elsewhere: Result | None) -> dict[str, Measures]:
@@ -144,17 +153,3 @@ def judge_public_ngrams(
             parts.append(Part(claim, show_change(ahead), judge_more(ahead)))
     claim = "ahead of n-grams that have read the public text, too"
     return parts or [Part(claim, "not measured yet", Verdict.NOT_RUN)]
-
-
-def describe_public(
-    typing: Result, elsewhere: Result | None, model: str, metrics: Sequence[str]
-) -> list[str]:
-    """Say in short how far a model is from each n-gram that has read the public text."""
-    shown = []
-    for baseline, found in public_ngrams(typing, elsewhere).items():
-        changes = []
-        for metric in metrics:
-            measured = typing["models"][model][metric]
-            changes.append(change_apart(measured, found[metric]))
-        shown.append(_list_changes(changes, baseline=baseline))
-    return shown

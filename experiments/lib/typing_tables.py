@@ -33,13 +33,20 @@ def tables(typing: Result) -> str:
         f" all in %, but for {SHOWN[SPEED]}."
     )
     parts = [people, _models_table(typing), _describe_changes(typing), _changes_table(typing)]
+    shares = typing.get("people_share", {})
+    if shares:
+        shown = [f"{share:.2f} of {name}" for name, share in shares.items()]
+        parts.append(
+            "N-grams of both texts are interpolated; the share of people's counts, fitted on people"
+            f" who are held back, is {' and '.join(shown)}."
+        )
     overlap = typing.get("overlap")
     if overlap:
         without = overlap["without"]
         parts.append(
-            f"{100 * overlap['share']:.2f} % of what they type, in pieces of {overlap['length']}"
-            f" words, stands in the public text, of {overlap['people']:,} people. Without them,"
-            f" {without['people']:,} people:"
+            f"{100 * overlap['share']:.2f} % of the sequences of {overlap['length']} words that"
+            f" people type stand in the public text, those of {overlap['people']:,} people. Without"
+            f" these, {without['people']:,} people:"
         )
         parts.append(_models_table(without))
     return "\n\n".join(parts)

@@ -129,19 +129,17 @@ def table_2() -> Item:
     if item.seeds == 0 or typing is None:
         return replace(item, command=item.command if item.seeds == 0 else TYPING)
     parts = []
-    shown = []
     for baseline in typed_claims.ngrams_with_history(typing):
         for run in PRIVATE:
             model = HEADLINE[run]
             parts += typed_claims.judge_ahead(typing, model, METRICS, baseline)
-        shown.append(typed_claims.describe(typing, HEADLINE["production"], METRICS, baseline))
     elsewhere = typing_tables.load_results("keyboard", "typing-blogs-shipped")
     models = [HEADLINE[run] for run in PRIVATE]
-    shown += typed_claims.describe_public(typing, elsewhere, HEADLINE["production"], METRICS)
+    shown = typed_claims.describe(typing, elsewhere, HEADLINE["production"], METRICS)
     parts += typed_claims.judge_public_ngrams(typing, elsewhere, models, METRICS)
     return replace(
         item,
-        ours=f"at their noise {'; '.join(shown)}",
+        ours=f"at their noise {shown}",
         parts=parts,
         # One model of each kind types.
         seeds=1,

@@ -583,8 +583,9 @@ def rescoring() -> Item:
             continue
         fewer = _fewer_modified(typing, MORE_WORDS, name)
         claim = f"fewer words are modified than with {name}"
-        shown.append(f"{_signed(-fewer.value)} from {name}")
-        parts.append(Part(claim, f"{_signed(-fewer.value)}", judge_more(fewer)))
+        modified = typed_claims.show_change(fewer.negate())
+        shown.append(f"{modified} from {name}")
+        parts.append(Part(claim, modified, judge_more(fewer)))
     rho = Group(PAPER, "rescoring").found["30000"][0]["rho"]
     details = (
         f"What differs: a random start, where theirs was public, and ρ = {rho:.0f}, which promises"
@@ -609,10 +610,6 @@ def _fewer_modified(typing: Result, model: str, baseline: str) -> Difference:
         margin=ratio * math.hypot(margin / value, base_margin / base),
         seeds=typed_claims.TYPED_WITH,
     )
-
-
-def _signed(change: float) -> str:
-    return f"{100 * change:+.1f} %".replace("-", "−")
 
 
 @judge_by_groups(
@@ -640,16 +637,14 @@ def against_ngrams() -> Item:
         return item
     metrics = ("picked_rate", "accuracy_top1")
     parts = []
-    shown = []
     for baseline in typed_claims.ngrams_with_history(typing):
         parts += typed_claims.judge_ahead(typing, GBOARD, metrics, baseline)
-        shown.append(typed_claims.describe(typing, GBOARD, metrics, baseline))
     elsewhere = typing_tables.load_results("keyboard", "typing-blogs-shipped")
     parts += typed_claims.judge_public_ngrams(typing, elsewhere, [GBOARD], metrics)
-    shown += typed_claims.describe_public(typing, elsewhere, GBOARD, metrics)
+    shown = typed_claims.describe(typing, elsewhere, GBOARD, metrics)
     return replace(
         item,
-        ours=f"at Gboard's noise {'; '.join(shown)}",
+        ours=f"at Gboard's noise {shown}",
         parts=parts,
         # One model of each kind types.
         seeds=1,
