@@ -115,6 +115,16 @@ def _describe(typing: Typing) -> str:
     return ", ".join(f"{metric} {everybody[metric]:.4f}" for metric in COMPARED)
 
 
+def find_shares(paths: dict[str, Path]) -> dict[str, float]:
+    """Return the share of people's counts in each model that interpolates them with public text."""
+    shares = {}
+    for name, path in paths.items():
+        card = load_word_model(path).card
+        if card is not None and "people_share" in card.architecture:
+            shares[name] = card.architecture["people_share"]
+    return shares
+
+
 def find_public(messages: list[list[str]], vocabulary: Vocabulary, public: list[Path]) -> Overlap:
     """Look for what people type in the public text."""
     texts = []
@@ -194,10 +204,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="next words only")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
-    paths = dict(model.rsplit("=", 1) for model in given.models)
+    paths = {}
+    for model in given.models:
+        name, _, path = model.rpartition("=")
+        paths[name] = Path(path)
     rows = []
     for (name, path), has_history in product(paths.items(), (False, True)):
-        rows.append(Row(name, Path(path), has_history))
+        rows.append(Row(name, path, has_history))
     vocabulary = Population(given.population).vocabulary
     messages = read_messages(given.population, given.text, vocabulary)
     given.keep.mkdir(parents=True, exist_ok=True)
@@ -209,6 +222,7 @@ def main() -> None:
     content = {
         "commit": find_commit(),
         "command": describe_command(sys.argv[1:]),
+        "people_share": find_shares(paths),
         **figures(typings, np.arange(len(messages)), shown),
     }
     if given.public:

@@ -80,7 +80,9 @@ def made(tmp_path_factory):
     people = Population(folder / "people")
     cifg = {"kind": "cifg", "width": 8, "units": 12}
     train_run(
-        tiny_recipe(people, model=cifg, run={"evaluate_every": 6}), folder / "private-run", quietly
+        tiny_recipe(people, model=cifg, run={"evaluate_every": 6, "seed": None}),
+        folder / "private-run",
+        quietly,
     )
     plain = tiny_recipe(
         people,
@@ -184,7 +186,9 @@ def test_a_file_that_does_not_say_what_the_model_says_is_not_written(made, tmp_p
 def test_a_transformer_leaves_as_n_grams(made, tmp_path):
     transformer = {"kind": "transformer", "width": 4, "units": None, "layers": 1, "heads": 1}
     train_run(
-        tiny_recipe(Population(made / "people"), model=transformer, run={"rounds": 3}),
+        tiny_recipe(
+            Population(made / "people"), model=transformer, run={"rounds": 3, "seed": None}
+        ),
         tmp_path / "transformer",
         quietly,
     )

@@ -123,6 +123,9 @@ def test_a_committed_table_is_what_its_command_gives(path):
     arguments = shlex.split(result["command"])
     assert not [argument for argument in arguments if argument.rpartition("=")[2].startswith("/")]
     named = [argument.rpartition("=")[0] for argument in arguments if "=" in argument]
+    shares = result["people_share"]
+    assert [name for name in named if "public" in name] == list(shares)
+    assert all(0.5 < share < 0.95 for share in shares.values())
     both = [title for name in named for title in (name, f"{name}{table.WITH_HISTORY}")]
     for found in (result, result["overlap"]["without"]):
         assert list(found["models"]) == both

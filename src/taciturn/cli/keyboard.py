@@ -241,7 +241,10 @@ def ngram(
     about = {"model": str(out), "order": order, "smoothing": smoothing}
     if not (source / "manifest.json").exists():
         if public:
-            raise TaciturnError(f"--public goes with a population, and {source} is not one")
+            raise TaciturnError(
+                f"{source} is not a population, and --public is for text that is counted beside"
+                f" people's: taciturn keyboard ngram PEOPLE --public {source} …, or leave it out"
+            )
         with stages() as show:
             count_public(source, out, smoothing, order, partial(show, "counting"))
         console.print(f"{out}: {order}-grams, {smoothing}")

@@ -122,9 +122,8 @@ def count_population(
         if corpora:
             counted = _count_both(population, corpora, smoothing, order, progress)
         else:
-            texts = _report_each(population.texts, partial(progress, "counting"))
-            model = _count(texts, len(population.vocabulary), smoothing, order)
-            counted = _Counted(model=model, share=None)
+            count = _Counting(len(population.vocabulary), smoothing, order, progress)
+            counted = _Counted(model=count(population.texts, "everybody"), share=None)
         _save(population, out, account, counted, _architecture(smoothing, order), corpora)
         baseline = measure_baseline(
             counted.model,
@@ -220,21 +219,37 @@ def _count_both(
     progress: StageProgress,
 ) -> _Counted:
     """Count people's and public text, and interpolate them."""
-    words = len(population.vocabulary)
+    count = _Counting(len(population.vocabulary), smoothing, order, progress)
     documents = [corpus.documents for corpus in corpora]
-    read_public = _report_each(JoinedTexts(documents), partial(progress, "public text"))
-    of_public = _count(read_public, words, smoothing, order)
+    of_public = count(JoinedTexts(documents), "public text")
     learned_from, held_back = hold_back(population.texts)
-    read_others = _report_each(learned_from, partial(progress, "nine tenths"))
-    of_others = _count(read_others, words, smoothing, order)
+    of_others = count(learned_from, "nine tenths")
     share = fit_share(of_others, of_public, held_back)
     # To save memory.
     del of_others
-    read_people = _report_each(population.texts, partial(progress, "everybody"))
-    of_people = _count(read_people, words, smoothing, order)
+    of_people = count(population.texts, "everybody")
     model = interpolate(of_people, of_public, share, partial(progress, "interpolating"))
     fitted = FittedShare(share, held_back=len(held_back), counted=len(learned_from))
     return _Counted(model=model, share=fitted)
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """Counts texts, and says what it does: when all is read, most of the time is still to come."""
+
+    words: int
+    smoothing: Smoothing
+    order: int
+    progress: StageProgress
+
+    def __call__(self, texts: "Texts | SomeTexts | JoinedTexts", whose: str) -> NGram:
+        model = _count(self._read(texts, whose), self.words, self.smoothing, self.order)
+        self.progress(f"counting {whose}", 1, 1)
+        return model
+
+    def _read(self, texts: "Texts | SomeTexts | JoinedTexts", whose: str) -> Iterator[np.ndarray]:
+        yield from _report_each(texts, partial(self.progress, f"reading {whose}"))
+        self.progress(f"counting {whose}", 0, 1)
 
 
 def hold_back(texts: Texts) -> tuple["SomeTexts", "SomeTexts"]:
