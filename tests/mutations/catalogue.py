@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 HERE = Path(__file__).parent
 SUBJECTS = (  # in the order of docs/mutations.md
     *("reports", "noise", "participation", "records", "devices"),
-    *("figures", "integers", "audits", "ledgers", "ngrams"),
+    *("figures", "integers", "audits", "ledgers", "people", "ngrams"),
 )
 
 
