@@ -109,7 +109,7 @@ def hide_times(folder: Path) -> None:
     users wrote.
     """
     minute = time.time() // 60 * 60
-    for path in (*folder.iterdir(), folder):
+    for path in (*folder.rglob("*"), folder):
         os.utime(path, (minute, minute))
 
 

@@ -32,9 +32,7 @@ from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe, save_recipe
 from taciturn.release.model_file import (
-    ModelFileError,
     card_digest,
-    load_model,
     load_state,
     params_digest,
     save_model,
@@ -54,7 +52,7 @@ from taciturn.runs.folder import (
 from taciturn.runs.metrics import Metrics, RoundTimes, Row, measure_row
 from taciturn.runs.page import STOPPED, write_report
 from taciturn.runs.run import Run
-from taciturn.runs.watch import KeptModel, Watch, explain
+from taciturn.runs.watch import KeptModel, Sightings, Watch, explain
 from taciturn.training import TrainState, rounds, start
 
 LOG = logging.getLogger("taciturn")
@@ -242,7 +240,8 @@ class _Training:
         self._before = scores
         # Scores of the run's first parameters, if this process began with them.
         self._first = scores if state.round == 0 else None
-        self._watch = Watch(run, state, scores, kept=_load_kept_model(run, state))
+        sightings = _load_sightings(run, state)
+        self._watch = Watch(run, state, scores=scores, sightings=sightings)
 
     def complete(self) -> TrainedRun:
         """Train to the last round, or as long as the run can, and finish the run."""
@@ -253,8 +252,8 @@ class _Training:
         stopped = self._do_rounds()
         if self._measured_at != self._state.round:
             self._measure()
-        if self._watch.kept is not None:
-            worse = self._take_back(self._watch.kept)
+        if self._watch.kept_model is not None:
+            worse = self._take_back(self._watch.kept_model)
             stopped = f"{stopped}; and {worse}" if stopped else worse
         self._finish()
         return TrainedRun(
@@ -339,29 +338,53 @@ class _Training:
     def _model(self) -> KeptModel:
         """Return the model for the run's folder: the newest, unless the run got worse."""
         newest = KeptModel(self._state.round, self._state.server.params)
-        return self._watch.kept or newest
+        return self._watch.kept_model or newest
 
     def _save(self) -> None:
+        # First, as the state decides where a run resumes.
+        _save_sightings(self._run, self._state, self._watch.sightings)
         _save(self._run, self._state, self._model)
+        _forget_earlier_sightings(self._run, self._state)
 
     def _finish(self) -> None:
         _finish(self._run, self._state, self._model, scores=self._scores, first=self._first)
 
 
-def _load_kept_model(run: Run, state: TrainState) -> KeptModel:
-    """Return what to keep if the state that a run resumes from is worse than the run's start.
+def _sightings_file(run: Run, round: int) -> Path:
+    """Return where what the watch saw is saved, beside the state after this round."""
+    return run.folder / "private" / f"sightings-{round}.safetensors"
 
-    It is what an earlier process kept, if it did, or else the start.
-    """
-    recorded = {row["params"] for row in run.account.rows if row["kind"] == "model"}
-    if state.round:
-        with suppress(ModelFileError):
-            params, card = load_model(run.folder)
-            # Anybody may have written the file: the ledger says what the run released.
-            is_released = params_digest(params) in recorded
-            if is_released and 0 < card.round < state.round:
-                return KeptModel(card.round, jax.tree.map(jax.numpy.asarray, params))
-    return KeptModel(0, run.initial_params())
+
+def _save_sightings(run: Run, state: TrainState, sightings: Sightings) -> None:
+    """Save what the watch saw, unless that is only that this very state is good."""
+    kept = sightings.kept
+    if kept.round == state.round:
+        return
+    about = {
+        "kept": str(kept.round),
+        "bad_since": "" if sightings.bad_since is None else str(sightings.bad_since),
+        "has_seen_enough": "yes" if sightings.has_seen_enough else "",
+    }
+    save_state(_sightings_file(run, state.round), kept.params, about)
+
+
+def _load_sightings(run: Run, state: TrainState) -> Sightings | None:
+    path = _sightings_file(run, state.round)
+    if not path.exists():
+        return None
+    params, about = load_state(path, like=run.initial_params())
+    bad_since = about["bad_since"]
+    return Sightings(
+        kept=KeptModel(int(about["kept"]), jax.tree.map(jax.numpy.asarray, params)),
+        bad_since=int(bad_since) if bad_since else None,
+        has_seen_enough=bool(about["has_seen_enough"]),
+    )
+
+
+def _forget_earlier_sightings(run: Run, state: TrainState) -> None:
+    for path in (run.folder / "private").glob("sightings-*.safetensors"):
+        if path != _sightings_file(run, state.round):
+            path.unlink()
 
 
 def _latest_row(run: Run, measured: Row) -> Row:

@@ -3,12 +3,15 @@
 Judged are released models only, on held-out users, who have no guarantee: to look costs nobody
 anything, and to stop for what was seen is post-processing. What was charged stays charged.
 
-A model is *worse than its start* where its loss is above the start's by more than `MARGIN`, or is
-not a number. A run stops where that is so at two looks in a row, or at once where the loss is not
-a number. Looks come after 1, 2, 4, 8, … rounds, up to the distance of two measurements, and at each
-measurement. So the second of two looks has seen as many rounds again as the first, or a whole
-distance more: a model that only overshoots has had the time to come back. Of 209 runs of our
-experiments, 207 were never above their start by more than 0.09; the other two did not recover.
+A model is *good* where its loss is not above the start's, and *bad* where it is above it by more
+than `MARGIN`, or is not a number. A run stops where all looks were bad for half as many rounds as
+came before (`LEAST_WAIT` at least, `MOST_WAIT` at most: a model that only overshoots has the time
+to come back), or at once where the loss is not a number. A run that ends badly ends with its last
+good model. Looks come after 1, 2, 4, 8, … rounds, up to the distance of two measurements, and at
+each measurement. Of 209 runs of our experiments, 207 were never above their start by more than
+0.09; the other two did not recover.
+
+What was seen is saved with each state: a run that was interrupted stops where it would have.
 """
 
 import math
@@ -22,6 +25,7 @@ from taciturn.core import Params
 from taciturn.data.population import LEAST_HELD_OUT
 from taciturn.data.token_shards import Texts
 from taciturn.evaluation.accuracy import Scores, evaluate_each
+from taciturn.privacy.accounting.events import most_releases, repeat
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
 from taciturn.runs.metrics import Row
 from taciturn.runs.run import Run
@@ -29,8 +33,9 @@ from taciturn.training import TrainState
 
 # Nats: on average each word is e times less likely than it was to the start.
 MARGIN = 1.0
-# Looks in a row.
-PATIENCE = 2
+# Rounds that a run has to come back, at least and at most.
+LEAST_WAIT = 4
+MOST_WAIT = 20
 # A look reads about as many, so that it takes little time.
 TOKENS = 10_000
 # A model that moved further than reports can have moved it by this factor was moved by noise.
@@ -38,48 +43,75 @@ NOISE = 2.0
 
 
 class KeptModel(NamedTuple):
-    """A model of the run that was not worse than its start when it was looked at."""
+    """A model of the run that was good when it was looked at."""
 
     # After which it was released.
     round: int
     params: Params
 
 
-class Watch:
-    """Looks at the models of a run, and keeps the last that was not worse than the start."""
+class Sightings(NamedTuple):
+    """What looks have found so far."""
 
-    def __init__(self, run: Run, state: TrainState, scores: Scores, kept: KeptModel) -> None:
-        """Take a first look.
+    # The last good model.
+    kept: KeptModel
+    # The first of the looks in a row that found a bad model, up to the last look.
+    bad_since: int | None = None
+    has_seen_enough: bool = False
+
+
+def judge(before: Sightings, model: KeptModel, *, loss: float, loss_of_start: float) -> Sightings:
+    """Return what looks have found, with a look at this model."""
+    is_number = math.isfinite(loss)
+    if is_number and loss <= loss_of_start:
+        return Sightings(model)
+    if is_number and loss <= loss_of_start + MARGIN:
+        return Sightings(before.kept)
+    bad_since = model.round if before.bad_since is None else before.bad_since
+    wait = min(max(LEAST_WAIT, bad_since / 2), MOST_WAIT)
+    has_waited = model.round - bad_since >= wait
+    return Sightings(before.kept, bad_since, has_waited or not is_number)
+
+
+class Watch:
+    """Looks at the models of a run, and keeps the last good one."""
+
+    def __init__(
+        self, run: Run, state: TrainState, *, scores: Scores, sightings: Sightings | None
+    ) -> None:
+        """Begin to watch.
 
         Args:
             run: what is watched.
             state: with which this process begins.
             scores: of this state, a column for each held-out user.
-            kept: what stays if this state is worse than the run's start.
+            sightings: saved with this state; None where it was good itself, or is the first.
         """
         self._run = run
         self._users = _count_users(run.held_out.texts)
         first_users = [run.held_out.texts[user] for user in range(self._users)]
         self._texts = Texts.of(first_users, len(run.vocabulary))
-        self._limit = MARGIN + self._loss_of_start(state, scores)
-        self._bad_looks = 0
-        self._kept = kept
-        self._look(state, self._loss(scores))
+        self._loss_of_start = self._measure_start(state, scores)
+        if sightings is None:
+            sightings = Sightings(KeptModel(0, run.initial_params()))
+            self.sightings = self._judge(sightings, state, self._loss(scores))
+        else:
+            self.sightings = sightings
 
-    def _loss_of_start(self, state: TrainState, scores: Scores) -> float:
+    def _measure_start(self, state: TrainState, scores: Scores) -> float:
         if state.round == 0:
             return self._loss(scores)
         return self._measure(self._run.initial_params())
 
     @property
-    def kept(self) -> KeptModel | None:
-        """Return the model to keep, where the newest is worse than the run's start."""
-        return self._kept if self._bad_looks else None
+    def kept_model(self) -> KeptModel | None:
+        """Return the model to keep, where the newest is bad."""
+        return None if self.sightings.bad_since is None else self.sightings.kept
 
     @property
     def has_seen_enough(self) -> bool:
         """Tell whether the run should end."""
-        return self._bad_looks >= PATIENCE
+        return self.sightings.has_seen_enough
 
     def is_due(self, round: int) -> bool:
         """Tell whether to look after this many rounds, besides at measurements."""
@@ -88,20 +120,16 @@ class Watch:
 
     def look(self, state: TrainState) -> None:
         """Look at a model that is not measured now."""
-        self._look(state, self._measure(state.server.params))
+        loss = self._measure(state.server.params)
+        self.sightings = self._judge(self.sightings, state, loss)
 
     def look_at_scores(self, state: TrainState, scores: Scores) -> None:
         """Look at a model that was just measured."""
-        self._look(state, self._loss(scores))
+        self.sightings = self._judge(self.sightings, state, self._loss(scores))
 
-    def _look(self, state: TrainState, loss: float) -> None:
-        if not math.isfinite(loss):
-            self._bad_looks += PATIENCE
-        elif loss > self._limit:
-            self._bad_looks += 1
-        else:
-            self._bad_looks = 0
-            self._kept = KeptModel(state.round, state.server.params)
+    def _judge(self, before: Sightings, state: TrainState, loss: float) -> Sightings:
+        model = KeptModel(state.round, state.server.params)
+        return judge(before, model, loss=loss, loss_of_start=self._loss_of_start)
 
     def _measure(self, params: Params) -> float:
         run = self._run
@@ -130,7 +158,7 @@ def _count_users(texts: Texts) -> int:
 
 
 def explain(run: Run, state: TrainState, rows: list[Row], kept: KeptModel) -> str:
-    """Say that a run got worse, what may be the cause, what is kept and what was spent.
+    """Say that a run got worse, what the cause may be, what is kept and what was spent.
 
     All of it follows from the recipe and from released models.
     """
@@ -148,9 +176,20 @@ def explain(run: Run, state: TrainState, rows: list[Row], kept: KeptModel) -> st
 def _name_cost(run: Run, state: TrainState) -> str:
     guarantee = run.account.guarantee()
     pair = f"ε = {epsilon_text(guarantee.epsilon)} at δ = {delta_text(guarantee.delta)}"
+    return f"{pair} is charged, and stays so{_name_unspent(run, state)}"
+
+
+def _name_unspent(run: Run, state: TrainState) -> str:
     left = run.recipe.run.rounds - state.round
-    unspent = f"; what the other {left} rounds would have cost is not spent" if left else ""
-    return f"{pair} is charged, and stays so{unspent}"
+    if not left:
+        return ""
+    release = run.account.release
+    # A failed round may have charged one of the spare rows.
+    charged = most_releases(release, max(state.round, len(run.account.charges)))
+    all_rounds = most_releases(release, max(charged, run.recipe.run.rounds))
+    if repeat(release, charged) == repeat(release, all_rounds):
+        return f"; with this noise the other {left} rounds were charged with the first"
+    return f"; what the other {left} rounds would have cost is not spent"
 
 
 def _name_cause(run: Run, state: TrainState, rows: list[Row]) -> str:
