@@ -123,6 +123,7 @@ def computed(monkeypatch):
         SEVEN.sign(Survivors(cell, frozenset(digests)).signed_content()),
         fields.message_hash(run=b"r", round=b"65536", model=b"\x0f" * 8, key=b"\x10" * 8),
         hashlib.sha256(b"".join(with_first)).digest(),
+        bytes.fromhex(fields.model_digest([np.array([1.5, 0, -0.0, -2], np.float32)])),
         np.packbits(np.asarray(coins, np.uint8), bitorder="little")[:16].tobytes(),
         threshold(20, 20, 0.3, 0.1),
         threshold(1000, 200, 0.3, 0.05),

@@ -73,7 +73,7 @@ def new(
         list[str] | None,
         typer.Option(help="name or address by which devices know the server, besides localhost"),
     ] = None,
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """Make a fleet. It has an authority, a certificate for the server, and the recipe with its
     noise worked out.
 
@@ -83,6 +83,7 @@ def new(
 
     Example: taciturn fleet new keyboard-fleet recipe.toml --name fleet.example.org
     """
+    from taciturn.fleets.assemble import count_needed
     from taciturn.fleets.enrolment import authority_folder_beside
     from taciturn.fleets.fleet_folders import new_fleet
     from taciturn.recipe.text import load_recipe
@@ -95,10 +96,12 @@ def new(
         f"{fleet} is ready. Keep {authority} away from the server: with its keys anyone can"
         " invent devices."
     )
+    needed = count_needed(loaded)
     console.print(
-        f"Enrol devices: taciturn fleet enrol {fleet} REQUEST …; then: taciturn fleet serve {fleet}"
+        f"Enrol {needed} devices or more: taciturn fleet enrol {fleet} REQUEST …; then: taciturn"
+        f" fleet serve {fleet}"
     )
-    return {"fleet": str(fleet), "authority": str(authority)}
+    return {"fleet": str(fleet), "authority": str(authority), "devices_needed": needed}
 
 
 @fleet_app.command()
@@ -128,7 +131,8 @@ def enrol(
     for request, number in pairs:
         console.print(f"device {number}: {_shorten(request)}")
     enrolled = len(enrolment.read_enrolled(fleet).certificates)
-    console.print(f"{enrolled} devices are enrolled in {fleet}")
+    are_enrolled = "1 device is enrolled" if enrolled == 1 else f"{enrolled} devices are enrolled"
+    console.print(f"{are_enrolled} in {fleet}")
     return {"devices": dict(pairs)}
 
 
@@ -445,11 +449,17 @@ def _serve(
     server: "WireServer", enrolled: "EnrolledFile", fleet: Path, run: Path, resume: bool
 ) -> dict[str, Any]:
     """Train on the devices of this server; begin a run that is to be resumed and does not exist."""
+    from taciturn.fleets.assemble import check_enough
     from taciturn.fleets.devices.fleet import ConnectedDevices
     from taciturn.fleets.fleet_folders import fleet_authority, fleet_recipe
     from taciturn.runs.loop import resume_run, train_run
 
-    with fleet_view(server.address, len(enrolled.read().certificates)) as view:
+    certificates, dismissed = enrolled.read()
+    recipe = fleet_recipe(fleet)
+    if not run.exists():
+        # Before the model is made and its start measured.
+        check_enough(recipe, len(certificates) - len(dismissed.devices))
+    with fleet_view(server.address, len(certificates)) as view:
         connected = ConnectedDevices(
             link=server.link,
             enrolled=enrolled.read,
@@ -460,7 +470,7 @@ def _serve(
         if resume and run.exists():
             finished = resume_run(run, progress, connected)
         else:
-            finished = train_run(fleet_recipe(fleet), run, progress, connected)
+            finished = train_run(recipe, run, progress, connected)
     return print_finished(finished)
 
 

@@ -162,37 +162,51 @@ def device_fleet(
     )
 
 
+class _Need(NamedTuple):
+    """How many devices are needed, and why."""
+
+    devices: int
+    reason: str
+
+
+def count_needed(recipe: Recipe) -> int:
+    """Return how many devices must be enrolled for the recipe's cohort and separation."""
+    return max(need.devices for need in _list_needs(recipe))
+
+
 def check_enough(recipe: Recipe, devices: int) -> None:
     """Refuse if too few devices are enrolled for the recipe's cohort and separation."""
+    asked = _min_separation(recipe).users_asked
+    for need in _list_needs(recipe):
+        if devices < need.devices:
+            are_too_few = (
+                "1 device is too few" if devices == 1 else f"{devices} devices are too few"
+            )
+            raise RecipeError(
+                f"{are_too_few}, {need.devices} are needed: a round asks {asked}"
+                f" (participation.cohort × fleet.over_selection), {need.reason}. Have more devices,"
+                " or lower participation.cohort or min_separation"
+            )
+
+
+def _list_needs(recipe: Recipe) -> list[_Need]:
     participation = _min_separation(recipe)
     asked = participation.users_asked
     rest = participation.min_separation
     rounds = participation.rounds
     turns = min(participation.max_participations, _lifetime(recipe))
-    _check_enough_for(
-        asked,
-        devices=devices,
-        needed=asked * min(rest + 1, rounds),
-        reason=f"and a device rests for {rest} rounds",
-    )
     # Rounded up.
     needed_in_turns = -(-asked * rounds // turns)
-    _check_enough_for(
-        asked,
-        devices=devices,
-        needed=needed_in_turns,
-        reason=f"and a device takes part {turns} times in {rounds} rounds",
-    )
-
-
-def _check_enough_for(asked: int, *, devices: int, needed: int, reason: str) -> None:
-    """Refuse if fewer devices are there than are needed, for this reason."""
-    if devices < needed:
-        raise RecipeError(
-            f"{devices} devices are too few, {needed} are needed: a round asks {asked}"
-            f" (participation.cohort × fleet.over_selection), {reason}. Have more devices, or"
-            " lower participation.cohort or min_separation"
-        )
+    return [
+        _Need(
+            devices=asked * min(rest + 1, rounds),
+            reason=f"and a device rests for {rest} rounds",
+        ),
+        _Need(
+            devices=needed_in_turns,
+            reason=f"and a device takes part {turns} times in {rounds} rounds",
+        ),
+    ]
 
 
 # A device.

@@ -10,8 +10,8 @@ report is ever on disk, and a report that comes late is never looked at.
 A device reports to a round once, and once on a model (own_participation.py). So an attempt that
 failed after devices were asked for their reports is repeated with others, also after a crash before
 the charge; where there are too few others, the round gets another number and a model that is moved
-a little, and the devices' own limits decide who may take part again. Whoever kept the answers of
-the first attempt would then have two sums about almost one model: nothing here keeps them.
+a little, and the devices' own limits decide who may take part again. A server that kept
+the answers of the first attempt would then have two sums about almost one model: this one does not.
 Numbers rise with the rows of the noise, and from run to run. A device that breaks
 the protocol is excluded from the run's next attempts. Only the curator's record says which devices
 took part, and only the private folder which were refused.
