@@ -219,9 +219,10 @@ class ChainedFile:
         is_at_rest = len(self.rows) == saved.rows and not torn
         if self._is_another_file(file, saved, is_at_rest):
             raise LedgerError(
-                f"{self.path} was copied or put back (it was at {saved.place}). Two copies would"
-                " spend these people's budget twice over. To use this one from now on: taciturn"
-                f" ledger adopt {self._place}"
+                f"{self.path} was copied or put back (it was at {saved.place}), or its owner or"
+                " mode was changed. Two copies would spend these people's budget twice over, and an"
+                " older one would spend it again. If this is the newest, to use it from now on:"
+                f" taciturn ledger adopt {self._place}"
             )
         self.check_not_retired()
 
