@@ -114,8 +114,8 @@ UPDATES = {
     give_bare_array: "returns a single array, and the parameters are a dict",
     give_nothing: "returns nothing, and the parameters are a dict",
     give_another_shape: r"of shape \(1, 3\) at \['mean'\], and the parameter has the shape \(3,\)",
-    give_nan: r"not finite in \['mean'\], for made-up users",
-    divide_by_zero: r"not finite in \['mean'\], for made-up users",
+    give_nan: r"not finite in \['mean'\], for synthetic users",
+    divide_by_zero: r"not finite in \['mean'\], for synthetic users",
 }
 
 
@@ -126,7 +126,7 @@ def test_an_update_that_could_not_be_added_is_noticed_before_the_first_round(tmp
     assert charges(tmp_path) == 0
 
 
-def test_an_update_that_is_finite_for_some_made_up_user_is_tried_on_people(tmp_path):
+def test_an_update_that_is_finite_for_some_synthetic_user_is_tried_on_people(tmp_path):
     """The twin: a logarithm of the data is not a number for random ones, and is for these."""
 
     def log_of_data(message, user, key):

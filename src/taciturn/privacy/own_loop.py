@@ -4,7 +4,7 @@ Without it a mistake would end in a message of JAX's, or in a run that spends it
 nothing: a report that is not finite counts as zero, in silence.
 
 What users' data says is not looked at, only its shapes and types, and the weights: an algorithm is
-tried on made-up users, because what it does with a real one may not leave the curator.
+tried on synthetic users, because what it does with a real one may not leave the curator.
 """
 
 import inspect
@@ -163,7 +163,7 @@ def check_averaging(
 
 
 def try_algorithm(algorithm: Algorithm, params: Params, public: Any, user: UserData) -> None:
-    """Try an algorithm on made-up users, whose arrays have the shapes of a real one's.
+    """Try an algorithm on synthetic users, whose arrays have the shapes of a real one's.
 
     Args:
         algorithm: what would run.
@@ -177,18 +177,18 @@ def try_algorithm(algorithm: Algorithm, params: Params, public: Any, user: UserD
     _check_params(params)
     message = Message(params, public)
     shapes = jax.tree.map(lambda leaf: _shape_of(leaf, "a user's data"), user)
-    # What made-up users draw with is not secret.
+    # What synthetic users draw with is not secret.
     key = randomness.jax_key(bytes(32))
     _compare_trees(params, jax.eval_shape(algorithm.user_update, message, shapes, key))
     user_update = jax.jit(algorithm.user_update)
     broken: list[str] = []
-    for made_up in (_ones(shapes), _random_numbers(shapes)):
-        broken = _find_broken(user_update(message, made_up, key))
+    for synthetic in (_ones(shapes), _random_numbers(shapes)):
+        broken = _find_broken(user_update(message, synthetic, key))
         if not broken:
             return
     raise OwnLoopError(
-        f"user_update returns numbers that are not finite in {', '.join(broken)}, for made-up users"
-        " of ones and of random numbers: such a report counts as zero, and nothing would be"
+        f"user_update returns numbers that are not finite in {', '.join(broken)}, for synthetic"
+        " users of ones and of random numbers: such a report counts as zero, and nothing would be"
         " learned. Look for divisions by zero, logarithms and steps that are too long; nothing was"
         " charged"
     )

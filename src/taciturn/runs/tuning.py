@@ -110,7 +110,7 @@ def tune_recipe(
         out: the folder of the users and the runs.
         tries: settings with the values to try, as section.key=value,value.
         settings: that win over the recipe in all trials, as section.key=value.
-        progress: is told what is done.
+        progress: called with what is done.
     """
     combinations = combine_settings(tries)
     _check_settings(settings, tries)
