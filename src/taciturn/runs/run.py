@@ -7,6 +7,7 @@ RUN/
   ledger.jsonl              this run's rows
   canaries.json             where there are canaries
   audit_users.json, .npy    where there are audit users
+  audit_noise.json, .npy    the estimates of the first rounds, where there are audit users
   metrics.jsonl, metrics.csv, report.html
   model.safetensors, guarantee.txt, guarantee.json
   stopped.txt               where the run got worse, and was stopped
