@@ -241,6 +241,19 @@ def test_a_weight_out_of_range_moves_sums_by_no_more_than_the_clip_norm(weight):
     assert true_norm(exact(report, 1.0)[0]) <= 1.0
 
 
+@pytest.mark.parametrize(
+    "clip_norm", [0.0, -1.0, np.nan, np.inf, 1e-45, 9e-38, 9e-35, 9e-7, 1.1e6, 3e38]
+)
+def test_under_a_clip_norm_that_is_none_every_report_is_zero(clip_norm):
+    """Under 9e-35 each coordinate was a whole clip norm long: its reciprocal overflows."""
+    for size in (1e-30, 1e-6, 1.0):
+        update = {"a": jnp.full(100, size, jnp.float32)}
+        for bound in bounds.values():
+            report = encoded(bound(1.0), Public(jnp.float32(clip_norm)), update, 1.0, KEY)
+            assert true_norm(exact(report, 1.0)[0]) == 0
+    assert true_norm(exact(encoded(flat_clip(1.0), Public(1e-6), update, 1.0, KEY), 1.0)[0]) > 0.99
+
+
 def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_clip_norm(tmp_path):
     # 2,047 users report 1, one more lifts the sum to 2,048, where floats lie twice as far apart,
     # and 2,000 users report a little more than half that distance: after the one, each of them

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 import taciturn as tt
+from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip
 from taciturn.privacy.bounding.clipping import flat_clip
 from taciturn.privacy.bounding.estimators import fixed_denominator
 from taciturn.privacy.curator import UsersInMemory
 from taciturn.privacy.ledger.account import BudgetExhausted
 from taciturn.privacy.ledger.ledger import Ledger
-from taciturn.privacy.noise.mechanism import mechanism
+from taciturn.privacy.noise.correlated import tree
+from taciturn.privacy.noise.mechanism import adaptive_mechanism, mechanism
 from taciturn.privacy.noise.white import gaussian
 from taciturn.privacy.participation import MinSeparation
 
@@ -131,6 +133,47 @@ def test_the_participation_log_is_deleted_with_its_curator(tmp_path):
     gc.collect()
     assert not folder.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.head", "ledger.jsonl"]
+
+
+def scaled_up(leaf):
+    return leaf + jnp.ones_like(leaf)
+
+
+FORGED = {
+    # Its reciprocal overflows: each coordinate of a report would be as long as a report may be.
+    "a clip norm": lambda state: state._replace(
+        norms=state.norms._replace(clip_norm=jnp.float32(9e-35))
+    ),
+    "an estimate": lambda state: state._replace(
+        norms=state.norms._replace(estimate=jnp.float32(50))
+    ),
+    "noise": lambda state: state._replace(noise=jax.tree.map(scaled_up, state.noise)),
+    "a part of it": lambda state: state._replace(noise=()),
+}
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_a_forged_state_is_not_continued_from(tmp_path, forge):
+    """In the first round, and in any that this process does not know the state of."""
+    private = adaptive_mechanism(
+        AdaptiveClip(start=1.0, count_stddev=5.0), 5.0, tree(1.0, 4, 16), most_reports=20
+    )
+    claim = MinSeparation(size=5, min_separation=1, max_participations=3, rounds=10)
+    algorithm = mean()._replace(mechanism=private, participation=claim)
+    curator = tt.Curator.for_simulation(
+        algorithm, [user()] * 20, tmp_path / "ledger.jsonl", rounds=10
+    )
+    state = private.init(START)
+    with pytest.raises(ValueError, match="does not continue from the state"):
+        curator.private_mean(START, forge(state), 0)
+    assert not curator.account.charges
+    states = [state]
+    for round in range(3):
+        states.append(curator.private_mean(START, states[-1], round)[1])
+    # To go back, and from there on with another state.
+    with pytest.raises(ValueError, match="does not continue from the state"):
+        curator.private_mean(START, forge(states[1]), 1)
+    curator.private_mean(START, states[3], 3)
 
 
 def test_an_integer_noise_multiplier_is_charged_correctly(tmp_path):

@@ -217,7 +217,7 @@ class Curator:
         # Else two threads could make two releases of a round.
         with self._one_at_a_time:
             round = operator.index(round)
-            self._check_state(state, round)
+            self._check_state(params, state, round)
             if self._log is not None:
                 self._check_log(self._log)
             if round < len(self.account.charges):
@@ -231,7 +231,7 @@ class Curator:
     def try_algorithm(self, algorithm: Algorithm, params: Params, state: MechanismState) -> None:
         """Refuse what cannot be trained, before the first round of your own loop.
 
-        It is tried on made-up users, and nothing is charged.
+        It is tried on synthetic users, and nothing is charged.
 
         Args:
             algorithm: what is to run.
@@ -294,13 +294,19 @@ class Curator:
         # M.accum_priv_spending(z).
         self.account.charge(round, record, mark)
 
-    def _check_state(self, state: MechanismState, round: int) -> None:
+    def _check_state(self, params: Params, state: MechanismState, round: int) -> None:
         """Raise unless noise continues where it stopped.
 
-        From another state, the noise of rows would not cancel as their cost assumes. A new process
-        knows no states yet, and can only compare the number of the round.
+        From another state, the noise of rows would not cancel as their cost assumes. A process that
+        resumes a run can only compare the number of its first round.
         """
-        expected = self._states.get(round, state)
+        if round in self._states:
+            expected = self._states[round]
+        elif round == 0:
+            expected = self._mechanism.init(params)
+        else:
+            # A later one of a process that knows the states of its rounds comes from none of them.
+            expected = None if self._states else state
         if int(state.round) != round or not _are_equal(expected, state):
             raise ValueError(
                 f"round {round} does not continue from the state that the round before it left"
@@ -437,6 +443,8 @@ def _bind_root(root: bytes, account: Account) -> bytes:
 
 def _are_equal(left: PyTree, right: PyTree) -> bool:
     """Tell whether two states have the same numbers."""
+    if jax.tree.structure(left) != jax.tree.structure(right):
+        return False
     pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
     return all(one is other or np.array_equal(one, other) for one, other in pairs)
 

@@ -289,7 +289,8 @@ def encode(bound: Bound, public: Public, update: Update, weight: jax.Array, key:
 
     Args:
         bound: which keeps it within its reach.
-        public: what the round's message says of it.
+        public: what the round's message says of it; under a clip norm that is none, every report
+            is zero.
         update: any.
         weight: any; it counts as between 0 and 1.
         key: for rounding at random.
@@ -297,12 +298,21 @@ def encode(bound: Bound, public: Public, update: Update, weight: jax.Array, key:
     # What is measured is what leaves: compilers may compute it twice, rounded differently.
     update = jax.lax.optimization_barrier(update)
     usable = trees.norm_upper_bound(update) <= LARGEST_UPDATE
+    if math.isfinite(bound.reach):
+        # Else a message could name one so small that its reciprocal overflows.
+        is_clip_norm = _is_clip_norm(public.clip_norm)
+        usable = usable & is_clip_norm
+        public = public._replace(clip_norm=jnp.where(is_clip_norm, public.clip_norm, 1.0))
     update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
     limited_weight = jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0)
     whole_weight = jnp.floor(limited_weight * STEPS)
     weighted = trees.scale(bound.project(public, update), whole_weight / STEPS)
     stated = whole_weight if bound.modulus is None else jnp.zeros_like(whole_weight)
     return Report(bound.pack(public, weighted, key), stated.astype(jnp.int32))
+
+
+def _is_clip_norm(norm: jax.Array) -> jax.Array:
+    return (norm >= LEAST_CLIP_NORM) & (norm <= LARGEST_CLIP_NORM)
 
 
 def decode(bound: Bound, public: Public, total: Report) -> Report:
