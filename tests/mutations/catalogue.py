@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 HERE = Path(__file__).parent
 SUBJECTS = (  # in the order of docs/mutations.md
-    *("reports", "noise", "participation", "records", "devices"),
+    *("reports", "noise", "participation", "records", "times", "devices"),
     *("figures", "integers", "audits", "ledgers", "people", "ngrams"),
 )
 
