@@ -15,10 +15,10 @@ from harness import quietly, tiny_recipe, trained
 from taciturn.cli import app
 from taciturn.data import ingest as ingesting
 from taciturn.data.columns import Columns
-from taciturn.data.population import COUNTS, Population
-from taciturn.data.same_people import same_split_as
+from taciturn.data.population import COUNTS, Population, hashed_id
+from taciturn.data.same_people import known_to, same_split_as
 from taciturn.data.sources import Source
-from taciturn.data.users import position, user_id
+from taciturn.data.users import first_user_id, position, user_id
 from taciturn.data.vocabulary import DataError, public_vocabulary
 from taciturn.people import build_population, open_ledger
 from taciturn.runs.finished import FinishedRun
@@ -362,7 +362,11 @@ def test_an_old_folder_keeps_its_ids_and_who_is_held_out(tmp_path, monkeypatch, 
     open_ledger(Population(tmp_path / "people"))
     held_out, protected = held_out_in(tmp_path / "people"), trained_in(tmp_path / "people")
     assert len(held_out) > 5
-    make_old(tmp_path / "people", columns=["account", "text"])
+    make_old(tmp_path / "people", columns=["account", "text"], opt_outs=1)
+    private = tmp_path / "people" / "private"
+    opted_out = hashed_id((private / "salt").read_bytes(), first_user_id(out[0]))
+    (private / "opted-out.txt").write_text(f"{opted_out}\n")
+    assert all(map(known_to(tmp_path / "people"), map(pattern.format, range(USERS))))
     again = build("chats.csv", tmp_path / "people", replace=True)
     assert held_out_in(tmp_path / "people") == held_out
     assert trained_in(tmp_path / "people") == protected

@@ -65,6 +65,9 @@ def _fold(spelling: str) -> str:
 
     One step may make work for another, so all are repeated until nothing changes.
     """
+    # Most spellings are plain, and need none of it.
+    if spelling.isascii() and spelling.isprintable():
+        return spelling.lower()
     before = None
     folded = spelling
     while folded != before:
@@ -84,11 +87,12 @@ def _fold_once(text: str) -> str:
 
 def _plain_number(id: str) -> str:
     """Return a number as its digits, and anything else as it is."""
+    if not id[:1].isdecimal() and id[:1] not in ("+", "-"):
+        return id
     number = _NUMBER.fullmatch(id)
     # regex may know digits of a newer Unicode than Python does.
     if number and number[2].isdecimal():
-        digits = "".join(str(unicodedata.decimal(digit)) for digit in number[2])
-        return number[1].strip("+") + (digits.lstrip("0") or "0")
+        return number[1].strip("+") + str(int(number[2]))
     number = _FLOAT.fullmatch(id)
     if number:
         first, rest, power = number.groups(default="")
