@@ -20,7 +20,7 @@ SMALLEST_NORMAL = 2.0**-126
 # Values in a row of a sum, at most.
 LONGEST_ROW = 256
 # Roundings of one value between the update and its report, beside those of the additions: of the
-# norm, and of the clip, the weight and the steps that follow. Proved to be 27 at most.
+# norm, and of the clip, the weight and the steps that follow. Proved to be 20 at most.
 OTHER_ROUNDINGS = 32
 
 
