@@ -229,3 +229,20 @@ def test_the_clip_norms_of_a_chosen_recipe_are_for_the_layers_that_its_model_has
         params = build.language_model(recipe.model, 30).init(jax.random.key(0))
         build.bound(recipe).check(params)
         assert (recipe.privacy.clip_norm == CLIP_NORM) == tied
+
+
+@pytest.mark.parametrize(
+    ("users_per_second", "more_in_time", "more_with_people"),
+    [(16.0, 0.21, 0.0), (3_400.0, 0.0, 0.24)],
+)
+def test_what_limits_a_plan_is_what_working_out_all_noise_says(
+    users_per_second, more_in_time, more_with_people
+):
+    """As `choose_plan` says for twice the time and twice the people, with exact noise."""
+    asked = task(9_300, seconds=150.0, users_per_second=users_per_second)
+    twice_the_people = replace(asked, users=18_600, delta=default_delta(18_600))
+    plan = choose_plan(asked)
+    limit = autoplan.find_limit(asked, plan, replace(asked, seconds=300.0), twice_the_people)
+    assert limit.is_time == (more_in_time > ENOUGH)
+    assert limit.more_in_time == pytest.approx(more_in_time, abs=0.03)
+    assert limit.more_with_people == pytest.approx(more_with_people, abs=0.03)

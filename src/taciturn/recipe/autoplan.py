@@ -160,21 +160,29 @@ def choose_plan(task: Task) -> Plan:
     return best_plan
 
 
-def find_limit(plan: Plan, twice_the_time: Task, twice_the_people: Task) -> Limit:
-    """Find what limits a plan: the time for it, or how many people there are at this ε."""
-    more_in_time = _gain(twice_the_time) - plan.gain
+def find_limit(task: Task, plan: Plan, twice_the_time: Task, twice_the_people: Task) -> Limit:
+    """Find what limits a plan: the time for it, or how many people there are at this ε.
+
+    By estimates of noise, which take no time. Those of similar tasks are too small by the same
+    factor, to a few per cent, and the plan's own says by which.
+    """
+    estimate = _approximate_noise(_gaussian_mu(task), plan.cohort / task.users, plan.rounds)
+    factor = plan.noise_multiplier / estimate
+    gain = _estimate_gain(task, factor)
+    more_in_time = _estimate_gain(twice_the_time, factor) - gain
     if more_in_time > ENOUGH:
         return Limit(more_in_time=more_in_time)
-    more_with_people = _gain(twice_the_people) - plan.gain
+    more_with_people = _estimate_gain(twice_the_people, factor) - gain
     return Limit(more_in_time=more_in_time, more_with_people=more_with_people)
 
 
-def _gain(task: Task) -> float:
-    try:
-        return choose_plan(task).gain
-    # There is a plan for half of it, but this needs almost no noise.
-    except ValueError:
-        return max(plan.gain for plan in _list_plans(task))
+def _estimate_gain(task: Task, factor: float) -> float:
+    """Estimate what the best plan gains, with this many times the estimated noise."""
+    gains = []
+    for plan in _list_plans(task):
+        noise_multiplier = factor * plan.noise_multiplier
+        gains.append(_plan_with_noise(task, plan.rounds, plan.cohort, noise_multiplier).gain)
+    return max(gains)
 
 
 def _best_plan(task: Task, estimates: list[Plan]) -> Plan:
@@ -210,7 +218,7 @@ def with_exact_noise(task: Task, plan: Plan) -> Plan:
     return _plan_with_noise(task, plan.rounds, plan.cohort, noise_multiplier)
 
 
-# It takes most of a second, and plans for more or less time have sizes in common.
+# It takes most of a second.
 @cache
 def _exact_noise(budget: Budget, share: float, rounds: int) -> float:
     def cost(noise_multiplier: float) -> DpEvent:

@@ -5,6 +5,7 @@ so no longer secret, unless the caller states another, which is compared with it
 write, and so how fast a round is, is measured on held-out users, who have no guarantee.
 """
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -175,7 +176,7 @@ def plan_recipe(
     plan = _choose_plan(task)
     twice_the_time = replace(task, seconds=_seconds_left(2 * minutes, aside))
     twice_the_people = replace(task, users=2 * users, delta=default_delta(2 * users))
-    limit = find_limit(plan, twice_the_time, twice_the_people)
+    limit = find_limit(task, plan, twice_the_time, twice_the_people)
     settings = plan_settings(task, plan, measurements=measurements)
     return AutoPlan(
         task=task,
@@ -240,9 +241,10 @@ def _seconds_left(minutes: float, aside: float) -> float:
     """Return the time for the rounds, where `aside` seconds go to everything else."""
     seconds = (1 - UNFORESEEN) * 60 * minutes - aside
     if seconds < 0:
+        least = math.ceil(aside / 60 / (1 - UNFORESEEN))
         raise RecipeError(
             f"compiling and measuring take {aside / 60:.1f} minutes by themselves on this machine:"
-            " allow more `minutes`"
+            f" allow more `minutes`, {least + 1} at least"
         )
     return seconds
 
