@@ -6,7 +6,6 @@ network, no certificates.
 Over a network, with TLS and devices that come and go: `taciturn fleet up` (docs/fleet.md).
 """
 
-import math
 import sys
 import time
 from pathlib import Path
@@ -111,12 +110,7 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
     )
     run = tt.train(recipe, folder / "run", connected=connected)
     guarantee = run.guarantee
-    # Rounded up: a promise may be stated too weak, not too strong.
-    epsilon = math.ceil(100 * guarantee.epsilon) / 100
-    print(
-        f"{guarantee.releases} secure sums released; ε = {epsilon} at δ = {guarantee.delta:.3g} for"
-        " each device"
-    )
+    print(f"{guarantee.releases} secure sums: ε = {guarantee.epsilon} at δ = {guarantee.delta}")
     return run
 
 
