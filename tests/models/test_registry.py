@@ -69,7 +69,12 @@ def test_without_registration_a_kind_is_unknown():
 
 
 def test_it_is_trained_resumed_measured_exported_and_audited(own_kind, population, tmp_path):
-    recipe = tiny_recipe(population, model={"kind": own_kind, "units": None}, audit={"users": 48})
+    recipe = tiny_recipe(
+        population,
+        model={"kind": own_kind, "units": None},
+        audit={"users": 48},
+        run={"seed": None},
+    )
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "run", cut_at(3))
     resume_run(tmp_path / "run", lambda done, rounds, row: None)
