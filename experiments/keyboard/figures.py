@@ -333,11 +333,13 @@ def typing(text: str, what: str, *, is_of_pilot: bool) -> Item:
     """
     name = f"typing, {what}{', the pilot’s start' if is_of_pilot else ''}"
     claim = "a private model beats n-grams: Top1, Top3, keystrokes"
-    command = "python experiments/keyboard/table.py …"
     # What was measured before 1/users² was the default is of the pilot's start.
     delta = DELTA if is_of_pilot else "δ = 1/users²"
     result = f"typing-{text}{'' if is_of_pilot else '-shipped'}"
+    command = "python experiments/keyboard/table.py …"
     measured = typing_tables.load_results(PAPER, result)
+    if measured and "command" in measured:
+        command += f"  # all of it is in results/{result}.json"
     about = f"what people save with ε = 4 at {delta}, like beside like"
     ours = _our_models(measured, is_of_pilot) if measured else []
     if measured is None or not ours:

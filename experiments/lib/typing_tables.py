@@ -28,9 +28,10 @@ def load_results(paper: str, name: str) -> Result | None:
 
 def tables(typing: Result) -> str:
     """Show every model, and the changes from the first."""
+    is_timed = SPEED in next(iter(typing["models"].values()))
     people = (
         f"{typing['people']:,} people, {typing['words']:,} words and punctuation, 400 each at most;"
-        f" all in %, but for {SHOWN[SPEED]}."
+        f" all in %{f', but for {SHOWN[SPEED]}' if is_timed else ''}."
     )
     parts = [people, _models_table(typing), _describe_changes(typing), _changes_table(typing)]
     shares = typing.get("people_share", {})
