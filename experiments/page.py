@@ -1,6 +1,9 @@
 #!/usr/bin/env python
-"""Write experiments/README.md and its figures out of the committed results: `make papers`."""
+"""Write experiments/README.md, its figures and README's rows out of the committed results:
+`make papers`.
+"""
 
+from lib.front_page import README, write_front_page
 from lib.page import page
 from lib.run_lists import HERE
 
@@ -10,6 +13,8 @@ def main() -> None:
         (HERE / path).parent.mkdir(exist_ok=True)
         (HERE / path).write_text(content)
         print(f"experiments/{path}")
+    README.write_text(write_front_page())
+    print(README.name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,206 @@
+"""The table of the project's README: what its commands give, made of committed results.
+
+Everybody types with every model: figures and intervals are those of keyboard/table.py, over the
+same people. Where there are several runs, a figure is their mean, and a sentence says how far they
+are apart.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from lib.results import Result, load, load_computed
+from lib.run_lists import HERE, ListedRun, read_list
+from lib.typed_claims import best_ngram
+from lib.typing_tables import load_results
+
+README = HERE.parent / "README.md"
+BEGIN = "<!-- rows: made of results by `make papers` -->\n"
+END = "<!-- end of rows -->\n"
+HISTORY = ", with history"
+METRICS = ("accuracy_top1", "accuracy_top3", "keystroke_saving")
+PRIVATE = "promised-4"
+NOT_PRIVATE = "promised-none"
+START = "start that ships"
+# What makes the rows, and which.
+COMMANDS = (
+    ("taciturn keyboard ngram people --public public --non-private --out baseline", "a, b"),
+    ("taciturn train people --epsilon 4 --minutes 5", "d, e"),
+    (
+        "taciturn train experiments/keyboard/none.toml --non-private"
+        " --set model.warm_start=taciturn:english",
+        "f",
+    ),
+    (
+        "taciturn keyboard evaluate MODEL --text blogs.parquet",
+        "each; c: taciturn:english; b, e: --history",
+    ),
+)
+# Of the README's lines.
+WIDTH = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row: what people typed with."""
+
+    title: str
+    # (ε, δ), or why there is none.
+    promise: str
+    # Names in the table of people who typed, one a run.
+    models: Sequence[str]
+
+
+def write_front_page() -> str:
+    """Return README with its rows made anew."""
+    text = README.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{_rows()}{END}{after}"
+
+
+def _rows() -> str:
+    typing = load_results("keyboard", "front-page")
+    assert typing is not None, "experiments/keyboard/results/front-page.json is missing"
+    rows = _list_rows(typing)
+    total = load_computed("keyboard")["epsilon_of_all_runs_at_one_over_users_squared"][PRIVATE]
+    lines = [
+        *_fill(
+            f"Measured on {typing['people']} others, who type {typing['words']:,} words of theirs,"
+            " in % ± half a 95 % interval over people. Of a row with three runs it is their mean."
+        ),
+        "",
+        "| | | (ε, δ) | runs | AccuracyTop1 | AccuracyTop3 | keystrokes saved |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for letter, row in zip("abcdefgh", rows, strict=False):
+        cells = [_show(typing, row.models, metric) for metric in METRICS]
+        count = str(len(row.models))
+        lines.append(f"| {' | '.join([letter, row.title, row.promise, count, *cells])} |")
+    width = max(len(command) for command, _ in COMMANDS)
+    commands = [f"{command:<{width}}  # {rows}" for command, rows in COMMANDS]
+    told = _fill(_say_of_runs(typing, total), _say_of_text(typing))
+    return "\n".join(
+        [*lines, "", "```", *commands, "```", "", *told, "", *_fill(_say_of_blt()), ""]
+    )
+
+
+def _list_rows(typing: Result) -> list[Row]:
+    private = _runs_of(PRIVATE)
+    typed = [name_typed(run) for run in private]
+    ngrams = []
+    for has_history in (False, True):
+        ngram = best_ngram(typing, METRICS[0], has_history=has_history)
+        assert ngram is not None
+        ngrams.append(ngram)
+    smoothing = ngrams[0].partition(",")[0]
+    return [
+        Row(
+            title=f"{smoothing} 4-grams of people's and public text",
+            promise="none",
+            models=[ngrams[0]],
+        ),
+        Row(
+            title="… with each person's own history",
+            promise="none",
+            models=[ngrams[1]],
+        ),
+        Row(
+            title="ours, before any person's text",
+            promise="–",
+            models=[START],
+        ),
+        Row(
+            title="**ours**",
+            promise=f"**{_show_promise(private[0])}**",
+            models=typed,
+        ),
+        Row(
+            title="… with each person's own history, which stays with them",
+            promise="the same",
+            models=[f"{name}{HISTORY}" for name in typed],
+        ),
+        Row(
+            title="ours without privacy",
+            promise="none",
+            models=[name_typed(run) for run in _runs_of(NOT_PRIVATE)],
+        ),
+    ]
+
+
+def _runs_of(name: str) -> list[ListedRun]:
+    """Return the runs of a kind that have results."""
+    runs = read_list("keyboard")
+    return [run for run in runs if f"{run.group}-{run.name}" == name and run.result.exists()]
+
+
+def name_typed(run: ListedRun) -> str:
+    """Return what a run is called among the models of front-page.json."""
+    return run.id
+
+
+def _show_promise(run: ListedRun) -> str:
+    result = load(run)
+    return f"({result['epsilon']:.2f}, {_round_up(result['delta'])})"
+
+
+def _round_up(delta: float) -> str:
+    """Show a δ with two digits, rounded up.
+
+    >>> _round_up(1.20758e-08)
+    '1.3e-8'
+    """
+    power = math.floor(math.log10(delta))
+    digits = math.ceil(delta / 10 ** (power - 1) * (1 - 1e-9))
+    return f"{digits / 10:.1f}e{power}"
+
+
+def _show(typing: Result, models: Sequence[str], metric: str) -> str:
+    """Show the mean of the runs, in %, with half an interval over people."""
+    measured = [typing["models"][model][metric] for model in models]
+    mean = sum(value for value, _ in measured) / len(measured)
+    margin = max(margin for _, margin in measured)
+    return f"{100 * mean:.2f} ± {100 * margin:.2f}"
+
+
+def _say_of_runs(typing: Result, total: float) -> str:
+    private = _runs_of(PRIVATE)
+    names = [[name_typed(run) for run in _runs_of(kind)] for kind in (PRIVATE, NOT_PRIVATE)]
+    apart = max(_range(typing, models, metric) for models in names for metric in METRICS)
+    delta = _round_up(load(private[0])["delta"])
+    return (
+        f"No run of d has a seed. Runs of a row are at most {100 * apart:.2f} points apart. Were"
+        f" all {len(private)} runs of d on the same people, they would be promised ε = {total:.2f}"
+        f" at δ = {delta} together, and their ledger says so."
+    )
+
+
+def _range(typing: Result, models: Sequence[str], metric: str) -> float:
+    values = [typing["models"][model][metric][0] for model in models]
+    return max(values) - min(values)
+
+
+def _say_of_text(typing: Result) -> str:
+    """Say how much of what is typed stands in the public text."""
+    overlap = typing["overlap"]
+    return (
+        f"Of what they type, {100 * overlap['share']:.2f} % stands in the public text, in pieces of"
+        f" {overlap['length']} words."
+    )
+
+
+def _say_of_blt() -> str:
+    """Say what a BLT costs beside the noise of Gboard's models."""
+    models = load_computed("xu2023")["models"]
+    shares = sorted(model["blt_rho"] / model["rho"] for model in models)
+    return (
+        f"With correlated noise of the same error, a BLT, the {len(models)} models of Gboard (Xu et"
+        f" al. 2023) would have {100 * shares[0]:.0f} to {100 * shares[-1]:.0f} % of their ρ,"
+        f" {100 * shares[len(shares) // 2]:.0f} % in the middle"
+        " ([each of them](experiments/xu2023/README.md#tables-1-and-2-privacy))."
+    )
+
+
+def _fill(*sentences: str) -> list[str]:
+    return wrap(" ".join(sentences), WIDTH, break_long_words=False, break_on_hyphens=False)
