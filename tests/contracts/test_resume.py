@@ -247,5 +247,5 @@ def test_secrets_are_readable_by_their_owner_alone(population, recipe, tmp_path,
         *(f"model-{number}.safetensors" for number in range(9)),
         *(f"release-{number}" for number in range(9)),
     }
-    assert modes.keys() - devices == {"root", "state.safetensors"}
+    assert modes.keys() - devices == {"root", "state.safetensors", "seconds.jsonl"}
     assert set(modes.values()) == {0o600}
