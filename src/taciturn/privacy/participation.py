@@ -21,8 +21,7 @@ from dp_accounting import (
 from taciturn.core import Coins, Strategy, UserIds
 from taciturn.errors import TaciturnError
 from taciturn.privacy.accounting.events import CorrelatedDpEvent
-from taciturn.privacy.noise.sensitivity import most_participations
-from taciturn.privacy.noise.white import INDEPENDENT
+from taciturn.privacy.noise.sensitivity import INDEPENDENT, most_participations
 
 # The least δ by default: below it loss distributions are lost in rounding, and (1 + e^ε)·2⁻⁶⁰
 # counts.

@@ -78,6 +78,10 @@ def _independent_prefix_variance(rows: int) -> np.ndarray:
     return np.arange(1.0, rows + 1)
 
 
+# For runs of any length up to a million rounds.
+INDEPENDENT = independent(10**6)
+
+
 # Toeplitz strategies: banded, and BLT.
 
 

@@ -16,9 +16,7 @@ import jax
 
 from taciturn.core import PyTree, Strategy
 from taciturn.privacy.noise.int64 import Int64
-from taciturn.privacy.noise.sensitivity import independent
-
-INDEPENDENT = independent(10**6)
+from taciturn.privacy.noise.sensitivity import INDEPENDENT
 
 # Of the number of a stream of this row: white noise, one number for each coordinate.
 Draw = Callable[[jax.Array | int], Int64]
