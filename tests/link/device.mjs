@@ -286,10 +286,14 @@ class Record {
     this.write(known);
     check(!whyNot, whyNot);
   }
-  upload(round, run) {
+  checkModel(model, { uploads } = this.read()) {
+    check(uploads.every((upload) => upload.model !== model), "it reported on this model before");
+  }
+  upload(round, run, model) {
     const known = this.read(), whyNot = this.whyNot(round, known);
     check(!whyNot, whyNot);
-    known.uploads.push({ round: String(round), run, at: now() });
+    this.checkModel(model, known);
+    known.uploads.push({ round: String(round), run, at: now(), model });
     this.write(known);
   }
 }
@@ -408,7 +412,8 @@ class Device {
     reader.end();
     const hash = sha256(text("taciturn fleet: message"), fields(sum.run, sum.round, message, key));
     check(hash.equals(sum.message), "the message is not the one that the devices of this round have agreed on");
-    this.checkMessage(message);
+    const model = this.checkMessage(message);
+    this.record.checkModel(model); // before it trains for nothing
     const shared = new Reader(delivery, "shares");
     this.checkCell(sum, shared);
     const sealed = shared.table(SEALED_BYTES), held = new Map(sum.held);
@@ -428,7 +433,7 @@ class Device {
       await breathe(); // or nobody would say meanwhile that this device is alive
     }
     try {
-      this.record.upload(decimal(sum.round), sum.run.toString()); // on disk, before anything leaves
+      this.record.upload(decimal(sum.round), sum.run.toString(), model); // on disk, before anything leaves
     } catch (error) {
       this.sum = null; // whoever signs a list has sent a report
       throw error;
@@ -438,12 +443,16 @@ class Device {
     return Buffer.concat([head("report"), this.told("cell", sum.cell), pack(total, bits)]);
   }
 
+  /** Checks what the device is to train on; the hash of the model in it. */
   checkMessage(message) {
     const { leaves, clip_norm } = this.agreement, clip = Buffer.from(clip_norm, "hex");
     const floats = leaves.reduce((sum, [, shape]) => sum + shape.reduce((one, other) => one * other, 1), 0);
     check(message.length === 4 * floats + clip.length + 4, "the message is not of the recipe's model");
     for (let at = 0; at < floats; at++) check(Number.isFinite(message.readFloatLE(4 * at)), "the model has numbers that are not finite");
     check(message.subarray(4 * floats, -4).equals(clip), "the clip norm is not the recipe's");
+    const model = Buffer.from(message.subarray(0, 4 * floats));
+    for (let at = 0; at < floats; at++) if (model.readFloatLE(4 * at) === 0) model.writeFloatLE(0, 4 * at); // there is a -0
+    return sha256(text("taciturn fleet: model"), model).toString("hex");
   }
 
   sign(sum, content) {

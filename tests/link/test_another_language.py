@@ -68,6 +68,12 @@ MODEL = Message(
 LIMITS = ParticipationLimits(1e-9, 0, 1000)
 
 
+def model_of(row):
+    """Another in each round: a device reports on each once."""
+    moved = np.float32(row % 4096)
+    return MODEL._replace(params=jax.tree.map(lambda leaf: leaf + moved, MODEL.params))
+
+
 def terms(bits=20):
     fingerprint = assemble._fingerprint(RECIPE, WORDS, AUTHORITY)
     return Terms(
@@ -218,7 +224,7 @@ class MixedFleet:
 
 
 def summed(rounds, row=0):
-    message = MODEL._replace(public=Public(CLIP_NORM, np.int32(row)))
+    message = model_of(row)._replace(public=Public(CLIP_NORM, np.int32(row)))
     return np.asarray(
         rounds.sum_reports(None, message, np.arange(6), jax.random.key(3)).update
     ).view(np.uint32)
@@ -293,7 +299,7 @@ class Asked:
             str(self.row).encode(),
             b"12345678",
         )
-        self.model = fields.arrays_to_bytes(MODEL)
+        self.model = fields.arrays_to_bytes(model_of(self.row))
         self.about = fields.message_hash(run=run, round=number, model=self.model, key=self.key)
         own, listed = self.own.to_bytes(), NONE_DISMISSED.to_bytes()
         self.run, self.number = run, number
@@ -585,6 +591,26 @@ def test_it_trains_on_no_model_that_is_not_finite_or_has_another_clip_norm(
     assert re.search(
         "numbers that are not finite|non-finite values|clip norm", asked.node.log().splitlines()[-1]
     )
+
+
+@pytest.mark.parametrize(("zero", "factor"), [(0.0, -3), (-0.0, -5)])
+def test_it_reports_on_a_model_once(asked, monkeypatch, zero, factor):
+    model = MODEL
+
+    def report_on(change):
+        """Return its report on a model that it has not seen in another test, with one change."""
+        nonlocal model
+        model = MODEL._replace(
+            params=jax.tree.map(lambda leaf: change(leaf * factor), MODEL.params)
+        )
+        return asked.round({})[Stage.MASK.question]
+
+    monkeypatch.setitem(globals(), "model_of", lambda row: model)
+    assert report_on(np.abs) is not None
+    assert report_on(lambda leaf: np.where(leaf == 0, np.float32(zero), np.abs(leaf))) is None
+    assert "reported on this model" in asked.node.log().splitlines()[-1]
+    # The twin: another model.
+    assert report_on(lambda leaf: np.abs(leaf) + np.float32(0.5)) is not None
 
 
 def test_it_answers_once_and_a_list_it_was_shown_stays_with_it(asked):
