@@ -19,6 +19,7 @@ from lib.verdicts import (
     pool_runs,
 )
 from taciturn.audit.results import rank_text
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, pair_text
 
 PAPER = "keyboard"
 TITLE = "A real ε on real people"
@@ -77,7 +78,7 @@ def gains_table(found: Group, runs: tuple[str, ...]) -> str:
     start_top3 = percent(found.at(runs[0], 0, "accuracy_top3"))
     rows = [["the start", "", "", "", start, "", start_top3, ""]]
     rows += [_gains_row(found, run) for run in runs]
-    head = [f"ε at δ = {found.found[runs[0]][0]['delta']:.2g}", *HEAD]
+    head = [f"ε at δ = {delta_text(found.found[runs[0]][0]['delta'])}", *HEAD]
     return table(head, rows)
 
 
@@ -105,7 +106,7 @@ def _epsilons(found: Group, run: str) -> list[str]:
     for of in ("epsilon", "epsilon_of_all_runs"):
         by_run = computed.get(f"{of}_at_one_over_users_squared", {})
         at_smaller.append(f"{by_run[name]:.2f}" if name in by_run else "not computed yet")
-    return [f"{result['epsilon']:.2f}", *at_smaller]
+    return [epsilon_text(result["epsilon"]), *at_smaller]
 
 
 def gain(found: Group, run: str) -> float:
@@ -115,7 +116,7 @@ def gain(found: Group, run: str) -> float:
 
 def describe_gains(found: Group, runs: tuple[str, ...]) -> str:
     gains = ", ".join(f"{gain(found, run):+.2f} at {run}" for run in runs)
-    return f"{gains} (δ = {found.found[runs[0]][0]['delta']:.2g})"
+    return f"{gains} (δ = {delta_text(found.found[runs[0]][0]['delta'])})"
 
 
 def judge_gain(found: Group, run: str, bar: float) -> Part:
@@ -215,7 +216,7 @@ def _level_line(name: str, accuracy: Measured) -> Line:
 )
 def start_that_ships(found: Group) -> Judged:
     delta = found.found["4"][0]["delta"]
-    ours = f"{percent(found.at('4', 0))} → {percent(found.last('4'))} % (δ = {delta:.2g})"
+    ours = f"{percent(found.at('4', 0))} → {percent(found.last('4'))} % (δ = {delta_text(delta)})"
     return Judged(
         ours=ours,
         parts=[judge_gain(found, "4", BARS["4"])],
@@ -254,7 +255,7 @@ def audit(found: Group) -> Judged:
     _, smaller, _ = _epsilons(found, "4")
     accuracy = 100 * private["rows"][-1]["accuracy_top1"]
     details = (
-        f"ε = {private['epsilon']:.2f} at δ = {private['delta']:.2g}, {smaller} at 1/users²;"
+        f"{pair_text(private['epsilon'], private['delta'])}, {smaller} at 1/users²;"
         f" AccuracyTop1 of this run: {accuracy:.2f} %."
     )
     missed = watched["caught_at_80_percent"]

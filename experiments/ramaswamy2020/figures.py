@@ -21,6 +21,7 @@ from lib.verdicts import (
     pool,
 )
 from taciturn.audit.results import rank_text
+from taciturn.privacy.accounting.rounding_up import pair_text
 
 PAPER = "ramaswamy2020"
 TITLE = "Ramaswamy et al. 2020: training production language models without memorizing user data"
@@ -215,7 +216,7 @@ def table_4(private: Group, open: Group) -> Judged:
     ]
     first = private.found["private"][0]
     about_cells = (
-        f"ε = {first['epsilon']:.2f} at δ = {first['delta']:g}, {first['rounds']} rounds of 500."
+        f"{pair_text(first['epsilon'], first['delta'])}, {first['rounds']} rounds of 500."
         " Ranks among 2,000,000 random continuations, 1 being the likeliest: in the middle of all"
         " seeds and canaries, with a 95 % interval of that middle; found by a beam search of width"
         f" five. Seeds: {private.seeds}, without privacy {open.seeds}."

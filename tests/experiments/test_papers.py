@@ -446,28 +446,3 @@ def test_a_result_keeps_six_digits_and_no_more(elsewhere):
     assert json.loads(one.result.read_text()) == {
         "rows": [{"round": 1, "loss": 4.12346, "epsilon": "inf"}]
     }
-
-
-def test_the_first_table_of_the_readme_is_what_was_measured():
-    readme = (run_lists.HERE.parent / "README.md").read_text()
-    typed = json.loads((run_lists.HERE / "keyboard" / "results" / "typing-blogs.json").read_text())[
-        "models"
-    ]
-    rows = {
-        "| Kneser–Ney 4-grams |": "Kneser–Ney",
-        "| … with each person's own history | none": "Kneser–Ney, with history",
-        "| ours, before": "start",
-        "| **ours, ε = 1**": "ε = 1",
-        "| **ours, ε = 2**": "ε = 2",
-        "| **ours, ε = 4**": "ε = 4",
-        "| … with each person's own history, which": "ε = 4, with history",
-        "| ours without privacy": "no privacy",
-        "| ours, ε = 4, from the start": "ε = 4 from the start that ships",
-    }
-    for beginning, model in rows.items():
-        (row,) = (line for line in readme.splitlines() if line.startswith(beginning))
-        said = [cell.strip(" *") for cell in row.split("|")[3:6]]
-        assert said == [
-            f"{100 * typed[model][name][0]:.2f}"
-            for name in ("accuracy_top1", "accuracy_top3", "keystroke_saving")
-        ]
