@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from harness import until
+from taciturn.cli import app
 from taciturn.fleets.assemble import count_needed
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.text import load_recipe
+from taciturn.recipe.text import RecipeError, load_recipe
 from taciturn.runs.metrics import read_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -60,6 +62,20 @@ def test_the_recipe_of_the_page_keeps_its_devices_and_its_server_together_in_tim
     recipe = save_page_recipe(tmp_path)
     assert 3600 * recipe.fleet.timer_hours < recipe.fleet.patience / 10
     assert recipe.server.optimizer == "sgd"
+
+
+def test_a_new_fleet_says_how_many_devices_it_needs_and_waits_for_no_fewer(population, tmp_path):
+    save_page_recipe(tmp_path)
+    fleet = tmp_path / "keyboard"
+    people = f"data.population={population.folder}"
+    new = ["fleet", "new", str(fleet), str(tmp_path / "fleet.toml"), "--set", people]
+    said = CliRunner().invoke(app, new, catch_exceptions=False).output
+    assert f"Enrol {PHONES} devices or more" in " ".join(said.split())
+    with pytest.raises(RecipeError, match=f"0 devices are too few, {PHONES} are needed"):
+        CliRunner().invoke(
+            app, ["fleet", "serve", str(fleet), "--port", "0"], catch_exceptions=False
+        )
+    assert not (fleet / "run").exists()
 
 
 def _in_words(number):
