@@ -12,6 +12,7 @@ from taciturn.data.population import Population
 from taciturn.errors import TaciturnError
 from taciturn.people import open_ledger
 from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.accounting.rounding_up import pair_text
 from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.ledger import Ledger, LedgerError
 from taciturn.privacy.ledger.ledger_export import events_for_others
@@ -25,7 +26,7 @@ def run_cli(*arguments):
     return " ".join(result.output.split())
 
 
-def spend(folder, name, adjacency="add or remove one user", ledger=None):
+def spend(folder, name, adjacency="add or remove one user", ledger=None, people=0):
     terms = RunTerms(
         name=name,
         recipe="r",
@@ -35,6 +36,7 @@ def spend(folder, name, adjacency="add or remove one user", ledger=None):
         accountant="pld",
         budget=Budget(delta=1e-6),
         rounds=5,
+        people=people,
     )
     account = Account(
         ledger=ledger or open_ledger(Population(folder)),
@@ -55,6 +57,38 @@ def test_what_was_spent_is_shown_by_adjacency_and_for_all_runs_together(populati
     assert run_cli("ledger", "show", "--delta", "1e-7", population.folder) != shown
     with pytest.raises(TaciturnError, match="between 0 and 1"):
         run_cli("ledger", "show", population.folder, "--delta", 2)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "delta", "users"), [(0, 1 / 50**2, "50"), (9_364, 1 / 9_300**2, "9,300")]
+)
+def test_the_total_is_at_the_delta_of_the_largest_population_and_says_so(
+    population, recorded, delta, users
+):
+    """There are fifty people now; the ledger may have protected more, before they opted out."""
+    spend(population.folder, "first", people=recorded)
+    # Fewer people later do not make it larger.
+    spend(population.folder, "second", people=recorded // 2)
+    shown = run_cli("ledger", "show", population.folder)
+    epsilon = open_ledger(population).total(delta).epsilon
+    line = f"All runs on these people together: {pair_text(epsilon, delta)}"
+    whose = f"1/users² of the largest population that this ledger protects, {users}"
+    assert f"{line} (δ: {whose})." in shown
+    content = CliRunner().invoke(app, ["ledger", "show", str(population.folder), "--json"]).stdout
+    total = json.loads(content)["total"]
+    assert (total["delta"], total["delta_is"]) == (pytest.approx(delta), whose)
+    assert "(δ: as asked for)" in run_cli("ledger", "show", population.folder, "--delta", 1e-9)
+
+
+def test_the_number_of_people_cannot_be_confirmed_by_the_hashes_of_rows(population):
+    """Heads are published; two ledgers with the same number have rows of other hashes."""
+    rows = []
+    for folder in (population.folder / "one.jsonl", population.folder / "two.jsonl"):
+        book = Ledger(folder)
+        book.record_people(9_364)
+        rows.append(book.rows[-1])
+    assert rows[0]["users"] == rows[1]["users"] == 9_300
+    assert rows[0]["salt"] != rows[1]["salt"]
 
 
 def test_a_ledger_that_was_made_from_python_is_shown_with_what_is_not_known(population, tmp_path):
