@@ -22,7 +22,11 @@ from taciturn.keyboard.user_history import WithHistory
 from taciturn.runs.ngram_baselines import count_population
 
 WORDS = lettered_words()
-RESULTS = sorted(run_lists.HERE.glob("keyboard/results/typing-*-shipped.json"))
+RESULTS = sorted(
+    path
+    for name in ("typing-*-shipped.json", "front-page.json")
+    for path in run_lists.HERE.glob(f"keyboard/results/{name}")
+)
 SAID = "worda wordb wordc wordd worde wordf wordg wordh wordi wordj wordk wordl wordm wordn."
 
 

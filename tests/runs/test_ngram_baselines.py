@@ -250,12 +250,19 @@ def test_public_text_of_other_words_is_refused_before_anybody_is_charged(tmp_pat
 
 def test_text_files_are_public_text_too(copied_runs, tmp_path):
     (tmp_path / "read-by-anyone.txt").write_text("worda wordb wordc\n\nwordb wordc wordd\n")
+    shown = []
     baseline = count_population(
         copied_runs / "people",
         tmp_path / "of-both",
         "katz",
         3,
         non_private=True,
+        progress=lambda stage, done, all: shown.append((stage, done, all)),
         public=[tmp_path / "read-by-anyone.txt"],
     )
     assert baseline.public_sources == ("read-by-anyone.txt",)
+    # What takes longest is shown when it begins, and when it is done.
+    for whose in ("public text", "nine tenths", "everybody"):
+        begun = shown.index((f"counting {whose}", 0, 1))
+        assert shown[begun - 1][0] == f"reading {whose}"
+        assert shown[begun + 1] == (f"counting {whose}", 1, 1)

@@ -122,7 +122,12 @@ def count_population(
         if corpora:
             counted = _count_both(population, corpora, smoothing, order, progress)
         else:
-            count = _Counting(len(population.vocabulary), smoothing, order, progress)
+            count = _Counting(
+                words=len(population.vocabulary),
+                smoothing=smoothing,
+                order=order,
+                progress=progress,
+            )
             counted = _Counted(model=count(population.texts, "everybody"), share=None)
         _save(population, out, account, counted, _architecture(smoothing, order), corpora)
         baseline = measure_baseline(
@@ -219,7 +224,9 @@ def _count_both(
     progress: StageProgress,
 ) -> _Counted:
     """Count people's and public text, and interpolate them."""
-    count = _Counting(len(population.vocabulary), smoothing, order, progress)
+    count = _Counting(
+        words=len(population.vocabulary), smoothing=smoothing, order=order, progress=progress
+    )
     documents = [corpus.documents for corpus in corpora]
     of_public = count(JoinedTexts(documents), "public text")
     learned_from, held_back = hold_back(population.texts)
@@ -233,7 +240,7 @@ def _count_both(
     return _Counted(model=model, share=fitted)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Counting:
     """Counts texts, and says what it does: when all is read, most of the time is still to come."""
 
