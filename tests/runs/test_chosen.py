@@ -14,7 +14,7 @@ from harness import Cut, lettered_words, made_up_users
 from stated_deltas import bare_in_output
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
-from taciturn.cli.train import pretrain_for
+from taciturn.cli.train import _describe_limit, pretrain_for
 from taciturn.core import END
 from taciturn.data.population import LEAST_HELD_OUT, Population, write_population
 from taciturn.data.public import PublicCorpus
@@ -24,6 +24,7 @@ from taciturn.errors import TaciturnError
 from taciturn.files import check_can_be_made
 from taciturn.privacy.participation import default_delta, round_for_publication
 from taciturn.recipe import autoplan
+from taciturn.recipe.autoplan import Limit
 from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import SHIPPED, load_model, save_model
@@ -296,6 +297,8 @@ def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_
     assert written["privacy"]["epsilon"] == 8
     assert written["privacy"]["delta"] == default_delta(230)
     assert "(8.00, 1.9e-05)-differential privacy" in said.output
+    limit = _describe_limit(Limit(more_in_time=0.2))
+    assert _shapes(_shown_in_the_tutorial()) <= _shapes(f"{said.output}\n{limit}")
     assert "This is the only run on these people so far." in said.output
     again = CliRunner().invoke(
         app, ["train", "runs/people-1.toml", "--run", "runs/again"], catch_exceptions=False
@@ -309,6 +312,18 @@ def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_
         re.MULTILINE,
     )
     assert 10 < float(together) < 16.1
+
+
+def _shown_in_the_tutorial() -> str:
+    tutorial = Path(__file__).parents[2] / "docs" / "tutorial.md"
+    (block,) = re.findall(r"^```text\n(2,800 people.*?)^```", tutorial.read_text(), re.M | re.S)
+    return block
+
+
+def _shapes(printed: str) -> set[str]:
+    """The lines, without their figures and folders."""
+    without_folders = re.sub(r"runs/[\w-]+", "runs/NAME", printed)
+    return {re.sub(r"\d[\d,.e-]*\b", "N", line) for line in without_folders.splitlines()}
 
 
 @pytest.mark.slow

@@ -323,7 +323,7 @@ def _print_plan(wish: _Wish, auto_plan: "AutoPlan", path: Path) -> None:
     promise = pair_text(wish.epsilon, task.delta)
     minutes = task.duration(plan.rounds, plan.cohort) / 60
     say(
-        f"{task.users:,} people{how_counted}, {promise} (1/users²). This machine trains"
+        f"{task.users:,} people{how_counted}, {promise} (1/users²).\nThis machine trains"
         f" {task.users_per_second:,.0f} of them a second.\n{plan.rounds} rounds of"
         f" {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f}, server rate"
         f" {plan.server_rate:g}: about {minutes:.1f} minutes of training,"
