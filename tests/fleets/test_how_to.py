@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from harness import until
 from taciturn.cli import app
 from taciturn.fleets.assemble import count_needed
+from taciturn.privacy.accounting.rounding_up import pair_text
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError, load_recipe
 from taciturn.runs.metrics import read_rows
@@ -141,11 +142,18 @@ def reader(tmp_path):
 
 
 def is_better_than_its_start(run):
+    """By as much as the page says, at the price that it names."""
     rows = read_rows(run)
     start, end = rows[0], rows[-1]
+    price = pair_text(end["epsilon"], end["delta"])
     has_all_rounds = end["round"] == 8 and not (run / "stopped.txt").exists()
-    has_learned = end["accuracy_top1"] > start["accuracy_top1"]
-    return has_all_rounds and has_learned and end["loss"] < start["loss"] - 0.1
+    has_learned = start["accuracy_top1"] < 0.01 and 0.11 < end["accuracy_top1"] < 0.15
+    return (
+        price in " ".join(PAGE.split())
+        and has_all_rounds
+        and has_learned
+        and end["loss"] < start["loss"] - 0.1
+    )
 
 
 @pytest.mark.slow

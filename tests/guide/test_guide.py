@@ -85,8 +85,8 @@ def here(line):
 def in_a_shell(line):
     program = re.sub("^python ", f"{shlex.quote(sys.executable)} ", line)
     program = re.sub(
-        "^taciturn ",
-        f"{shlex.quote(sys.executable)} -c 'from taciturn.cli import main; main()' ",
+        "(^|; do )taciturn ",
+        rf"\1{shlex.quote(sys.executable)} -c 'from taciturn.cli import main; main()' ",
         program,
     )
     return subprocess.run(program, shell=True, check=True, capture_output=True, text=True).stdout
