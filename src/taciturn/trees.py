@@ -153,7 +153,7 @@ def _add_in_pairs(numbers: jax.Array) -> jax.Array:
 
 
 def _count_halvings(size: int) -> int:
-    """Count how often so many numbers are halved until one is left."""
+    """Count how often a list of this size is halved until one number is left."""
     return (size - 1).bit_length()
 
 

@@ -251,7 +251,12 @@ def test_under_a_clip_norm_that_is_none_every_report_is_zero(clip_norm):
         for bound in bounds.values():
             report = encoded(bound(1.0), Public(jnp.float32(clip_norm)), update, 1.0, KEY)
             assert true_norm(exact(report, 1.0)[0]) == 0
-    assert true_norm(exact(encoded(flat_clip(1.0), Public(1e-6), update, 1.0, KEY), 1.0)[0]) > 0.99
+    assert (
+        true_norm(
+            exact(encoded(flat_clip(1.0), Public(jnp.float32(1e-6)), update, 1.0, KEY), 1.0)[0]
+        )
+        > 0.99
+    )
 
 
 def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_clip_norm(tmp_path):

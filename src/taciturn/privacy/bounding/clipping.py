@@ -289,8 +289,8 @@ def encode(bound: Bound, public: Public, update: Update, weight: jax.Array, key:
 
     Args:
         bound: which keeps it within its reach.
-        public: what the round's message says of it; under a clip norm that is none, every report
-            is zero.
+        public: what the round's message says of it; if its clip norm is out of range, the report is
+            zero.
         update: any.
         weight: any; it counts as between 0 and 1.
         key: for rounding at random.
