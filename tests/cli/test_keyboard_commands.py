@@ -393,3 +393,15 @@ def test_errors_are_sentences(made, tmp_path, monkeypatch, capsys):
             main()
         assert ended.value.code == 2
         assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_n_grams_of_two_texts_say_on_whom_their_weight_was_fitted(made, tmp_path):
+    """Nobody here has a message of 13 words that could stand in the public text."""
+    (tmp_path / "other.txt").write_text("\n\n".join(SAYINGS))
+    asked = ["keyboard", "ngram", made / "people", "--public", tmp_path / "other.txt"]
+    counted = run_cli(*asked, "--out", tmp_path / "of-both", "--non-private", "--order", 2)
+    said = " ".join(counted.output.split())
+    held_back = len(Population(made / "people")) // 10
+    assert f"fitted on {held_back} of the people to learn from" in said
+    assert "No sequence of 13 tokens of theirs stands in the public text" in said
+    assert "each person's history" in said

@@ -281,8 +281,9 @@ def _print_baseline(baseline: "Baseline") -> None:
         console.print("Too few people are held out to measure it on them.")
         return
     rows = _worth_rows(baseline.worth, "")
-    if baseline.worth_without_overlap is not None and baseline.overlap is not None:
-        rows += _worth_rows(baseline.worth_without_overlap, ", without those people")
+    others = baseline.worth_without_overlap
+    if others is not None and others.people < baseline.worth.people:
+        rows += _worth_rows(others, f", {others.people:,} of them")
     print_table(
         ("", "AccuracyTop1", "AccuracyTop3"),
         rows,
@@ -306,7 +307,11 @@ def _worth_rows(worth: "Worth", which: str) -> list[tuple[str, str, str]]:
 
 
 def _print_overlap(overlap: "Overlap") -> None:
+    if not overlap.people:
+        console.print("No sequence of 13 tokens of theirs stands in the public text.")
+        return
     console.print(
-        f"Of their sequences of 13 tokens, {overlap.share:.3%} stand in the public text; they are"
-        f" of {overlap.people:,} of the people."
+        f"Of their sequences of 13 tokens, {overlap.share:.3%} stand in the public text, of"
+        f" {overlap.people:,} people, who are left out of the last two rows if enough others are"
+        " left."
     )
