@@ -3,6 +3,7 @@ page that is not in them.
 """
 
 import json
+import random
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -282,6 +283,19 @@ def test_what_has_no_result_is_not_measured_yet_and_its_command_names_a_list(els
     assert len(commands) >= 40
     for command in commands:
         assert run_lists.choose_runs(command.split())
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_any_of_the_committed_results_may_be_missing(elsewhere, seed):
+    generator = random.Random(seed)
+    for path in sorted(COMMITTED.glob("*/results/*.json")):
+        copied = elsewhere / path.relative_to(COMMITTED)
+        copied.parent.mkdir(exist_ok=True)
+        if generator.random() < 0.5:
+            copied.write_bytes(path.read_bytes())
+    rows = rows_with(page.page())
+    assert len(rows) == len(rows_with({Path("README.md"): (COMMITTED / "README.md").read_text()}))
+    assert any("**not measured yet**" in row for row in rows)
 
 
 def test_some_of_the_runs_are_counted_and_not_shown(elsewhere):
