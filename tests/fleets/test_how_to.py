@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from fleet_of_devices import FleetOfDevices
 from typer.testing import CliRunner
 
-from harness import until
+from harness import quietly, until
 from taciturn.cli import app
 from taciturn.fleets.assemble import count_needed
 from taciturn.privacy.accounting.rounding_up import pair_text
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError, load_recipe
+from taciturn.runs.loop import train_run
 from taciturn.runs.metrics import read_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -77,6 +79,23 @@ def test_a_new_fleet_says_how_many_devices_it_needs_and_waits_for_no_fewer(popul
             app, ["fleet", "serve", str(fleet), "--port", "0"], catch_exceptions=False
         )
     assert not (fleet / "run").exists()
+
+
+def test_a_fleet_whose_model_gets_worse_stops_by_itself(tmp_path, vocabulary):
+    """As the recipe that this page had before: it spent everything."""
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        server={"learning_rate": 2.0, "momentum": 0.99},
+        privacy={"clip_norm": 5.0, "noise_multiplier": 20.0},
+        run={"rounds": 30, "evaluate_every": 30, "seed": None},
+    )
+    finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert finished.guarantee.releases < 30
+    assert finished.stopped is not None
+    assert "the rest is noise" in finished.stopped
+    assert "A device that does not send what it was asked for can do the same" in finished.stopped
+    assert finished.scores["loss"].value <= finished.before["loss"].value
 
 
 def _in_words(number):
