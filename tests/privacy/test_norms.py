@@ -2,9 +2,11 @@
 size, in whichever order a compiler adds (docs/proofs.md, statement 24).
 """
 
+import json
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -201,3 +203,16 @@ def test_what_leaves_is_computed_once(monkeypatch):
     # The twin.
     monkeypatch.setattr(jax.lax, "optimization_barrier", lambda values: values)
     assert not is_computed_once()
+
+
+def test_an_h200_found_what_the_proof_says_it_found():
+    found = json.loads((Path(__file__).parent / "norms-h200.json").read_text())
+    ratios = []
+    for worst in found["worst"].values():
+        ratios += [worst["norm / bound"], worst["report / clip norm"]]
+    assert found["is a bound"]
+    assert "H200" in found["device"]
+    assert found["measured"] == len(PATTERNS) * len(sizes()) * len(ARRANGEMENTS)
+    assert max(ratios) < 1
+    proofs = Path(__file__).parents[2] / "docs/proofs.md"
+    assert f"above {math.ceil(1e7 * max(ratios)) / 1e7:.7f} of its bound" in proofs.read_text()
