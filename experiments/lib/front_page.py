@@ -34,7 +34,7 @@ COMMANDS = (
     ),
     (
         "taciturn keyboard evaluate MODEL --text blogs.parquet",
-        "each; c: taciturn:english; b, e: --history",
+        "each row as it types, b and e with --history; MODEL of c is taciturn:english",
     ),
 )
 # Of the README's lines.
@@ -78,8 +78,9 @@ def _rows() -> str:
         cells = [_show(typing, row.models, metric) for metric in METRICS]
         count = str(len(row.models))
         lines.append(f"| {' | '.join([letter, row.title, row.promise, count, *cells])} |")
-    width = max(len(command) for command, _ in COMMANDS)
-    commands = [f"{command:<{width}}  # {rows}" for command, rows in COMMANDS]
+    commands = []
+    for command, made in COMMANDS:
+        commands += [f"# {made}", command]
     told = _fill(_say_of_runs(typing, total), _say_of_text(typing))
     return "\n".join(
         [*lines, "", "```", *commands, "```", "", *told, "", *_fill(_say_of_blt()), ""]
