@@ -19,7 +19,15 @@ README = HERE.parent / "README.md"
 BEGIN = "<!-- rows: made of results by `make papers` -->\n"
 END = "<!-- end of rows -->\n"
 HISTORY = ", with history"
-METRICS = ("accuracy_top1", "accuracy_top3", "keystroke_saving")
+# By metric; the last two are of words alone, without punctuation and ends of messages.
+METRICS = {
+    "accuracy_top1": "Top1",
+    "accuracy_top3": "Top3",
+    "keystroke_saving": "keystrokes saved",
+    "recall_top1": "Top1, words alone",
+    "picked_rate": "suggestions picked",
+}
+ACCURACY = "accuracy_top1"
 PRIVATE = "promised-4"
 NOT_PRIVATE = "promised-none"
 START = "start that ships"
@@ -30,11 +38,11 @@ COMMANDS = (
     (
         "taciturn train experiments/keyboard/none.toml --non-private"
         " --set model.warm_start=taciturn:english",
-        "f",
+        "f, g",
     ),
     (
         "taciturn keyboard evaluate MODEL --text blogs.parquet",
-        "each row as it types, b and e with --history; MODEL of c is taciturn:english",
+        "each row as it types: b, e and g with --history; MODEL of c is taciturn:english",
     ),
 )
 # Of the README's lines.
@@ -67,32 +75,41 @@ def _rows() -> str:
     total = load_computed("keyboard")["epsilon_of_all_runs_at_one_over_users_squared"][PRIVATE]
     lines = [
         *_fill(
-            f"Measured on {typing['people']} others, who type {typing['words']:,} words of theirs,"
-            " in % ± half a 95 % interval over people. Of a row with three runs it is their mean."
+            f"{typing['people']} others type {typing['words']:,} words and punctuation of theirs."
+            " In %, ± half a 95 % interval over people; of three runs the mean."
         ),
         "",
-        "| | | (ε, δ) | runs | AccuracyTop1 | AccuracyTop3 | keystrokes saved |",
-        "|---|---|---|---|---|---|---|",
+        f"| | | (ε, δ) | runs | {' | '.join(METRICS.values())} |",
+        f"|---|---|---|---|{'---|' * len(METRICS)}",
     ]
     for letter, row in zip("abcdefgh", rows, strict=False):
         cells = [_show(typing, row.models, metric) for metric in METRICS]
         count = str(len(row.models))
         lines.append(f"| {' | '.join([letter, row.title, row.promise, count, *cells])} |")
+    lines += [
+        _line_of_changes(typing, "a → d", has_history=False),
+        _line_of_changes(typing, "b → e", has_history=True),
+    ]
     commands = []
     for command, made in COMMANDS:
         commands += [f"# {made}", command]
-    told = _fill(_say_of_runs(typing, total), _say_of_text(typing))
+    told = _fill(
+        _say_of_privacy(typing),
+        _say_of_runs(typing, total),
+        _say_of_text(typing),
+    )
     return "\n".join(
-        [*lines, "", "```", *commands, "```", "", *told, "", *_fill(_say_of_blt()), ""]
+        [*lines, "", *told, "", "```", *commands, "```", "", *_fill(_say_of_blt()), ""]
     )
 
 
 def _list_rows(typing: Result) -> list[Row]:
     private = _runs_of(PRIVATE)
     typed = [name_typed(run) for run in private]
+    open_typed = [name_typed(run) for run in _runs_of(NOT_PRIVATE)]
     ngrams = []
     for has_history in (False, True):
-        ngram = best_ngram(typing, METRICS[0], has_history=has_history)
+        ngram = best_ngram(typing, ACCURACY, has_history=has_history)
         assert ngram is not None
         ngrams.append(ngram)
     smoothing = ngrams[0].partition(",")[0]
@@ -125,7 +142,12 @@ def _list_rows(typing: Result) -> list[Row]:
         Row(
             title="ours without privacy",
             promise="none",
-            models=[name_typed(run) for run in _runs_of(NOT_PRIVATE)],
+            models=open_typed,
+        ),
+        Row(
+            title="… with each person's own history",
+            promise="none",
+            models=[f"{name}{HISTORY}" for name in open_typed],
         ),
     ]
 
@@ -159,10 +181,13 @@ def _round_up(delta: float) -> str:
 
 def _show(typing: Result, models: Sequence[str], metric: str) -> str:
     """Show the mean of the runs, in %, with half an interval over people."""
-    measured = [typing["models"][model][metric] for model in models]
-    mean = sum(value for value, _ in measured) / len(measured)
-    margin = max(margin for _, margin in measured)
-    return f"{100 * mean:.2f} ± {100 * margin:.2f}"
+    margin = max(typing["models"][model][metric][1] for model in models)
+    return f"{100 * _mean(typing, models, metric):.2f} ± {100 * margin:.2f}"
+
+
+def _mean(typing: Result, models: Sequence[str], metric: str) -> float:
+    values = [typing["models"][model][metric][0] for model in models]
+    return sum(values) / len(values)
 
 
 def _say_of_runs(typing: Result, total: float) -> str:
@@ -171,10 +196,31 @@ def _say_of_runs(typing: Result, total: float) -> str:
     apart = max(_range(typing, models, metric) for models in names for metric in METRICS)
     delta = _round_up(load(private[0])["delta"])
     return (
-        f"No run of d has a seed. Runs of a row are at most {100 * apart:.2f} points apart. Were"
-        f" all {len(private)} runs of d on the same people, they would be promised ε = {total:.2f}"
-        f" at δ = {delta} together, and their ledger says so."
+        "Noise is fresh in every run of d (there is no `run.seed`), and runs of a row are at most"
+        f" {100 * apart:.2f} points apart. Were all {len(private)} of d on the same people, their"
+        f" ledger would say ε = {total:.2f} at δ = {delta} for all together."
     )
+
+
+def _say_of_privacy(typing: Result) -> str:
+    """Say what privacy costs."""
+    typed = [name_typed(run) for run in _runs_of(PRIVATE)]
+    not_private = [name_typed(run) for run in _runs_of(NOT_PRIVATE)]
+    behind = _mean(typing, not_private, ACCURACY) - _mean(typing, typed, ACCURACY)
+    return f"Privacy costs {100 * behind:.2f} points of Top1 (d and f)."
+
+
+def _line_of_changes(typing: Result, letters: str, has_history: bool) -> str:
+    """Show relative changes from the n-grams, paired by people: means over runs."""
+    history = HISTORY if has_history else ""
+    models = [f"{name_typed(run)}{history}" for run in _runs_of(PRIVATE)]
+    shown = []
+    for metric in METRICS:
+        changes = [typing["changes"][model][metric] for model in models]
+        mean = sum(value for value, _ in changes) / len(changes)
+        margin = max(margin for _, margin in changes)
+        shown.append(f"{100 * mean:+.1f} ± {100 * margin:.1f} %".replace("-", "−"))
+    return f"| | {letters}: by how much, on the same people | | | {' | '.join(shown)} |"
 
 
 def _range(typing: Result, models: Sequence[str], metric: str) -> float:
@@ -196,9 +242,10 @@ def _say_of_blt() -> str:
     models = load_computed("xu2023")["models"]
     shares = sorted(model["blt_rho"] / model["rho"] for model in models)
     return (
-        f"With correlated noise of the same error, a BLT, the {len(models)} models of Gboard (Xu et"
-        f" al. 2023) would have {100 * shares[0]:.0f} to {100 * shares[-1]:.0f} % of their ρ,"
-        f" {100 * shares[len(shares) // 2]:.0f} % in the middle"
+        "With a BLT's noise in place of trees, and as much of it on the models along the way, the"
+        f" {len(models)} models of Gboard (Xu et al. 2023) would have {100 * shares[0]:.0f} to"
+        f" {100 * shares[-1]:.0f} % of their ρ, {100 * shares[len(shares) // 2]:.0f} % in the"
+        " middle"
         " ([each of them](experiments/xu2023/README.md#tables-1-and-2-privacy))."
     )
 
