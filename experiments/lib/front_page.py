@@ -19,12 +19,12 @@ README = HERE.parent / "README.md"
 BEGIN = "<!-- rows: made of results by `make papers` -->\n"
 END = "<!-- end of rows -->\n"
 HISTORY = ", with history"
-# By metric; the last two are of words alone, without punctuation and ends of messages.
+# By metric; the last two leave out punctuation and ends of messages.
 METRICS = {
     "accuracy_top1": "Top1",
     "accuracy_top3": "Top3",
     "keystroke_saving": "keystrokes saved",
-    "recall_top1": "Top1, words alone",
+    "recall_top1": "Top1, only words",
     "picked_rate": "suggestions picked",
 }
 ACCURACY = "accuracy_top1"
