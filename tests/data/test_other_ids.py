@@ -4,6 +4,7 @@ back: not by another column of ids, nor by other folders, nor by other ids in th
 
 import csv
 import json
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -16,6 +17,7 @@ from taciturn.cli import app
 from taciturn.data import ingest as ingesting
 from taciturn.data.columns import Columns
 from taciturn.data.population import COUNTS, Population, hashed_id
+from taciturn.data.population import _share_ledger as share_ledger
 from taciturn.data.same_people import known_to, same_split_as
 from taciturn.data.sources import Source
 from taciturn.data.users import first_user_id, position, user_id
@@ -24,6 +26,7 @@ from taciturn.people import build_population, open_ledger
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.loop import train_run
 from taciturn.runs.simulate_typing import simulate_typing
+from taciturn.runs.warm_start import load_warm_start
 
 WORDS = public_vocabulary(300)
 TEXT = "and the one that you have is not what they said to me about this"
@@ -177,6 +180,21 @@ def test_people_who_were_trained_on_are_not_held_out_later(people):
     build("chats.csv", people, replace=True)
 
 
+def test_how_many_were_met_again_is_shown(people, tmp_path):
+    """A person may see what no program can, and is told from half of the people on."""
+    mixed = write_table(tmp_path / "mixed.csv", range(USERS // 3))
+    with mixed.open("a") as file:
+        file.writelines(f"pseudonym {user},device,message,{TEXT}\n" for user in range(80))
+    build("chats.csv", people, replace=True)
+    said = CliRunner().invoke(app, ["data", "show", str(people)]).output
+    assert "Of the 118 people before, 118 are in this text" in said
+    assert "other ids" not in said
+    build(mixed, people, replace=True)
+    said = CliRunner().invoke(app, ["data", "show", str(people)]).output
+    assert "Of the 118 people before, 38 are in this text" in said
+    assert "fewer than half of the people before are in this text" in " ".join(said.split())
+
+
 def test_people_who_opted_out_count_neither_way(people, tmp_path):
     """Their text may be gone, or still there: neither keeps a build from being made."""
     left = [f"account {user}" for user in range(115)]
@@ -217,6 +235,57 @@ def test_numbers_in_parquet_are_the_people_of_a_csv(tmp_path, kind):
     again = build("chats.parquet", tmp_path / "people", replace=True)
     assert held_out_in(tmp_path / "people") == held_out
     assert again.manifest[COUNTS]["left_out"] == {"rows without a user": 1}
+
+
+# --- Interrupted, at once, and incomplete ---------------------------------------------------------
+
+
+def test_a_ledger_that_opens_during_a_build_is_heeded(people, tmp_path):
+    """A run starts after a build has looked whether there is one."""
+    other = tmp_path / "other"
+    before = build("chats.csv", other)
+
+    def start_a_run(*_):
+        if Population(other).ledger is None:
+            open_ledger(Population(other))
+
+    with pytest.raises(DataError, match="got its ledger while this build was made"):
+        build("chats.csv", other, user="device", replace=True, progress=start_a_run)
+    assert Population(other).id == before.id
+    with pytest.raises(DataError, match="by the column account"):
+        build("chats.csv", other, user="device", replace=True)
+    build("chats.csv", other, replace=True)
+
+
+def test_an_interrupted_build_of_the_same_people_is_not_one_of_others(people, tmp_path):
+    """The folder has their ledger by then, and nothing says whose ids it has."""
+    private = tmp_path / "next" / "private"
+    private.mkdir(parents=True)
+    share_ledger(tmp_path / "next", people)
+    with pytest.raises(DataError, match=r"shares the ledger in .* with `same_people_as`"):
+        build("chats.csv", tmp_path / "next", user="device")
+    with pytest.raises(DataError, match="by the column account"):
+        build("chats.csv", tmp_path / "next", user="device", same_people_as=people)
+    build("chats.csv", tmp_path / "next", same_people_as=people)
+    build("chats.csv", tmp_path / "next", replace=True)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_without_whole_lists_of_ids_nobody_can_tell_who_was_trained_on(people, tmp_path, is_lost):
+    train_run(recipe_of(Population(people)), tmp_path / "run", quietly)
+    for path in people.glob("text-*/*users.txt"):
+        path.unlink() if is_lost else path.write_text("")
+    write_table(tmp_path / "pseudonyms.csv", account="pseudonym {}")
+    build("pseudonyms.csv", people, replace=True)
+    with pytest.raises(DataError, match="may have been trained on"):
+        FinishedRun(tmp_path / "run").evaluate()
+
+
+def test_speeches_do_not_replace_people_who_could_not_come_back(people):
+    asked = ["data", "build", "sotu", "--out", str(people), "--replace"]
+    refused = CliRunner().invoke(app, asked)
+    assert refused.exit_code != 0
+    build("chats.csv", people, replace=True)
 
 
 # --- Folders of text files ------------------------------------------------------------------------
@@ -278,6 +347,52 @@ def test_a_run_from_before_is_measured_only_if_the_split_stayed(people, tmp_path
             attempt()
     monkeypatch.setattr("taciturn.runs.finished.check_same_split", lambda *_: None)  # the twin
     assert FinishedRun(tmp_path / "run").evaluate().rebuilt
+
+
+def build_by_device(folder, monkeypatch):
+    """Build as a version that did not compare columns."""
+    monkeypatch.setattr(ingesting, "same_split_as", lambda _: [])
+    monkeypatch.setattr(ingesting, "earlier_builds", lambda *_: [])
+    build("chats.csv", folder, user="device", replace=True)
+    monkeypatch.undo()
+
+
+def started_from(folder, people):
+    recipe = recipe_of(Population(people), model={"warm_start": str(folder)})
+    population = Population(people)
+    start = load_warm_start(recipe, population.vocabulary, open_ledger(population))
+    assert start is not None
+    return start
+
+
+def test_no_run_starts_from_a_copied_model_of_people_with_other_ids(people, tmp_path, monkeypatch):
+    """A model that left its run's folder does not say whom it was trained on; the ledger does."""
+    train_run(recipe_of(Population(people)), tmp_path / "run", quietly)
+    (tmp_path / "copy").mkdir()
+    shutil.copy(tmp_path / "run" / "model.safetensors", tmp_path / "copy")
+    assert started_from(tmp_path / "copy", people).lineage
+    build(tmp_path / "chats.csv", people, replace=True)
+    assert started_from(tmp_path / "copy", people).lineage
+    with monkeypatch.context() as patched:
+        patched.chdir(tmp_path)
+        build_by_device(people, patched)
+    with pytest.raises(tt.TaciturnError, match="name that run's folder"):
+        started_from(tmp_path / "copy", people)
+
+
+def test_no_run_starts_from_another_folder_whose_people_have_other_ids(
+    people, tmp_path, monkeypatch
+):
+    other = tmp_path / "other"
+    build("chats.csv", other, same_people_as=people)
+    train_run(recipe_of(Population(other)), tmp_path / "run", quietly)
+    assert started_from(tmp_path / "run", people).lineage
+    for folder in (people, other):
+        with monkeypatch.context() as patched:
+            patched.chdir(tmp_path)
+            build_by_device(folder, patched)
+    with pytest.raises(DataError, match="may have been trained on"):
+        started_from(tmp_path / "run", people)
 
 
 def test_the_split_is_remembered_over_many_builds(people, tmp_path):
@@ -346,6 +461,31 @@ def test_an_old_folder_of_several_tables_is_built_again(tmp_path):
     make_old(tmp_path / "people", columns=["user_id", "text", "author"])
     build(both, tmp_path / "people", columns=Columns(), replace=True)
     assert held_out_in(tmp_path / "people") == held_out
+
+
+def test_an_old_folder_of_files_and_folders_is_built_again(tmp_path):
+    for user in range(40):
+        write_messages(tmp_path / "all", f"user {user}")
+        write_messages(tmp_path / "all" / f"other {user}", "messages")
+    open_ledger(build(tmp_path / "all", tmp_path / "people", columns=Columns()))
+    held_out = held_out_in(tmp_path / "people")
+    make_old(tmp_path / "people")
+    build(tmp_path / "all", tmp_path / "people", columns=Columns(), replace=True)
+    assert held_out_in(tmp_path / "people") == held_out
+
+
+def test_two_people_of_an_old_folder_do_not_have_one_id(tmp_path):
+    """A character that the first rule took out, and the second does not."""
+    write_table(tmp_path / "chats.csv", account="account {}")
+    open_ledger(build("chats.csv", tmp_path / "people"))
+    make_old(tmp_path / "people", columns=["account", "text"])
+    unknown = write_table(tmp_path / "unknown.csv", range(30), account="account {}\u0378")
+    both = [tmp_path / "chats.csv", unknown]
+    build(both, tmp_path / "people", replace=True)
+    counts = Population(tmp_path / "people").manifest[COUNTS]
+    assert counts["train_users"] + counts["held_out_users"] == USERS + 30
+    ids = held_out_in(tmp_path / "people") | trained_in(tmp_path / "people")
+    assert len(ids) == USERS + 30
 
 
 ODD = ("00{}", "account {}\ufe0f", "ııı {}", "account {}")

@@ -9,6 +9,7 @@ import regex
 from taciturn.data.users import first_user_id, possible_ids, user_id
 
 IGNORABLE = regex.compile(r"\p{Default_Ignorable_Code_Point}")
+NEVER_SEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}\p{Noncharacter_Code_Point}]")
 # Blanks are of another kind: they part words.
 INVISIBLE = regex.compile(r"[\p{Cc}\p{Cf}--\s]|\p{Default_Ignorable_Code_Point}", regex.V1)
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
@@ -54,6 +55,20 @@ def test_the_twin_of_earlier_versions_takes_some_for_a_difference():
     found = differences(first_user_id.__wrapped__)
     assert {"\u034f", "\ufe0f", "\u115f", "\u3164", "\U000e0100", "ı"} <= set(found)
     assert len(found) > 250
+
+
+def test_a_character_of_a_later_unicode_is_in_an_id_before_it_has_a_meaning():
+    """After an update, next year's emoji would make another person of whoever has one."""
+    later = []
+    for character in map(chr, range(0, sys.maxunicode + 1, 97)):
+        is_unknown = unicodedata.category(character) == "Cn"
+        if is_unknown and not NEVER_SEEN.fullmatch(character):
+            later.append(character)
+    assert len(later) > 1000
+    assert [user_id(f"ann{character}") for character in later] == [f"ann{sign}" for sign in later]
+    assert first_user_id("ann\u0378") == "ann"  # the twin
+    # Noncharacters will never have one.
+    assert user_id("ann\ufdd0\uffff\U0010ffff") == "ann"
 
 
 @pytest.mark.parametrize("spelling", ["ann\ufe0f", "ı", "007"])

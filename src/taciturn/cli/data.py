@@ -113,12 +113,18 @@ def build(
     """
     begin(f"reading {', '.join(sources)}")
     from taciturn.data.columns import Columns
+    from taciturn.data.population import has_ledger_of_people
     from taciturn.data.state_of_the_union import simulated_users
     from taciturn.people import check_population_folder, vocabulary_of
 
     words = vocabulary_of(vocabulary, language, characters)
     if "sotu" in sources:
         check_population_folder(out, replace)
+        if has_ledger_of_people(out):
+            raise TaciturnError(
+                f"{out} has a ledger of people, and sotu is speeches in their place, after which"
+                " their text could not come back: name another --out"
+            )
         if len(sources) > 1:
             raise TaciturnError(
                 "sotu cannot be mixed with other sources: name it alone, or leave it out"
@@ -261,6 +267,7 @@ def _show_population(folder: Path) -> dict[str, Any]:
         *_describe_origin(manifest),
         *_describe_tallies(counts),
         *_describe_opt_outs(manifest),
+        *_describe_people_before(counts),
     ]
     say("\n".join(lines), markup=False)
     for line in _list_doubts(manifest, counts):
@@ -309,6 +316,11 @@ def _describe_opt_outs(manifest: dict[str, Any]) -> Iterator[str]:
         yield f"Opt-outs: {on_record:,} on record, {found:,} of them found in this text"
 
 
+def _describe_people_before(counts: dict[str, Any]) -> Iterator[str]:
+    for earlier in counts.get("met_again", ()):
+        yield f"Of the {earlier['people']:,} people before, {earlier['met']:,} are in this text"
+
+
 def _draw_lengths(population: "Population") -> Table:
     """Show how long users' texts are, in steps of a factor of two."""
     import numpy as np
@@ -344,6 +356,12 @@ def _list_doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[s
     if counts["train_users"] < 100:
         number = "one user" if counts["train_users"] == 1 else f"{counts['train_users']} users"
         yield f"only {number}: that is too few for a useful guarantee. Is the user column right?"
+    if any(earlier["met"] < earlier["people"] / 2 for earlier in counts.get("met_again", ())):
+        yield (
+            "fewer than half of the people before are in this text. If the others are here under"
+            " other ids, protected people are held out now, and people who opted out are back:"
+            " build again, with the ids that they had"
+        )
     if not counts["held_out_users"]:
         yield (
             "nobody is held out: training measures the model on held-out users, so it will refuse"

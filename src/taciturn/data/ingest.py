@@ -45,7 +45,7 @@ from taciturn.data.scrub import scrub
 from taciturn.data.sources import Source
 from taciturn.data.tally import Tally
 from taciturn.data.token_shards import SHARD_TOKENS, token_type
-from taciturn.data.users import ID_RULE, first_user_id, position, possible_ids
+from taciturn.data.users import ID_RULE, first_user_id, position, possible_ids, user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.progress import StageProgress, ignore_progress
 
@@ -124,17 +124,19 @@ def ingest(
             id_rule=rule,
             opted_out=opted_out,
         )
+        earlier = earlier_builds(folder, same_people_as, opted_out)
         tally = _write_users(
             writer,
             source=source,
             tokenizer=tokenizer,
-            earlier=earlier_builds(folder, same_people_as, opted_out),
+            earlier=earlier,
             progress=progress,
         )
         about = _describe_build(source, rules, len(opted_out))
+        met_again = [build.count_met() for build in earlier]
         return writer.finish(
             about=about | {"same_split_as": same_split_as(folder)},
-            counts=_count_build(source, tally),
+            counts=_count_build(source, tally) | {"met_again": met_again},
         )
 
 
@@ -295,7 +297,10 @@ class _Tokenizer:
         if self._id_rule < ID_RULE:
             first_ids = {first_user_id(spelling) for spelling in user.spellings} - {""}
             ids = first_ids or ids
-        own_id = user.id if len(ids) > 1 else next(iter(ids))
+        first, *others = ids
+        # Nor may two users have one id: a character that neither rule knew parts them now.
+        keeps_first = not others and user_id(first) == user.id
+        own_id = first if keeps_first else user.id
         most = self.rules.held_out_share * 2**64
         return _Identity(
             hashed_id=hashed_id(self._salt, own_id),

@@ -110,10 +110,14 @@ def read_ids(folder: Path, split: str) -> set[str]:
     """Return the hashed ids of the users of a split; refuse an incomplete list."""
     manifest = load_manifest(folder)
     path = folder / manifest["text"] / NAMES[split]
-    ids = list_ids(folder, split)
-    if len(ids) != manifest[COUNTS][f"{split}_users"]:
+    if not has_all_ids(folder, split):
         raise DataError(f"{path} is incomplete; build the population again, its ledger stays")
-    return ids
+    return list_ids(folder, split)
+
+
+def has_all_ids(folder: Path, split: str) -> bool:
+    """Tell whether the hashed ids of all users of a split are on disk."""
+    return len(list_ids(folder, split)) == read_manifest(folder)[COUNTS][f"{split}_users"]
 
 
 def list_ids(folder: Path, split: str) -> set[str]:
@@ -183,6 +187,7 @@ class PopulationWriter:
         self.text = text
         self.vocabulary = vocabulary
         self.salt = open_salt(folder)
+        self._had_ledger = read_named_ledger(folder) is not None
         self._splits: dict[str, _SplitWriter] = {}
         for split in NAMES:
             self._splits[split] = _SplitWriter(
@@ -222,6 +227,12 @@ class PopulationWriter:
         }
         with lock_file(self.folder / "private" / MANIFEST_LOCK):
             ledger = read_named_ledger(self.folder)
+            # What a build checks, it checks of people who have a ledger.
+            if ledger is not None and not self._had_ledger:
+                raise DataError(
+                    f"{self.folder} got its ledger while this build was made, by a run that"
+                    " started, and the people of that run are promised their side: build again"
+                )
             if ledger is not None:
                 manifest["ledger"] = ledger._asdict()
             _save_manifest(self.folder, manifest)
@@ -304,7 +315,7 @@ def _check_holds_nothing_else(folder: Path) -> None:
 
 def _make_text_folder(folder: Path) -> Path:
     """Make the folder of the next build's text."""
-    texts = [path.name for path in folder.iterdir() if _is_text(path)]
+    texts = [path.name for path in folder.iterdir() if fullmatch(r"text-\d+", path.name)]
     newest = max((int(name.removeprefix("text-")) for name in texts), default=0)
     text = folder / f"text-{newest + 1}"
     text.mkdir(mode=0o700)
@@ -483,6 +494,12 @@ def read_named_ledger(folder: Path) -> NamedLedger | None:
             f"{folder / 'manifest.json'} and {path} name two ledgers: restore both from one copy"
         )
     return ledgers.pop() if ledgers else None
+
+
+def has_ledger_of_people(folder: Path) -> bool:
+    """Tell whether a folder has a ledger, and its text is not of simulated users."""
+    is_simulated = "simulated" in read_manifest(folder).get("about", {})
+    return read_named_ledger(folder) is not None and not is_simulated
 
 
 def _share_ledger(folder: Path, other: Path) -> None:

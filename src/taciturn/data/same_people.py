@@ -5,7 +5,8 @@ one, and people who opted out stay out. Nobody is measured with a model that was
 
 **Assumes:** the same person has the same id in both texts, which no program can see. What it sees
 is that ids come from another column, or that hardly any of the people are met again; then the build
-is refused.
+is refused. The manifest and the lists of ids of the earlier build are whole: where they were lost,
+runs from before are not measured, and who is held out follows only from the ids.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from typing import Any
 
 from taciturn.data.population import (
     COUNTS,
+    NAMES,
+    has_all_ids,
     hashed_id,
     id_rule,
     list_ids,
@@ -25,12 +28,15 @@ from taciturn.data.population import (
     read_named_ledger,
     remember_opt_outs,
 )
+from taciturn.data.sources import FILE_NAMES, FOLDER_NAMES
 from taciturn.data.users import USER_COLUMNS, possible_ids
 from taciturn.data.vocabulary import DataError
 
 # Of the people of an earlier build, how many have to be met again. Of ids from another column next
 # to none are, and of those who wrote last month many write this month too.
 LEAST_SHARE = 0.1
+# Where ids come from unless a column is named.
+_USUAL_NAMES = (*USER_COLUMNS, FILE_NAMES, FOLDER_NAMES)
 
 
 class EarlierBuild:
@@ -104,6 +110,10 @@ class EarlierBuild:
                 " earlier text too, beside this. If these are other people, name another `folder`"
             )
 
+    def count_met(self) -> dict[str, int]:
+        """Return how many of its people were met, of how many; private, like every count."""
+        return {"people": len(self._awaited), "met": self._met}
+
 
 def roles_of(about: Mapping[str, Any]) -> dict[str, list[str]] | None:
     """Return the columns of a build's user, text and time; None where that is unknown.
@@ -117,7 +127,7 @@ def roles_of(about: Mapping[str, Any]) -> dict[str, list[str]] | None:
         return None
     first, *others = columns
     # A later file may have another of the usual names.
-    users = [first, *(name for name in others if name in USER_COLUMNS)]
+    users = [first, *(name for name in others if name in _USUAL_NAMES)]
     return {"user": users, "text": [], "time": []}
 
 
@@ -203,14 +213,19 @@ def check_same_split(folder: Path, population: str, run: str) -> None:
         population: the id of the population that the run was trained on.
         run: its name.
     """
-    manifest = load_manifest(folder)
-    same = [manifest["id"], *manifest["about"].get("same_split_as", ())]
-    if population not in same:
+    if not has_same_split(folder, population):
         raise DataError(
             f"{folder} was built again since {run} was trained on it, and nothing shows that its"
             " people have the ids that they had then: those who are held out now may have been"
             f" trained on. {run} can no longer be measured; train a new run"
         )
+
+
+def has_same_split(folder: Path, population: str) -> bool:
+    """Tell whether the people of an earlier population are on the same side in this folder."""
+    manifest = load_manifest(folder)
+    same = [manifest["id"], *manifest["about"].get("same_split_as", ())]
+    return population in same
 
 
 def earlier_builds(
@@ -224,10 +239,18 @@ def earlier_builds(
         opted_out: hashed ids of all who opted out so far.
     """
     builds = []
-    if read_named_ledger(folder) is not None and COUNTS in read_manifest(folder):
+    ledger = read_named_ledger(folder)
+    is_built = COUNTS in read_manifest(folder)
+    if ledger is not None and is_built:
         builds.append(_earlier_build(folder, opted_out))
     if same_people_as is not None:
         builds.append(_earlier_build(same_people_as, opted_out))
+    elif ledger is not None and not is_built and ledger.folder != ".":
+        raise DataError(
+            f"{folder} shares the ledger in {(folder / ledger.folder).resolve()}, but its first"
+            " build was interrupted, or its manifest was lost: say again of which people its text"
+            " is, with `same_people_as`"
+        )
     return builds
 
 
@@ -244,10 +267,13 @@ def _earlier_build(folder: Path, opted_out: AbstractSet[str]) -> EarlierBuild:
 def same_split_as(folder: Path) -> list[str]:
     """Return the ids of the populations that stood here, if all had the same split of people.
 
-    Without a ledger there is no run, and nobody is promised the same side.
+    Without a ledger there is no run, and nobody is promised the same side. Without whole lists of
+    their ids nobody can tell.
     """
     manifest = read_manifest(folder)
     if read_named_ledger(folder) is None or COUNTS not in manifest:
+        return []
+    if not all(has_all_ids(folder, split) for split in NAMES):
         return []
     before = manifest["about"].get("same_split_as", [])
     return [*before, manifest["id"]]

@@ -35,8 +35,12 @@ NOBODY = {
 }
 # Which spellings are one user, as manifests say it: 1 is the rule of `first_user_id`.
 ID_RULE = 2
-# Control characters, joiners, variation selectors, fillers, tags; and the blank of Braille.
-_INVISIBLE = regex.compile(r"[\p{C}\p{Default_Ignorable_Code_Point}\u2800]")
+# Control characters, joiners, variation selectors, fillers, tags; and the blank of Braille. Not
+# \p{Cn}: characters that this version of Unicode does not know, such as next year's emoji, would
+# be in an id after an update, and its person another.
+_INVISIBLE = regex.compile(
+    r"[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Noncharacter_Code_Point}\p{Default_Ignorable_Code_Point}\u2800]"
+)
 # In Turkish, i and ı have capitals of their own, İ and I, which other languages fold to i with a
 # dot above, and to i. Marks that stand between the two do not change it.
 _DOTLESS = "ı"

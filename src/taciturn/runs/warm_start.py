@@ -10,7 +10,7 @@ from dp_accounting import DpEvent
 
 from taciturn.core import Params
 from taciturn.data.population import Population
-from taciturn.data.same_people import check_same_split, check_strangers
+from taciturn.data.same_people import check_same_split, check_strangers, has_same_split
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.people import open_ledger
 from taciturn.privacy.ledger.ledger import Ledger, Row, is_noise_known
@@ -68,16 +68,30 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
     start = _look_up_history(params, card, books)
     # A run measures its model on held-out users, from round 0 on: none of them may be someone
     # whom this model protects.
-    if earlier is not None and start.lineage:
-        people = Path(recipe.data.population)
-        if people.samefile(earlier.folder):
-            row = _row_with_cost(params_digest(params), ledger)
-            assert row is not None
-            opening = ledger.run_rows(row["run"])[0]
-            check_same_split(people, opening["population"], row["run"])
-        else:
-            check_strangers(people, earlier.folder)
+    if start.lineage:
+        opening = _opening_of_maker(params_digest(params), books)
+        _check_nobody_would_be_measured(Path(recipe.data.population), earlier, opening)
     return start
+
+
+def _check_nobody_would_be_measured(people: Path, earlier: Population | None, opening: Row) -> None:
+    """Refuse to start where people are held out whom the start may have been trained on.
+
+    Args:
+        people: the folder of those who are held out.
+        earlier: whom the start was trained on; None where its folder does not say.
+        opening: what its run declared.
+    """
+    if earlier is None:
+        if not has_same_split(people, opening["population"]):
+            raise RecipeError(
+                f"[model] warm_start was made by run {opening['run']}, on people other than those"
+                f" of {people} now, and its folder does not say whom; name that run's folder"
+            )
+        return
+    if not people.samefile(earlier.folder):
+        check_strangers(people, earlier.folder)
+    check_same_split(earlier.folder, opening["population"], opening["run"])
 
 
 def _population_of_run(folder: Path) -> Population | None:
@@ -129,6 +143,13 @@ def _look_up_history(params: Params, card: ModelCard, books: list[Ledger]) -> Wa
             " run's folder"
         )
     return WarmStart(params=params, card=card)
+
+
+def _opening_of_maker(digest: str, books: list[Ledger]) -> Row:
+    """Return what the run declared that made these parameters, which one of the books knows."""
+    found = [(book, row) for book in books if (row := _row_with_cost(digest, book)) is not None]
+    book, row = found[0]
+    return book.run_rows(row["run"])[0]
 
 
 def _row_with_cost(digest: str, book: Ledger) -> Row | None:
