@@ -1,5 +1,6 @@
 """`taciturn ledger …` as somebody types it who answers for a population."""
 
+import itertools
 import json
 import shutil
 
@@ -7,15 +8,19 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from typer.testing import CliRunner
 
+from harness import Cut
 from taciturn.cli import app
 from taciturn.data.population import Population
 from taciturn.errors import TaciturnError
 from taciturn.people import open_ledger
 from taciturn.privacy.accounting.accountant import Budget
 from taciturn.privacy.accounting.rounding_up import pair_text
+from taciturn.privacy.ledger import hash_chain
 from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.ledger import Ledger, LedgerError
 from taciturn.privacy.ledger.ledger_export import events_for_others
+from taciturn.privacy.ledger.population_budget import PopulationBudget
+from taciturn.privacy.participation import round_for_publication
 
 
 def run_cli(*arguments):
@@ -89,6 +94,87 @@ def test_the_number_of_people_cannot_be_confirmed_by_the_hashes_of_rows(populati
         rows.append(book.rows[-1])
     assert rows[0]["users"] == rows[1]["users"] == 9_300
     assert rows[0]["salt"] != rows[1]["salt"]
+
+
+def test_a_budget_cannot_be_confirmed_by_the_hashes_of_rows(population):
+    """Its δ follows from the number of people. The twin: with its salt, a guess fits."""
+    book = Ledger(population.folder / "one.jsonl")
+    book.record_people(9_364)
+    book.set_budget(PopulationBudget(epsilon=4.0, delta=book.usual_delta().delta))
+    before, row = book.rows[-2:]
+    guess = {
+        "kind": "budget",
+        "epsilon": 4.0,
+        "delta": 1 / 9_300**2,
+        "previous": before["hash"],
+    }
+    assert hash_chain._hash(guess) != row["hash"]
+    assert hash_chain._hash({**guess, "salt": row["salt"]}) == row["hash"]
+
+
+def links(account) -> list[bool]:
+    """Whether each row of a run, as published, follows the one before it in the ledger too."""
+    return [after["previous"] == row["hash"] for row, after in itertools.pairwise(account.rows)]
+
+
+def follows(second, first) -> bool:
+    return second.rows[0]["previous"] == first.rows[-1]["hash"]
+
+
+def test_the_rows_of_a_run_do_not_tell_whether_there_are_more_people(population, tmp_path):
+    """One person more tips the number that is recorded, and changes nothing that is published."""
+    seen = []
+    for people in (999, 1000):
+        book = Ledger(tmp_path / f"{people}.jsonl")
+        first, second = (
+            spend(population.folder, name, ledger=book, people=count)
+            for name, count in (("first", 999), ("second", people))
+        )
+        seen.append((links(second), follows(second, first)))
+        assert book.largest_population == people // 10 * 10
+    assert seen[0] == seen[1]
+
+
+def test_recorded_only_when_there_are_more_people_they_tell(population, tmp_path, monkeypatch):
+    """The twin that must fail."""
+    record = Ledger.record_people
+
+    def record_news(self, users, check=lambda rows: None):
+        if round_for_publication(users) > self.largest_population:
+            record(self, users, check)
+
+    monkeypatch.setattr(Ledger, "record_people", record_news)
+    with pytest.raises(AssertionError):
+        test_the_rows_of_a_run_do_not_tell_whether_there_are_more_people(population, tmp_path)
+
+
+def test_a_crash_leaves_no_run_without_the_number_of_its_people(population, monkeypatch):
+    """Wherever it comes: the totals of a run would be at the δ of fewer people."""
+    write = Ledger._write
+    for rows_written in range(2):
+        rows = itertools.count()
+
+        def crash(self, file, row, rows=rows, at=rows_written):
+            if next(rows) == at:
+                raise Cut
+            return write(self, file, row)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "_write", crash)
+            with pytest.raises(Cut):
+                spend(population.folder, "first", people=9_364)
+        book = open_ledger(population)
+        assert book.largest_population == 9_300 * rows_written
+        assert book.runs() == []
+    spend(population.folder, "first", people=9_364)
+
+
+def test_a_run_that_is_refused_leaves_no_number_of_people(population):
+    spend(population.folder, "first", people=50)
+    before = open_ledger(population).rows
+    with pytest.raises(LedgerError, match="already has a run"):
+        spend(population.folder, "first", people=9_364)
+    assert open_ledger(population).rows == before
 
 
 def test_a_ledger_that_was_made_from_python_is_shown_with_what_is_not_known(population, tmp_path):

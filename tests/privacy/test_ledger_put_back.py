@@ -220,6 +220,8 @@ MOUNTED = """\
 26 22 0:8 / /mnt/hidden rw - ext4 /dev/sdc1 rw
 27 22 0:9 / /mnt/hidden rw - cifs //there/people rw
 28 24 0:10 / /mnt/server/local rw - xfs /dev/sdd1 rw
+29 22 0:11 / /mnt/host rw - fakeowner /run/host_mark/Users rw
+30 22 0:12 / /mnt/\udce9 rw - ext4 /dev/sde1 rw
 """
 
 
@@ -233,12 +235,15 @@ MOUNTED = """\
         ("/mnt/hidden/people", 60),
         ("/mnt/server/local/people", 0),
         ("/mnt/sticks/people", 0),
+        ("/mnt/host/people", 60),
+        ("/mnt/\udce9/people", 0),
     ],
 )
 def test_a_disk_has_two_seconds_of_slack_at_most_and_a_server_a_minute(
     tmp_path, monkeypatch, place, seconds
 ):
-    (tmp_path / "mountinfo").write_text(MOUNTED)
+    # A name need not be text.
+    (tmp_path / "mountinfo").write_bytes(os.fsencode(MOUNTED))
     monkeypatch.setattr(hash_chain, "MOUNTS", tmp_path / "mountinfo")
     assert hash_chain._slack(hash_chain.Path(place) / FILE_NAME) == seconds * SECOND
 

@@ -101,6 +101,8 @@ def belongs_to_people(of: Guarantee) -> dict[str, bool]:
         # Of an adjacency that these words do not know.
         "otherwise": False,
         "against": promised,
+        # Their ε counts on it that nobody knows.
+        "sampled": promised and of.sampled,
         "curator": promised and of.unit != ONE_DEVICE,
         "server": promised and of.unit == ONE_DEVICE,
         "not_covered": promised,

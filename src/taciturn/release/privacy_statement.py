@@ -102,7 +102,10 @@ def _promise_to_people(guarantee: Guarantee, groups: _EpsilonsOfGroups) -> list[
     if guarantee.epsilon > MEANINGLESS:
         return [promise]
     trusted = "server" if guarantee.unit == ONE_DEVICE else "curator"
-    against = f"{PEOPLE['against']} {PEOPLE[trusted]}"
+    against = PEOPLE["against"]
+    if guarantee.sampled:
+        against = f"{against} {PEOPLE['sampled']}"
+    against = f"{against} {PEOPLE[trusted]}"
     not_covered = PEOPLE["not_covered"].format(two=groups.two, four=groups.four)
     return [promise, against, not_covered]
 

@@ -81,8 +81,9 @@ class Account:
             LedgerError: if the ledger already has one of that name, or there is no room for it in
                 the population's budget.
         """
+        # First, so that after a crash in between no run is there without it.
+        self.ledger.record_people(self.terms.people, self._check_new)
         self.rows = [self.ledger.append(self._opening(), self._check_new)]
-        self.ledger.record_people(self.terms.people)
 
     def _check_new(self, rows: list[Row]) -> None:
         """Raise if the ledger has the run already, or no room for it."""

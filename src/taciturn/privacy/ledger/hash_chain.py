@@ -38,10 +38,15 @@ GENESIS = "0" * 64
 RESTORE = "Restore the newest ledger from a copy; without one, treat these users' text as used up."
 ROW_BEGINS = b'{"hash": "'
 SECOND = 10**9
-# File systems of this machine that keep when a file changed to the nanosecond.
+# File systems of this machine that give when a file changed the same to the nanosecond each time.
 EXACT = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay")
-# Those of other machines, whose clock is another and whose answers may be old.
-REMOTE = ("nfs", "cifs", "smb", "fuse.", "9p", "afs", "ceph", "virtiofs", "lustre", "gpfs")
+# Those of other machines, whose clock is another and whose answers may be old: of file servers, of
+# clusters, and of the machine that this one is simulated on.
+REMOTE = (
+    *("nfs", "cifs", "smb", "fuse.", "afs", "ceph"),
+    *("lustre", "gpfs", "beegfs", "wekafs", "panfs", "orangefs"),
+    *("9p", "virtiofs", "fakeowner", "vboxsf", "prl_fs"),
+)
 # What a disk may be late by to tell when a file changed (FAT keeps two seconds), and a server.
 SLACK_OF_DISKS = 2 * SECOND
 SLACK_OF_SERVERS = 60 * SECOND
@@ -354,7 +359,8 @@ def _slack(path: Path) -> int:
 def _file_system_of(path: Path) -> str:
     """Return the kind of file system that a file is on; "" where that cannot be told."""
     try:
-        lines = MOUNTS.read_text().splitlines()
+        # As paths are read, of whatever bytes they are.
+        lines = os.fsdecode(MOUNTS.read_bytes()).splitlines()
     except OSError:
         return ""
     kind = ""

@@ -17,7 +17,7 @@ together could pass it.
 import contextlib
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -287,18 +287,30 @@ class Ledger(ChainedFile):
     @property
     def largest_population(self) -> int:
         """Return the largest number of people that a run was opened on; 0 if none was recorded."""
-        row = _find_last("people", self.run_rows(None))
-        return row["users"] if row else 0
+        rows = self.run_rows(None)
+        return max((row["users"] for row in rows if row["kind"] == "people"), default=0)
 
-    def record_people(self, users: int) -> None:
-        """Record about how many people there are, if there never were more.
+    def record_people(
+        self, users: int, check: Callable[[list[Row]], None] = lambda rows: None
+    ) -> None:
+        """Record about how many people there are, where that is known.
 
-        The salt keeps anyone from confirming a guess at the number by the hashes of later rows,
-        which are published.
+        Hashes of later rows are published. The salt keeps anyone from confirming a guess at the
+        number by them; and as the row is written whether or not there were more before, nobody
+        learns from its absence either.
+
+        Args:
+            users: how many there are; 0 if that is not known.
+            check: may refuse, as for any row.
         """
-        users = round_for_publication(users)
-        if users > self.largest_population:
-            self.append({"kind": "people", "users": users, "salt": secrets.token_hex(16)})
+        if not users:
+            return
+        row = {
+            "kind": "people",
+            "users": round_for_publication(users),
+            "salt": secrets.token_hex(16),
+        }
+        self.append(row, check)
 
     def usual_delta(self, people: int = 0) -> UsualDelta:
         """Return the δ of totals: one over the square of the largest population protected here.
@@ -404,7 +416,14 @@ class Ledger(ChainedFile):
                 )
             self.check_room([], 0.0, budget)
 
-        self.append({"kind": "budget", "epsilon": budget.epsilon, "delta": budget.delta}, check)
+        # Its δ may follow from the number of people, which later hashes must not confirm.
+        row = {
+            "kind": "budget",
+            "epsilon": budget.epsilon,
+            "delta": budget.delta,
+            "salt": secrets.token_hex(16),
+        }
+        self.append(row, check)
 
     def check_room(
         self, cost: Sequence[DpEvent], distance: float, budget: PopulationBudget | None = None
@@ -435,7 +454,8 @@ class Ledger(ChainedFile):
         if _has_no_privacy(costs):
             raise LedgerError(
                 f"{limit}, is passed already: {self.path} has a run without privacy, or one whose"
-                " noise came from a seed (taciturn ledger show FOLDER)"
+                " noise came from a seed (taciturn ledger show FOLDER); if it has released nothing,"
+                " close it: taciturn ledger close FOLDER RUN"
             )
         raise LedgerError(
             f"{limit}, could be passed: take more noise or fewer rounds, or give back what runs"
