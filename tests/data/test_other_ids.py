@@ -25,6 +25,7 @@ from taciturn.data.vocabulary import DataError, public_vocabulary
 from taciturn.people import build_population, open_ledger
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.loop import train_run
+from taciturn.runs.ngram_baselines import count_population
 from taciturn.runs.simulate_typing import simulate_typing
 from taciturn.runs.warm_start import load_warm_start
 
@@ -281,6 +282,16 @@ def test_without_whole_lists_of_ids_nobody_can_tell_who_was_trained_on(people, t
         FinishedRun(tmp_path / "run").evaluate()
 
 
+def test_people_are_not_compared_with_an_incomplete_list_of_another_folder(people, tmp_path):
+    for path in people.glob("text-*/users.txt"):
+        path.write_text("")
+    write_table(tmp_path / "pseudonyms.csv", account="pseudonym {}")
+    with pytest.raises(DataError, match="is incomplete"):
+        build("pseudonyms.csv", tmp_path / "next", same_people_as=people)
+    build("chats.csv", people, replace=True)
+    build("chats.csv", tmp_path / "next", same_people_as=people)
+
+
 def test_speeches_do_not_replace_people_who_could_not_come_back(people):
     asked = ["data", "build", "sotu", "--out", str(people), "--replace"]
     refused = CliRunner().invoke(app, asked)
@@ -393,6 +404,19 @@ def test_no_run_starts_from_another_folder_whose_people_have_other_ids(
             build_by_device(folder, patched)
     with pytest.raises(DataError, match="may have been trained on"):
         started_from(tmp_path / "run", people)
+
+
+def test_n_grams_of_people_with_other_ids_are_not_measured(people, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    build("chats.csv", other, same_people_as=people)
+    count_population(other, tmp_path / "counted", "katz", 2, non_private=True)
+    for folder in (people, other):
+        with monkeypatch.context() as patched:
+            patched.chdir(tmp_path)
+            build_by_device(folder, patched)
+    run = train_run(recipe_of(Population(people)), tmp_path / "run", quietly)
+    with pytest.raises(DataError, match="may have been trained on"):
+        run.report(beside=[tmp_path / "counted"])
 
 
 def test_the_split_is_remembered_over_many_builds(people, tmp_path):

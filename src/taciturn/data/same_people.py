@@ -244,6 +244,9 @@ def earlier_builds(
     if ledger is not None and is_built:
         builds.append(_earlier_build(folder, opted_out))
     if same_people_as is not None:
+        # Lists that are incomplete are refused: that folder can be built again, and this one waits.
+        for split in NAMES:
+            read_ids(same_people_as, split)
         builds.append(_earlier_build(same_people_as, opted_out))
     elif ledger is not None and not is_built and ledger.folder != ".":
         raise DataError(

@@ -456,10 +456,9 @@ def _load_ngrams(path: Path, test: _Test) -> LoadedModel:
     if loaded.is_of_users:
         counted_on = population_of(path).folder
         opening = opening_of(loaded)
-        if counted_on.samefile(test.own):
-            check_same_split(test.own, opening["population"], opening["run"])
-        else:
+        if not counted_on.samefile(test.own):
             check_strangers(test.own, counted_on)
+        check_same_split(counted_on, opening["population"], opening["run"])
     return loaded
 
 
