@@ -15,8 +15,9 @@ Kind = tuple[int, int]
 class CanaryRow(NamedTuple):
     """What all seeds of a run left of one kind of canary."""
 
-    # How often such a canary is met.
-    met: int
+    # How often such a canary is met, on average, and how many of them never are.
+    met: float
+    never_met: int
     # Sorted, over all seeds.
     ranks: list[int]
     # How many of them a beam search finds, in words.
@@ -43,10 +44,17 @@ def _summarise(canaries: list[tuple]) -> CanaryRow:
         ranks.append(rank)
         found.append(is_found)
     return CanaryRow(
-        met=max(seen),
+        met=sum(seen) / len(seen),
+        never_met=seen.count(0),
         ranks=sorted(ranks),
         found=f"{sum(found)} of {len(found)}",
     )
+
+
+def least_met(results: list[dict[str, Any]]) -> int:
+    """Return how often those canaries are met that are met least, and are met at all."""
+    canaries = [canary for result in results for canary in result["canaries"]]
+    return min((times for _, _, times, _, _ in canaries if times), default=0)
 
 
 def least_rank_of_one_user(by_kind: dict[Kind, CanaryRow]) -> int:

@@ -28,13 +28,14 @@ MCMAHAN_TABLE_2 = {
 }
 # AccuracyTop1 of S = ∞.
 MCMAHAN_NO_NOISE = 0.1762
-# In the text: (users, users a round, rounds, δ) → ε.
+# In the text: (users, users a round, rounds, δ) → ε; δ = 1e-6 only in the version of 2017.
 MCMAHAN_TEXT = {
     (763_430, 1250, 3000, 1e-9): 1.97,
     (763_430, 1250, 3000, 1e-6): 1.35,
     (763_430, 5000, 3000, 1e-9): 3.81,
     (763_430, 5000, 20000, 1e-9): 8.92,
     (763_430, 5000, 4980, 1e-9): 4.6,
+    (1e8, 5000, 4980, 1e-9): 1.2,
 }
 
 # Ramaswamy et al. 2020. Table 5: users → ε at δ = N^−1.1, of 2,000 rounds of 20,000.

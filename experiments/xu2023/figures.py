@@ -38,7 +38,8 @@ how noise, report goals and starts compare.
 # 0.3 points of AccuracyTop1: what counts as no difference.
 CLOSE = 0.003
 POINTS = "0.3 points"
-# What models with DP are behind their versions without it in the paper, at most, relatively.
+# What models with DP are behind their versions without it in the paper, at most, relatively: of
+# what is picked. Their accuracies are ahead.
 BEHIND = 0.0039
 TIED = ("untied", "tied")
 GBOARD = "noise of Xu et al."
@@ -57,7 +58,11 @@ STARTS = "a start saves about 1,000 rounds; the adaptive clip norm catches up"
 ACCURACY = "AccuracyTop1, %"
 ABOUT_SEEDS = (
     "One seed: intervals are by the spread of seeds in mcmahan2018, whose runs have the same model"
-    " and the same people."
+    " and the same people, but another rate and independent noise."
+)
+ABOUT_OTHER_SEEDS = (
+    "One seed: intervals are by the spread of seeds in mcmahan2018, of an LSTM on other people:"
+    " here a CIFG is trained on 9,100 bloggers."
 )
 
 
@@ -210,7 +215,9 @@ def figure_3(starts: Group) -> Judged:
     svg = figure("BLT noise at ρ = 78", across="round", up=ACCURACY, lines=curves(starts, names))
     end = starts.last("random")
     rounds, _ = starts.curve("random")[-1]
-    saved, ahead = _first_round_ahead(starts, "pretrained", end)
+    # As large a share of all rounds as the paper's saving is of its 1,900 and more.
+    saved = rounds // 2
+    ahead = compare(starts.at("pretrained", saved), end, spread())
     adaptive = compare(starts.last("adaptive"), end, spread())
     parts = [
         Part(
@@ -231,18 +238,6 @@ def figure_3(starts: Group) -> Judged:
     return Judged(ours=ours, parts=parts, details=ABOUT_SEEDS, figures={"starts.svg": svg})
 
 
-def _first_round_ahead(group: Group, run: str, reached: Measured) -> tuple[int, Difference]:
-    """Return the first round after which a run is ahead of an accuracy beyond what seeds leave
-    open, and by how much; the last round where it never is.
-    """
-    found = (0, Difference(value=-math.inf, margin=0.0, seeds=1))
-    for round, accuracy in group.curve(run):
-        found = (round, compare(accuracy, reached, spread()))
-        if found[1].low > 0:
-            break
-    return found
-
-
 def figure_4() -> Item:
     about = "ρ by population, report goal, rounds and MinS"
     theirs = "larger goals and MinS give smaller ρ"
@@ -251,6 +246,7 @@ def figure_4() -> Item:
         return mark_not_run(name="Figure 4", about=about, theirs=theirs, command=COMPUTE)
     figures = {}
     parts = []
+    shown = []
     for across, by_noise in computed.items():
         is_over_rounds = across == "rounds"
         lines = [_line_of_pairs(name, pairs) for name, pairs in by_noise.items()]
@@ -265,16 +261,19 @@ def figure_4() -> Item:
         if not is_over_rounds:
             falls = all(_falls(pairs) for pairs in by_noise.values())
             ends = f"{by_noise['tree'][0][1]:.2f} → {by_noise['tree'][-1][1]:.2f} for a tree"
+            shown.append(f"{across} {ends}")
             parts.append(Part(f"ρ falls with the {across}", ends, judge_computed(falls)))
-    more_rounds = not any(_falls(pairs) for pairs in computed["rounds"].values())
-    parts.append(Part("ρ grows with the rounds", "every line", judge_computed(more_rounds)))
+    by_rounds = computed["rounds"]
+    more_rounds = all(_falls(pairs[::-1]) for pairs in by_rounds.values())
+    ends = f"{by_rounds['tree'][0][1]:.2f} → {by_rounds['tree'][-1][1]:.2f} for a tree"
+    parts.append(Part("ρ grows with the rounds", ends, judge_computed(more_rounds)))
     is_least = all(_is_least(by_noise) for by_noise in computed.values())
     details = "A BLT with the same error has less ρ at every point." if is_least else ""
     return Item(
         name="Figure 4",
         about=about,
         theirs=theirs,
-        ours="so do ours, recomputed around es-ES",
+        ours=f"{'; '.join(shown)}, recomputed around es-ES",
         parts=parts,
         command=COMPUTE,
         details=details,
@@ -333,6 +332,11 @@ def goals(found: Group) -> Judged:
     return Judged(
         ours=f"{ends} % with {', '.join(GOALS)} reports after 200 rounds",
         parts=parts,
+        details=(
+            f"A fifth of their reports and noise, from {percent(found.at('100', 0))} % of"
+            " taciturn:english. No run has more noise or none, so that nothing here says what this"
+            " noise costs: that it costs as much with all three is the claim."
+        ),
         figures={"goals.svg": svg},
     )
 
@@ -384,8 +388,8 @@ def tied_embeddings(found: Group) -> Judged:
         seeds=found.seeds,
     )
     details = (
-        f"{ABOUT_SEEDS} What differs: their start saw half of C4, ours three epochs of 6M words of"
-        " Wikipedia, from which both have far to go."
+        f"{ABOUT_OTHER_SEEDS} What differs: their start saw half of C4, ours three epochs of 6M"
+        " words of Wikipedia, from which both have far to go."
     )
     svg = figure(
         "A public start, round by round",
@@ -412,19 +416,36 @@ def tied_embeddings(found: Group) -> Judged:
 def first_rounds(found: Group) -> Judged:
     parts = []
     shown = []
+    rises = []
+    early = []
+    late = []
     for run in TIED:
+        accuracies = [accuracy for _, accuracy in found.curve(run)]
         first_ten = [accuracy for round, accuracy in found.curve(run) if round <= 10]
         lowest = min(first_ten, key=lambda one: one.value)
         below = compare(first_ten[0], lowest, spread())
         claim = f"{run}: below its start within ten rounds"
         parts.append(Part(claim, f"{below} points below", judge_more(below)))
-        before, after = max(pairwise(first_ten), key=lambda two: two[0].value - two[1].value)
-        dip = compare(before, after, spread())
-        claim = f"{run}: falls from one measurement to the next"
-        parts.append(Part(claim, f"{dip} points", judge_more(dip)))
-        shown.append(f"{run} by {100 * dip.value:.2f}")
-    ours = f"within ten rounds it falls from one measurement to the next, {' and '.join(shown)}"
-    return Judged(ours=f"{ours} points at most", parts=parts, details=ABOUT_SEEDS)
+        rises.append(f"{100 * (first_ten[1].value - first_ten[0].value):+.2f}")
+        early.append(f"{100 * _largest_fall(first_ten):.2f}")
+        late.append(f"{100 * _largest_fall(accuracies[len(first_ten) :]):.2f}")
+        shown.append(f"{run} {100 * below.value:.2f} points below")
+    details = (
+        f"{ABOUT_OTHER_SEEDS} At the first measurement they are at {' and '.join(rises)} points"
+        f" from the start ({' and '.join(TIED)}). From one measurement to the next they then fall"
+        f" by up to {' and '.join(early)} within ten rounds, and by up to {' and '.join(late)}"
+        " later: that is the largest of five changes, and no fall from the start."
+    )
+    return Judged(
+        ours=f"at the lowest of ten rounds {' and '.join(shown)} the start",
+        parts=parts,
+        details=details,
+    )
+
+
+def _largest_fall(accuracies: Sequence[Measured]) -> float:
+    """Return the most that is lost from one measurement to the next."""
+    return max(before.value - after.value for before, after in pairwise(accuracies))
 
 
 @judge_by_groups(
@@ -530,9 +551,9 @@ def largest_separations() -> Item:
         rows.append([one.name, f"{one.min_separation}", f"{most:.0f}", f"{100 * share:.0f} %"])
     parts = [
         Part(
-            "fewer than half have 80 % of what their population allows",
+            "no more than a quarter have 80 % of what their population allows",
             f"{near} of {len(printed)}",
-            judge_computed(near < len(printed) / 2),
+            judge_computed(near <= len(printed) / 4),
         )
     ]
     return Item(
@@ -666,19 +687,25 @@ def against_no_privacy(found: Group) -> Judged:
     plain = found.last("none")
     change = compare(found.last("gboard"), plain, pool_runs([(found, None)]))
     relative = change._replace(value=change.value / plain.value, margin=change.margin / plain.value)
-    claim = f"AccuracyTop1 of held-out people, no more than {100 * BEHIND:.2f} % behind"
     shown = typed_claims.show_change(relative)
-    parts = [Part(claim, shown, judge_more(relative, than=-BEHIND))]
+    parts = [Part("AccuracyTop1 of held-out people, not behind", shown, judge_more(relative))]
     ours = f"AccuracyTop1 {shown}"
     typing = typing_tables.load_results("ramaswamy2020", "typing")
     if typing is not None:
-        for metric in ("accuracy_top1", "picked_rate"):
-            behind = typed_claims.change(typing, GBOARD, metric, "no privacy")
-            name = typing_tables.SHOWN[metric]
-            claim = f"typed with, {name}: no more than {100 * BEHIND:.2f} % behind"
-            verdict = judge_more(behind, than=-BEHIND)
-            parts.append(Part(claim, typed_claims.show_change(behind), verdict))
+        accuracy = typed_claims.change(typing, GBOARD, "accuracy_top1", "no privacy")
         picked = typed_claims.change(typing, GBOARD, "picked_rate", "no privacy")
+        parts += [
+            Part(
+                "typed with, Top1: not behind",
+                typed_claims.show_change(accuracy),
+                judge_more(accuracy),
+            ),
+            Part(
+                f"typed with, picked: no more than {100 * BEHIND:.2f} % behind",
+                typed_claims.show_change(picked),
+                judge_more(picked, than=-BEHIND),
+            ),
+        ]
         ours += f", picked {100 * picked.value:+.1f} %".replace("-", "−")
     details = (
         "Gboard's noise in clip norms per person of a round, over 150 rounds where Gboard has"
@@ -704,8 +731,8 @@ def mechanisms(found: Group) -> Judged:
         ahead = compare(found.last(f"blt-{cost}"), found.last(f"honaker-{cost}"), spread())
         claim = f"BLT is ahead of a tree with Honaker's reduction at ρ = {cost}"
         parts.append(Part(claim, f"{ahead} points", judge_more(ahead)))
-    sixteenth = compare(found.last("blt-78"), found.last("tree-1250"), spread())
-    claim = f"BLT at ρ = 78 is no more than {POINTS} behind the tree at 1,250"
+    sixteenth = compare(found.last("blt-78"), found.last("honaker-1250"), spread())
+    claim = f"BLT at ρ = 78 is no more than {POINTS} behind that tree at 1,250"
     parts.append(Part(claim, f"{sixteenth} points", judge_more(sixteenth, than=-CLOSE)))
     rows = []
     for cost in ("78", "312", "1250"):
