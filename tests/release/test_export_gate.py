@@ -143,6 +143,23 @@ def test_a_model_saved_during_an_export_does_not_leave_with_the_older_guarantee(
     assert (exported.round, exported.ledger_head) == (guarantee.releases, guarantee.head)
 
 
+def test_a_model_that_leaves_early_carries_what_all_rounds_cost(population, tmp_path):
+    """Somebody looks at a run and takes its model of the first round."""
+    folder = tmp_path / "run"
+    with pytest.raises(Cut):
+        loop.train_run(tiny_recipe(population, run=TWO_ROUNDS), folder, cut_at(1))
+    early = FinishedRun(folder).export(tmp_path / "early").guarantee
+    loop.resume_run(folder, quietly)
+    whole = FinishedRun(folder).export(tmp_path / "whole").guarantee
+    assert (early.releases, whole.releases) == (1, 2)
+    assert (early.epsilon, early.rho) == (whole.epsilon, whole.rho)
+    assert early.ended_early is not None
+    # The twin: what was spent by then is less.
+    assert early.ended_early.epsilon_of_made < whole.epsilon
+    assert "Ended:" in (tmp_path / "early" / "guarantee.txt").read_text()
+    assert "Ended:" not in (tmp_path / "whole" / "guarantee.txt").read_text()
+
+
 def exported_with(text: str, folder: Path, out: Path) -> bool:
     """Whether a model leaves, and this text with it."""
     try:

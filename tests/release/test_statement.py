@@ -11,7 +11,7 @@ from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEv
 
 from taciturn.privacy.accounting.accountant import Budget
 from taciturn.privacy.ledger.account import Account, RunTerms
-from taciturn.privacy.ledger.ledger import Guarantee, Ledger
+from taciturn.privacy.ledger.ledger import EarlyEnd, Guarantee, Ledger
 from taciturn.release import privacy_statement
 from taciturn.release.privacy_statement import (
     ONE_DEVICE,
@@ -35,6 +35,8 @@ KINDS = {
     "epsilon": (0.5, 11.0, 2000.0, math.inf, None),  # None: there was no noise
     "distance": (0.0, 1e-9),
 }
+# It made three, and declared forty.
+EARLY = EarlyEnd(declared=40, epsilon_of_made=0.1, epsilon_ex_post=0.2)
 
 
 def guarantee(epsilon, sampled, **about):
@@ -61,6 +63,8 @@ def belongs(name: str, of: Guarantee) -> bool:
         "meaningless": private and 1000 < epsilon < math.inf,
         "weak": private and 10 < epsilon <= 1000,
         "personal": False,
+        "ended_early": private and of.ended_early is not None,
+        "ex_post": private and of.ended_early is not None and epsilon > 0.2,
         "over_devices": private and of.unit == ONE_DEVICE,
         "lying_server": private and of.unit == ONE_DEVICE,
         "gaussian": private and not of.sampled,
@@ -150,8 +154,33 @@ def test_every_sentence_stands_where_it_is_true_and_nowhere_else():
             of.is_private and not of.sampled and not of.continued
         )
         assert ("NO privacy" in said) == (not of.is_private)
-    assert {name for name, _ in sentences()} - seen == {"personal", "people otherwise"}
+    assert {name for name, _ in sentences()} - seen == {
+        "personal",
+        "people otherwise",
+        "ended_early",
+        "ex_post",
+    }
     assert WORDS["personal"] in in_one_line(personal_statement("r", "h"))
+
+
+@pytest.mark.parametrize("epsilon", KINDS["epsilon"])
+@pytest.mark.parametrize("ex_post", [0.2, math.inf])
+def test_of_a_run_that_ended_early_the_statement_says_whose_figures_it_has(epsilon, ex_post):
+    about = {"accountant": "pld", "adjacency": "add or remove one user"}
+    ended = replace(EARLY, epsilon_ex_post=ex_post)
+    of = guarantee(epsilon, True, randomness="operating system", ended_early=ended, **about)
+    expected = ["ex_post"] if ex_post == math.inf and of.is_private else []
+    assert misplaced(of) == expected
+    said = in_one_line(statement(of, ()))
+    assert ("Ended: after 3 of the 40 releases" in said) == of.is_private
+    assert ("ε would be 0.10 at the same δ" in said) == of.is_private
+    is_less = of.is_private and ex_post < of.epsilon
+    assert ("ε = 0.20 at δ = 2.5e-08" in said) == is_less
+    assert json.loads(statement_json(of, ()))["ended_early"]["declared"] == 40
+    whole = replace(of, ended_early=None)
+    # The twin: it is not said of a run that made all its releases.
+    assert "Ended:" not in statement(whole, ())
+    assert "ended_early" not in json.loads(statement_json(whole, ()))
 
 
 def test_every_plain_sentence_is_said_of_some_model():

@@ -10,7 +10,9 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.rdp import RdpAccountant
 
 from harness import (
+    Cut,
     copied_population,
+    cut_at,
     made_up_users,
     quietly,
     short_recipe,
@@ -23,6 +25,7 @@ from taciturn.data.population import Population, write_population
 from taciturn.data.vocabulary import DataError
 from taciturn.people import open_ledger
 from taciturn.privacy.accounting.accountant import Budget
+from taciturn.privacy.accounting.events import event_from_json, repeat
 from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.recipe import build
@@ -68,6 +71,19 @@ def made(tmp_path_factory: pytest.TempPathFactory, vocabulary) -> Path:
     after = tiny_recipe(people, model={"warm_start": str(folder / "seeded")}, run=TWO_ROUNDS)
     loop.train_run(after, folder / "after", quietly)
     return folder
+
+
+def test_a_start_that_ended_early_counts_with_what_all_its_rounds_would_have(population, tmp_path):
+    """When it ended may have been decided by what it showed."""
+    with pytest.raises(Cut):
+        loop.train_run(tiny_recipe(population, run=TWO_ROUNDS), tmp_path / "early", cut_at(1))
+    after = tiny_recipe(population, model={"warm_start": str(tmp_path / "early")})
+    (counted,) = run.Run(tmp_path / "next", after, bytes(32)).account.terms.lineage
+    opening = open_ledger(population).run_rows("early")[0]
+    release = event_from_json(opening["release"])
+    assert counted == repeat(release, 2)
+    # The twin: what it had spent.
+    assert open_ledger(population).cost("early") == [repeat(release, 1)]
 
 
 def people_of(made: Path, to: Path) -> Population:

@@ -9,6 +9,7 @@ import pytest
 from harness import Cut, cut_at, quietly, tiny_recipe
 from taciturn.data.population import HeldOutUsers
 from taciturn.errors import TaciturnError
+from taciturn.files import from_json
 from taciturn.release.model_file import load_model, params_digest
 from taciturn.runs import loop
 from taciturn.runs.loop import resume_run, train_run
@@ -66,6 +67,17 @@ def test_a_run_that_gets_worse_stops_early_and_keeps_the_good_model(population, 
     assert f"after {releases} of {ROUNDS} rounds" in finished.stopped
     assert "noise, which is too loud for so few people" in finished.stopped
     assert f"the other {ROUNDS - releases} rounds would have cost is not spent" in finished.stopped
+    # What it promises is what all rounds would have cost: it ended for what they showed.
+    early = finished.guarantee.ended_early
+    assert early is not None
+    assert early.declared == ROUNDS
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["epsilon"] == early.epsilon_of_made < finished.guarantee.epsilon
+    stated = from_json((tmp_path / "run" / "guarantee.json").read_text())
+    assert stated["epsilon"] == finished.guarantee.epsilon
+    assert f"after {releases} of the {ROUNDS} releases" in " ".join(
+        (tmp_path / "run" / "guarantee.txt").read_text().split()
+    )
     assert finished.scores["loss"].value <= finished.before["loss"].value
     params, card = load_model(tmp_path / "run")
     kept = f"the model of round {card.round}" if card.round else "the model it started from"
@@ -85,6 +97,7 @@ def test_the_twin_that_does_not_look_spends_everything(population, tmp_path, mon
     monkeypatch.setattr(loop.Watch, "kept_model", property(lambda self: None))
     finished = train_run(tiny_recipe(population, **LOUD), tmp_path / "run", quietly)
     assert finished.guarantee.releases == ROUNDS
+    assert finished.guarantee.ended_early is None
     assert finished.scores["loss"].value > finished.before["loss"].value + 1
 
 

@@ -167,7 +167,8 @@ def _explain(book: "Ledger") -> Iterator[str]:
     yield (
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP,"
         " which stays valid when later runs are chosen after seeing earlier ones; under the"
-        " adjacency of the last row all runs add up, whatever they state themselves."
+        " adjacency of the last row all runs add up, whatever they state themselves. ε of a run is"
+        " that of the releases it made; what a run promises is in its guarantee.txt."
     )
     seeded = sum(book.is_noise_known(run) for run in book.runs())
     if seeded:

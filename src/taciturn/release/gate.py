@@ -6,6 +6,7 @@ from pathlib import Path
 from taciturn.core import Params
 from taciturn.errors import TaciturnError
 from taciturn.privacy.accounting.rounding_up import delta_text
+from taciturn.privacy.ledger.early_end import promise
 from taciturn.privacy.ledger.ledger import Guarantee, Ledger
 from taciturn.release.model_file import ModelCard, card_digest, params_digest
 
@@ -50,7 +51,7 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
             f"{ledger.path} knows these parameters with other words or another description: the"
             " model file was changed"
         )
-    return ledger.guarantee(card.run, card.ledger_head)
+    return promise(ledger, card.run, card.ledger_head)
 
 
 def check_may_leave(guarantee: Guarantee, non_private: bool) -> None:

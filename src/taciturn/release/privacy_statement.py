@@ -201,12 +201,35 @@ def _claim_points(guarantee: Guarantee, groups: _EpsilonsOfGroups) -> dict[str, 
         "Statement": _state_figures(guarantee),
         "Setting": setting,
         "Data": f"all {guarantee.releases} releases of the run{earlier}.",
+        **_say_that_it_ended_early(guarantee),
         "Resumed": _count_resumptions(guarantee.resumptions),
         "Output": WORDS["output"],
         "Unit": f"{guarantee.unit}, with everything they wrote.",
         "Adjacency": f"{guarantee.adjacency} ({neighbours}).",
         "Groups": WORDS["groups"].format(two=groups.two, four=groups.four),
     }
+
+
+def _say_that_it_ended_early(guarantee: Guarantee) -> dict[str, str]:
+    """Say whose figures are stated, where fewer releases were made than declared."""
+    early = guarantee.ended_early
+    if early is None:
+        return {}
+    words = WORDS["ended_early"].format(
+        made=guarantee.releases,
+        declared=early.declared,
+        epsilon=epsilon_text(early.epsilon_of_made),
+    )
+    # Else it says no more than the figures do.
+    if early.epsilon_ex_post < guarantee.epsilon:
+        ex_post = WORDS["ex_post"].format(
+            made=guarantee.releases,
+            declared=early.declared,
+            epsilon=epsilon_text(early.epsilon_ex_post),
+            delta=delta_text(guarantee.delta / early.declared),
+        )
+        words = f"{words} {ex_post}"
+    return {"Ended": words}
 
 
 def _count_resumptions(resumptions: int | None) -> str:
@@ -263,6 +286,8 @@ def statement_json(guarantee: Guarantee, public_sources: tuple[str, ...]) -> str
     # Events are in the ledger (`taciturn ledger export`).
     del content["release"]
     del content["earlier"]
+    if guarantee.ended_early is None:
+        del content["ended_early"]
     # The noise of a seed can be removed.
     is_private = guarantee.epsilon < math.inf and not guarantee.is_simulated
     content |= {

@@ -465,7 +465,7 @@ def _finish(
         first: scores of the run's start, where they are known.
     """
     _save(run, state, model)
-    guarantee = run.account.guarantee()
+    guarantee = run.account.promise()
     _write_statements(run, state, guarantee)
     # With them goes all that could remove the noise.
     delete_secrets(run.folder)

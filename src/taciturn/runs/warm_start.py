@@ -13,6 +13,7 @@ from taciturn.data.population import Population
 from taciturn.data.same_people import check_same_split, check_strangers, has_same_split
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.people import open_ledger
+from taciturn.privacy.ledger.early_end import promised_cost
 from taciturn.privacy.ledger.ledger import Ledger, Row, is_noise_known
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
@@ -130,7 +131,7 @@ def _look_up_history(params: Params, card: ModelCard, books: list[Ledger]) -> Wa
             return WarmStart(
                 params=params,
                 card=card,
-                lineage=tuple(book.cost(row["run"], row["hash"])),
+                lineage=tuple(promised_cost(book, row["run"], row["hash"])),
                 adjacency=opened["adjacency"],
                 distance=book.distance(row["run"]),
                 unit=unit,

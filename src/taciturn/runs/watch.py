@@ -1,7 +1,8 @@
 """Notice that a run gets worse before it has spent its budget, and say what the cause may be.
 
 Judged are released models only, on held-out users, who have no guarantee: to look costs nobody
-anything, and to stop for what was seen is post-processing. What was charged stays charged.
+anything, and to stop for what was seen is post-processing. What was charged stays charged, and what
+is promised for the model is what all rounds would have cost (docs/proofs.md, 5).
 
 A model is *good* where its loss is not above the start's, and *bad* where it is above it by more
 than `MARGIN`, or is not a number. A run stops where all looks were bad for half as many rounds as
@@ -189,7 +190,10 @@ def _name_unspent(run: Run, state: TrainState) -> str:
     all_rounds = most_releases(release, max(charged, run.recipe.run.rounds))
     if repeat(release, charged) == repeat(release, all_rounds):
         return f"; with this noise the other {left} rounds were charged with the first"
-    return f"; what the other {left} rounds would have cost is not spent"
+    return (
+        f"; what the other {left} rounds would have cost is not spent, but what can be promised for"
+        " this model is what all rounds would have cost, as what they showed ended the run"
+    )
 
 
 def _name_cause(run: Run, state: TrainState, rows: list[Row]) -> str:

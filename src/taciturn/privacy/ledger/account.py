@@ -19,6 +19,7 @@ from taciturn.names import AccountantName
 from taciturn.privacy.accounting.accountant import Budget, allowed_releases
 from taciturn.privacy.accounting.events import compose, event_to_json, most_releases, repeat
 from taciturn.privacy.accounting.rounding_up import delta_text, pair_text
+from taciturn.privacy.ledger.early_end import promise
 from taciturn.privacy.ledger.hash_chain import LedgerError, Row
 from taciturn.privacy.ledger.ledger import (
     INTEGERS,
@@ -355,5 +356,12 @@ class Account:
             )
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """Return what holds for everything the run released so far, at its own δ or another."""
+        """Return what the run has spent so far, at its own δ or another.
+
+        It holds for what was released if the number of releases was fixed beforehand.
+        """
         return self.ledger.guarantee(self.terms.name, self.head, delta)
+
+    def promise(self) -> Guarantee:
+        """Return what holds for what was released, whatever decided when the run ended."""
+        return promise(self.ledger, self.terms.name, self.head)

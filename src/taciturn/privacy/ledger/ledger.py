@@ -57,6 +57,18 @@ def is_noise_known(randomness: str, unit: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlyEnd:
+    """That a run made fewer releases than it declared, perhaps because of what they showed."""
+
+    # The number that it declared.
+    declared: int
+    # ε of those it made. It would hold at δ if their number had been fixed beforehand.
+    epsilon_of_made: float
+    # ε of those it made, at the share of δ that each possible end has.
+    epsilon_ex_post: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """What holds for everything a run released up to the ledger's row `head`."""
 
@@ -86,6 +98,8 @@ class Guarantee:
     distance: float = 0.0
     # How often it was interrupted and resumed; None in ledgers that did not record it.
     resumptions: int | None = None
+    # Where ε and ρ are those of all releases that were declared, and fewer were made.
+    ended_early: EarlyEnd | None = None
 
     @property
     def is_private(self) -> bool:
@@ -97,7 +111,7 @@ class Guarantee:
         if self.releases:
             return group_epsilon(
                 release=self.release,
-                releases=self.releases,
+                releases=self.ended_early.declared if self.ended_early else self.releases,
                 delta=self.delta,
                 users=users,
                 earlier=self.earlier,
@@ -191,7 +205,7 @@ class Ledger(ChainedFile):
         return [row["run"] for row in self.rows if row["kind"] == "open"]
 
     def guarantee(self, run: str, head: str | None = None, delta: float | None = None) -> Guarantee:
-        """Return what holds for a run.
+        """Return what a run has spent: what holds if its number of releases was fixed beforehand.
 
         Args:
             run: its name.
