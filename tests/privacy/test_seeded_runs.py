@@ -291,6 +291,14 @@ def test_a_seeded_run_on_people_leaves_in_no_format_unless_asked_for(people, tmp
         assert "SIMULATION" in (tmp_path / "out" / "guarantee.txt").read_text()
 
 
+@pytest.mark.parametrize("seed", [1, None])
+def test_an_export_prints_infinity_where_the_noise_came_from_a_seed(people, tmp_path, seed):
+    train_run(short_recipe(people, run={"seed": seed}), tmp_path / "run", quietly)
+    words = ["export", str(tmp_path / "run"), "--to", "model", "--out", str(tmp_path / "out")]
+    said = CliRunner().invoke(app, [*words, "--non-private"]).output
+    assert ("ε = ∞, as its noise came from a seed" in " ".join(said.split())) == (seed == 1)
+
+
 def test_only_the_owner_reads_a_model_whose_noise_is_known(people, tmp_path):
     for seed, mode in ((1, 0o600), (None, 0o644)):
         folder = tmp_path / f"{seed}"

@@ -182,13 +182,17 @@ def test_a_page_does_not_tell_by_its_δ_how_many_people_there_are(population, tm
     recipe = tiny_recipe(
         population, privacy={"delta": 1e-5}, run={"rounds": 1, "evaluate_every": 1, "seed": None}
     )
-    run = loop.train_run(recipe, tmp_path / "run", quietly)
     book = open_ledger(population)
+    usual = book.usual_delta(len(population)).delta
+    book.set_budget(PopulationBudget(epsilon=30.0, delta=usual))
+    run = loop.train_run(recipe, tmp_path / "run", quietly)
+    book.refresh()
     spent = pair_text(book.total(1e-5).epsilon, 1e-5)
     assert f"In all they have spent {spent}." in text_of(run.folder)
     counted = delta_text(book.usual_delta().delta)
     assert counted == "0.0004"
     assert counted not in text_of(run.folder)
+    assert "Their budget for all runs is ε = 30.00." in text_of(run.folder)
 
 
 def test_a_run_without_privacy_gets_an_orange_card_and_one_with_it_does_not(made):

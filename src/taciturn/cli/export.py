@@ -69,10 +69,10 @@ def export(
     if exported.check is not None:
         agreement = exported.check.agreement
         say(_describe_check(exported.check, to))
-    console.print(
-        f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row"
-        f" {guarantee.head[:16]}…"
-    )
+    figures = f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}"
+    if guarantee.is_noise_known:
+        figures = f"ε = ∞, as its noise came from a seed (of the method: {figures})"
+    console.print(f"{figures}; ledger row {guarantee.head[:16]}…")
     return {
         "files": [str(path) for path in exported.files],
         "epsilon": guarantee.epsilon,

@@ -495,7 +495,8 @@ def _show_spending(ledger: Ledger, delta: float) -> Html:
 
 
 def _show_budget(budget: PopulationBudget, spent: float) -> list[Html]:
-    words = f"Their budget for all runs is {pair_text(budget.epsilon, budget.delta)}."
+    # Not with its δ, which may follow from how many people there are, too.
+    words = f"Their budget for all runs is ε = {epsilon_text(budget.epsilon)}."
     share = min(1.0, spent / budget.epsilon)
     meter = tag(
         "meter",
