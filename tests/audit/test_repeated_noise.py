@@ -183,6 +183,31 @@ def test_where_people_hide_the_noise_it_says_so():
     assert not audit(BROKEN["one block of 1,024"](white()), people(far=100.0)).is_refuted
 
 
+def test_noise_that_is_missing_altogether_is_noticed_where_nobody_does_anything():
+    found = audit(0 * white())
+    assert found.is_refuted
+    assert found.quiet == SIZE
+    assert found.repeated == 0
+
+
+@pytest.mark.parametrize("loud_rows", [1, 8])
+def test_where_people_hide_all_of_the_noise_nothing_is_said_of_it(loud_rows):
+    noise = BROKEN["two halves"](white())
+    added = np.zeros((8, 1))
+    added[:loud_rows] = 2000.0
+    found = audit(noise, added)
+    assert not found.is_refuted
+    assert found.noticed == 0
+    assert found.caught == np.inf
+
+
+@pytest.mark.parametrize("layers", [[1], [2], [1, 1], [512, 0], [0, 300, 0, 300]])
+def test_tiny_models_and_layers_without_parameters_are_audited(layers):
+    size = sum(layers)
+    assert not audit(white(8, size), layers=layers).is_refuted
+    assert audit(0 * white(8, size), layers=layers).is_refuted
+
+
 def test_scores_of_audit_users_do_not_notice_it():
     """The twin of all: with the noise of one half in the other, a score that adds up all
     parameters is what it always was, but for a spread that is another in the mean of no users.

@@ -107,6 +107,8 @@ def audit_noise(
     """
     if is_kept is None:
         is_kept = np.ones(sum(layers), bool)
+    # A layer may have no parameters.
+    layers = [size for size in layers if size]
     fresh = _remove_known_noise(estimates, noise)
     by_energy = _find_quiet(fresh, is_kept, layers, level / 2)
     past = _weigh_past(noise)
@@ -239,7 +241,7 @@ class _Comparison:
         self.noticed_from = len(is_kept)
         self._rows = rows
         # Those in which people do least tell which stretches deserve a closer look.
-        loudness = np.nanmean(rows**2, axis=1)
+        loudness = np.nansum(rows**2, axis=1)
         self._quietest = rows[np.sort(np.argsort(loudness)[:2])]
         self._noise_left = noise_left
         self._is_kept = is_kept
@@ -290,7 +292,11 @@ class _Comparison:
     def _choose_distances(self) -> list[Distance]:
         """Choose those at which the rows are most alike, or most opposite."""
         size = len(self._is_kept)
-        spectrum = _sum_spectra(np.clip(np.nan_to_num(self._rows), -MOST, MOST))
+        rows = np.clip(np.nan_to_num(self._rows), -MOST, MOST)
+        # Where there is no noise, or people hide all of it, no distance is better than another.
+        if size == 1 or not rows.any():
+            return []
+        spectrum = _sum_spectra(rows)
         usual = np.minimum(spectrum, USUAL * np.median(spectrum))
         chosen: dict[Distance, None] = {}
         for power in (spectrum, usual):
@@ -396,4 +402,5 @@ def _correlate(power: np.ndarray, size: int) -> np.ndarray:
     pairs = np.arange(size - 1, 0, -1)
     scaled = alike / np.sqrt(pairs)
     # Of the usual one: a few may be far larger.
-    return scaled / (1.4826 * np.median(np.abs(scaled)))
+    usual = 1.4826 * np.median(np.abs(scaled))
+    return scaled / usual if usual else np.zeros_like(scaled)
