@@ -4,6 +4,7 @@ anything is charged.
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -73,6 +74,11 @@ USERS = {
         r"user 0's weight is float32 of shape \(2,\): a weight is one number",
     ),
     "a heavy one": ([user()] * 3 + [user(weight=2.0)], "user 3's weight is 2: .*between 0 and 1"),
+    "whole weights and others": (
+        [user()._replace(weight=1), user()._replace(weight=0.5)] * 10,
+        r"user 1's weight is float64 of shape \(\), and user 0's is int64 .*give a type by",
+    ),
+    "a complex one": ([user()._replace(weight=1j)] * 20, "user 0's weight is complex128 .*one num"),
     "too few": ([user()] * 4, "made for 20 users, and 4 are given: .*2 of them .*, not 10"),
 }
 
@@ -126,14 +132,52 @@ def test_an_update_that_could_not_be_added_is_noticed_before_the_first_round(tmp
     assert charges(tmp_path) == 0
 
 
-def test_an_update_that_is_finite_for_some_synthetic_user_is_tried_on_people(tmp_path):
+def sum_log(data):
+    return jnp.sum(jnp.log(data))
+
+
+def solve_equations(matrix):
+    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), jnp.ones(4))[0]
+
+
+# What is finite for the data beside it, and for few other.
+CORRECT = {
+    "a logarithm": (sum_log, np.ones(4, np.float32)),
+    "a logarithm of what is above five": (lambda data: sum_log(data - 5.0), np.full(4, 9)),
+    "a share": (lambda data: jnp.sum(data / (1 - data)), np.full(4, 0.3, np.float32)),
+    "words only": (lambda data: jnp.sum(data) / jnp.sum(data > 3), np.arange(8)),
+    "a variance": (lambda count: 1 / (count - 1), np.asarray(5)),
+    "equations": (solve_equations, np.eye(4, dtype=np.float32)),
+    "a label beside an array": (lambda pair: pair[0][0] * pair[1], (np.ones(4, np.float32), 2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", CORRECT)
+def test_an_update_that_is_finite_for_some_synthetic_user_is_tried_on_people(tmp_path, kind):
     """The twin: a logarithm of the data is not a number for random ones, and is for these."""
+    compute, data = CORRECT[kind]
 
-    def log_of_data(message, user, key):
-        return {"mean": jnp.log(user.batches[0, 0])}
+    def compute_mean(message, user, key):
+        return {"mean": jnp.full(3, compute(user.batches), jnp.float32)}
 
-    train(tmp_path, log_of_data)
+    train(tmp_path, compute_mean, users=[user()._replace(batches=data)] * 20)
     assert charges(tmp_path) == 2
+
+
+def test_who_computes_what_no_synthetic_user_can_is_told_how(tmp_path):
+    def take_root(message, user, key):
+        return {"mean": jnp.sqrt(user.batches[0, 0] - 1000)}
+
+    def take_root_or_zero(message, user, key):
+        root = take_root(message, user, key)["mean"]
+        return {"mean": jnp.where(jnp.isfinite(root), root, 0)}
+
+    users = [user(2000.0)] * 20
+    with pytest.raises(OwnLoopError, match=r"return zeros for them: jnp.where\(jnp.isfinite"):
+        train(tmp_path, take_root, users=users)
+    assert charges(tmp_path) == 0
+    train(tmp_path / "again", take_root_or_zero, users=users)
+    assert charges(tmp_path / "again") == 2
 
 
 def test_only_shapes_of_people_are_looked_at_before_a_round_is_charged(tmp_path):
@@ -165,6 +209,7 @@ ARGUMENTS = {
     "users": (0, "`users` must be a number above 0; 0 is not"),
     "cohort": (21, "`cohort` is 21 of 20 `users`"),
     "clip_norm": (np.inf, "`clip_norm` must be a number above 0; inf is not"),
+    "server": (0.5, "`server` is a value of type float: give an optimiser of optax"),
     "noise_multiplier": ("1", "`noise_multiplier` must be a number above 0; '1' is not"),
     "user_update": (lambda user: user, "must take three arguments: message, user and key"),
 }
@@ -182,14 +227,34 @@ def test_terms_under_which_no_round_could_be_made_are_named(tmp_path):
         opened(tmp_path, rounds=0)
     with pytest.raises(OwnLoopError, match="`epsilon` must be a number above 0; 0 is not"):
         opened(tmp_path, epsilon=0)
+    with pytest.raises(OwnLoopError, match="`rounds` must be an integer of at least 1; inf is not"):
+        opened(tmp_path, rounds=np.inf)
+    with pytest.raises(OwnLoopError, match="`delta` must be a number; '1e-6' is not"):
+        opened(tmp_path, delta="1e-6")
     with pytest.raises(OwnLoopError, match="`ledger` is a folder: name a file"):
         opened(tmp_path, ledger=tmp_path)
     with pytest.raises(OwnLoopError, match="`algorithm` is a value of type function"):
         opened(tmp_path, algorithm=move_to_mean)
 
 
+def test_numbers_of_numpy_and_jax_are_numbers(tmp_path):
+    algorithm = averaging(clip_norm=np.float32(0.1), noise_multiplier=jnp.float32(1), cohort=10.0)
+    terms = {"rounds": np.int64(5), "epsilon": np.float32(90), "delta": np.float64(1e-6)}
+    curator = opened(tmp_path, algorithm, **terms)
+    next(tt.rounds(algorithm, curator, START))
+    assert charges(tmp_path) == 1
+
+
 def test_rounds_of_another_algorithm_than_the_curator_s_are_refused(tmp_path):
-    curator = opened(tmp_path)
+    own = averaging()
+    curator = opened(tmp_path, own)
     with pytest.raises(OwnLoopError, match="another one than that of the curator"):
         next(tt.rounds(averaging(), curator, START))
     assert charges(tmp_path) == 0
+    # Later too; only the server may do something else with the estimates.
+    state = next(tt.rounds(own, curator, START))
+    with pytest.raises(OwnLoopError, match="another one than that of the curator"):
+        next(tt.rounds(own._replace(user_update=give_nan), curator, state))
+    assert charges(tmp_path) == 1
+    next(tt.rounds(own._replace(server_update=lambda server, estimate: server), curator, state))
+    assert charges(tmp_path) == 2

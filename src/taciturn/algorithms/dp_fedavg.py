@@ -111,14 +111,18 @@ def private_averaging(
         noise_multiplier=noise_multiplier,
         users=users,
         cohort=cohort,
+        server=server,
     )
+    # They may be arrays with one number each.
     averaged = mechanism(
-        flat_clip(clip_norm), fixed_denominator(cohort), gaussian(noise_multiplier)
+        flat_clip(float(clip_norm)),
+        fixed_denominator(float(cohort)),
+        gaussian(float(noise_multiplier)),
     )
     return federated_algorithm(
         user_update,
         averaged,
-        participation=PoissonSampling(cohort / users, users=users),
+        participation=PoissonSampling(float(cohort) / float(users), users=users),
         server=server or optax.sgd(1.0),
     )
 

@@ -61,9 +61,9 @@ from taciturn.privacy.ledger.releases import Releases
 from taciturn.privacy.noise import sampler
 from taciturn.privacy.noise.chacha20 import Coins, key_words
 from taciturn.privacy.own_loop import (
-    OwnLoopError,
     check_algorithm,
     check_number,
+    check_same,
     check_terms,
     check_users,
     try_algorithm,
@@ -125,8 +125,9 @@ class Curator:
         self._tries: Counter[int] = Counter()
         # A folder with the log of who took part, of a simulation: gone with the curator.
         self._secrets: tempfile.TemporaryDirectory | None = None
-        # The algorithm of your own loop, until it was tried.
-        self._untried: Algorithm | None = None
+        # The algorithm of your own loop.
+        self._own: Algorithm | None = None
+        self._is_tried = False
 
     @classmethod
     def for_simulation(
@@ -170,10 +171,13 @@ class Curator:
             ledger_is_folder=Path(ledger).is_dir(),
             rounds=rounds,
             epsilon=epsilon,
+            delta=delta,
         )
+        # They may be numbers of NumPy, which the ledger could not write.
+        rounds = int(rounds)
+        epsilon = None if epsilon is None else float(epsilon)
+        delta = default_delta(len(users)) if delta is None else float(delta)
         book = Ledger(Path(ledger))
-        if delta is None:
-            delta = default_delta(len(users))
         _check_delta(delta, len(users))
         check_number(algorithm, len(users))
         root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
@@ -200,7 +204,7 @@ class Curator:
             log=log,
         )
         curator._secrets = secrets
-        curator._untried = algorithm
+        curator._own = algorithm
         account.open()
         return curator
 
@@ -241,15 +245,15 @@ class Curator:
         Raises:
             OwnLoopError: it is another algorithm than the curator's, or one that learns nothing.
         """
-        if self._untried is None or not isinstance(self._fleet, UsersInMemory):
+        own = self._own
+        if own is None or not isinstance(self._fleet, UsersInMemory):
             return
-        if algorithm is not self._untried:
-            raise OwnLoopError(
-                "`algorithm` is another one than that of the curator: give the same to both"
-            )
+        check_same(algorithm, own)
+        if self._is_tried:
+            return
         public = self._public(state)
         try_algorithm(algorithm, params, public, self._fleet.example)
-        self._untried = None
+        self._is_tried = True
 
     def forget_records(self, before: int) -> None:
         """Delete the records of rounds before this one: the state at its start is on disk."""

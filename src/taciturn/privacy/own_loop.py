@@ -39,6 +39,18 @@ def check_algorithm(algorithm: object) -> None:
         )
 
 
+def check_same(algorithm: Algorithm, own: Algorithm) -> None:
+    """Refuse another algorithm than the curator's own.
+
+    What the server does with estimates is not the curator's, and may change.
+    """
+    is_same = algorithm.user_update is own.user_update and algorithm.mechanism is own.mechanism
+    if not is_same or algorithm.participation != own.participation:
+        raise OwnLoopError(
+            "`algorithm` is another one than that of the curator: give the same to both"
+        )
+
+
 def check_users(users: object) -> None:
     """Refuse users who are not there, and those whose reports could not be added.
 
@@ -72,7 +84,8 @@ def _check_user(user: object, number: int) -> dict[str, jax.ShapeDtypeStruct]:
     for name, leaf in _name_leaves(user).items():
         shapes[name] = _shape_of(leaf, f"user {number}'s {name}")
     weight = shapes.get("weight")
-    if weight is None or weight.shape:
+    is_real = weight is not None and not jnp.issubdtype(weight.dtype, jnp.complexfloating)
+    if weight is None or weight.shape or not is_real:
         raise OwnLoopError(
             f"user {number}'s weight is {_describe_shape(weight)}: a weight is one number, and all"
             " users' arrays have one shape"
@@ -92,7 +105,8 @@ def _compare_users(
             raise OwnLoopError(
                 f"user {number}'s {name} is {_describe_shape(own.get(name))}, and user 0's is"
                 f" {_describe_shape(first.get(name))}: all users' arrays have one shape and type."
-                " Pad them, and let user_update leave out what is padding"
+                " Pad them, and let user_update leave out what is padding; give a type by"
+                " np.asarray(…, np.float32)"
             )
 
 
@@ -113,7 +127,7 @@ def check_number(algorithm: Algorithm, users: int) -> None:
     )
 
 
-def check_terms(*, ledger_is_folder: bool, rounds: Any, epsilon: Any) -> None:
+def check_terms(*, ledger_is_folder: bool, rounds: Any, epsilon: Any, delta: Any) -> None:
     """Refuse terms under which no round could be made."""
     if ledger_is_folder:
         raise OwnLoopError("`ledger` is a folder: name a file, for example ledger.jsonl in it")
@@ -121,17 +135,28 @@ def check_terms(*, ledger_is_folder: bool, rounds: Any, epsilon: Any) -> None:
         raise OwnLoopError(f"`rounds` must be an integer of at least 1; {rounds!r} is not")
     if epsilon is not None and not (_is_number(epsilon, float) and epsilon > 0):
         raise OwnLoopError(f"`epsilon` must be a number above 0; {epsilon!r} is not")
+    if delta is not None and not _is_number(delta, float):
+        raise OwnLoopError(f"`delta` must be a number; {delta!r} is not")
 
 
 def _is_number(value: Any, kind: Callable[[Any], Any]) -> bool:
     try:
-        return not isinstance(value, str) and kind(value) == value
-    except (TypeError, ValueError):
+        number = kind(value)
+    except (TypeError, ValueError, OverflowError):
         return False
+    # A fraction need not be a float, but NaN is not a number.
+    is_exact = kind is float or number == value
+    return not isinstance(value, str) and bool(is_exact) and not math.isnan(number)
 
 
 def check_averaging(
-    *, user_update: object, clip_norm: Any, noise_multiplier: Any, users: Any, cohort: Any
+    *,
+    user_update: object,
+    clip_norm: Any,
+    noise_multiplier: Any,
+    users: Any,
+    cohort: Any,
+    server: object,
 ) -> None:
     """Refuse arguments of `private_averaging` of which no algorithm can be made."""
     if not callable(user_update):
@@ -154,11 +179,17 @@ def check_averaging(
         "cohort": cohort,
     }
     for name, value in numbers.items():
-        if not (_is_number(value, float) and 0 < value < math.inf):
+        if not (_is_number(value, float) and 0 < float(value) < math.inf):
             raise OwnLoopError(f"`{name}` must be a number above 0; {value!r} is not")
     if cohort > users:
         raise OwnLoopError(
-            f"`cohort` is {cohort:g} of {users:g} `users`: no round can have more than all of them"
+            f"`cohort` is {float(cohort):g} of {float(users):g} `users`: no round can have more"
+            " than all of them"
+        )
+    is_optimizer = hasattr(server, "init") and hasattr(server, "update")
+    if server is not None and not is_optimizer:
+        raise OwnLoopError(
+            f"`server` is {_describe(server)}: give an optimiser of optax, such as optax.sgd(1.0)"
         )
 
 
@@ -182,14 +213,16 @@ def try_algorithm(algorithm: Algorithm, params: Params, public: Any, user: UserD
     _compare_trees(params, jax.eval_shape(algorithm.user_update, message, shapes, key))
     user_update = jax.jit(algorithm.user_update)
     broken: list[str] = []
-    for synthetic in (_ones(shapes), _random_numbers(shapes)):
+    for make in (_ones, _random_numbers, _shares_and_counts, _large_numbers):
+        synthetic = make(shapes)
         broken = _find_broken(user_update(message, synthetic, key))
         if not broken:
             return
     raise OwnLoopError(
         f"user_update returns numbers that are not finite in {', '.join(broken)}, for synthetic"
         " users of ones and of random numbers: such a report counts as zero, and nothing would be"
-        " learned. Look for divisions by zero, logarithms and steps that are too long; nothing was"
+        " learned. Look for divisions by zero, logarithms and steps that are too long; if no such"
+        " user is like yours, return zeros for them: jnp.where(jnp.isfinite(x), x, 0). Nothing was"
         " charged"
     )
 
@@ -244,6 +277,38 @@ def _random_numbers(shapes: UserData) -> UserData:
     return _as_user(jax.tree.map(draw, shapes), shapes)
 
 
+def _shares_and_counts(shapes: UserData) -> UserData:
+    """Return a user of numbers between 0 and 1, and of larger ones where they are integers."""
+    return _draw_positive(shapes, least=0.1, most=0.9)
+
+
+def _large_numbers(shapes: UserData) -> UserData:
+    """Return a user of numbers that are all above 5; square matrices are positive definite."""
+    return _draw_positive(shapes, least=6.0, most=99.0)
+
+
+def _draw_positive(shapes: UserData, least: float, most: float) -> UserData:
+    generator = np.random.default_rng(0)
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return generator.integers(6, 99, leaf.shape).astype(leaf.dtype)
+        numbers = generator.uniform(least, most, leaf.shape)
+        if least > 1:
+            numbers = _make_definite(numbers)
+        return numbers.astype(leaf.dtype)
+
+    return _as_user(jax.tree.map(draw, shapes), shapes)
+
+
+def _make_definite(numbers: np.ndarray) -> np.ndarray:
+    """Return positive numbers so that square matrices have more on the diagonal than beside it."""
+    if numbers.ndim < 2 or numbers.shape[-1] != numbers.shape[-2] or not numbers.size:
+        return numbers
+    size = numbers.shape[-1]
+    return numbers + np.swapaxes(numbers, -1, -2) + 2 * size * numbers.max() * np.eye(size)
+
+
 def _as_user(data: UserData, shapes: UserData) -> UserData:
     """Return the data with the weight of a whole user, who has one step."""
     steps = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes.steps)
@@ -275,13 +340,17 @@ def _shape_of(leaf: Any, name: str) -> jax.ShapeDtypeStruct:
 
 def _refuse_list(tree: PyTree, name: str) -> None:
     """Refuse a list of plain numbers, each of which would be an array by itself."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        is_item = path and isinstance(path[-1], jax.tree_util.SequenceKey)
-        if is_item and not hasattr(leaf, "dtype"):
-            raise OwnLoopError(
-                f"{name} has a list of numbers where an array belongs: make it one with"
-                " np.asarray(…, np.float32)"
-            )
+    if any(map(_is_list_of_numbers, jax.tree.leaves(tree, is_leaf=_is_list_of_numbers))):
+        raise OwnLoopError(
+            f"{name} has a list of numbers where an array belongs: make it one with"
+            " np.asarray(…, np.float32)"
+        )
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, int | float) and not hasattr(item, "dtype") for item in value)
 
 
 def _describe(value: Any) -> str:
@@ -291,7 +360,7 @@ def _describe(value: Any) -> str:
 
 
 def _describe_shape(shape: jax.ShapeDtypeStruct | None) -> str:
-    return f"{shape.dtype} of shape {shape.shape}" if shape else "missing"
+    return "missing" if shape is None else f"{shape.dtype} of shape {shape.shape}"
 
 
 def _describe_tree(tree: PyTree) -> str:
