@@ -31,9 +31,8 @@ def tables(typing: Result) -> str:
     is_timed = SPEED in next(iter(typing["models"].values()))
     people = (
         f"{typing['people']:,} people, {typing['words']:,} words and punctuation, 400 each at most;"
-        f" all in %{f', but for {SHOWN[SPEED]}' if is_timed else ''}. Recall and what is picked"
-        " leave out punctuation and ends of messages; Top1, Top3 and keystrokes saved of words, punctuation and ends of"
-        " messages."
+        f" all in %{f', but for {SHOWN[SPEED]}' if is_timed else ''}. Top1 and Top3 are of words,"
+        " punctuation and ends of messages; recall and what is picked are of words only."
     )
     parts = [people, _models_table(typing), _describe_changes(typing), _changes_table(typing)]
     shares = typing.get("people_share", {})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lib import page, results, run_lists, typed_claims
+from lib import canary_tables, page, results, run_lists, typed_claims
 from lib.results import Measured
 from lib.verdicts import (
     Difference,
@@ -149,3 +149,50 @@ def test_n_grams_of_another_table_count_where_the_same_people_typed():
     assert judged(typed(**{baseline: (0.19, 0.002)}) | {"words": 401}) == [Verdict.NOT_RUN]
     assert judged(typed(**{"Kneser–Ney, with history": (0.19, 0.002)})) == [Verdict.NOT_RUN]
     assert judged(None) == [Verdict.NOT_RUN]
+
+
+def canaries(times: list[int], ranks: list[int]) -> canary_tables.CanaryRow:
+    found = [[1, 14, met, rank, False] for met, rank in zip(times, ranks, strict=True)]
+    return canary_tables.group_by_kind([{"canaries": found}])[1, 14]
+
+
+def test_a_canary_is_met_as_often_as_on_average():
+    """The twin: pages showed the most that any canary is met as what is expected."""
+    row = canaries([0, 230, 460], ranks=[900, 5_000, 90_000])
+    assert (row.met, row.never_met) == (230, 1)
+    assert row.met != max(0, 230, 460)
+
+
+def careless(least: int) -> Verdict:
+    """The twin: what is not memorised, whether or not anything could have been."""
+    return judge_counted(least >= 100, seeds=2)
+
+
+@pytest.mark.parametrize(
+    ("private", "without_privacy", "verdict", "verdict_of_careless"),
+    [
+        (3_000, 1, Verdict.HOLDS, Verdict.HOLDS),
+        (3_000, 30_000, Verdict.UNTOLD, Verdict.HOLDS),
+        (1, 1, Verdict.FAILS, Verdict.FAILS),
+        (1, 30_000, Verdict.FAILS, Verdict.FAILS),
+    ],
+)
+def test_that_nothing_is_memorised_says_something_where_something_could_be(
+    private, without_privacy, verdict, verdict_of_careless
+):
+    judge = page.load_figures("ramaswamy2020")._nothing_memorised
+    one = canaries([230, 230], ranks=[private, 90_000])
+    other = canaries([230, 230], ranks=[without_privacy, 90_000])
+    assert judge("nothing", one, other, seeds=2).verdict is verdict
+    assert careless(min(one.ranks)) is verdict_of_careless
+
+
+def test_generated_text_is_not_as_good_as_real_text_where_none_is():
+    """Both are within 3 % of each other, and so is a model that was not trained at all."""
+    (row,) = [
+        item
+        for item in page.load_figures("popov2018").items()
+        if item.name == "§2.5, transfer learning"
+    ]
+    assert {part.verdict for part in row.parts} == {Verdict.UNTOLD}
+    assert all("the start itself" in part.measured for part in row.parts)
