@@ -9,6 +9,9 @@ import time
 import pytest
 
 from harness import Cut, copied_population, cut_at, quietly, tiny_recipe
+from taciturn.errors import TaciturnError
+from taciturn.privacy.ledger.account import Account
+from taciturn.runs import folder as folder_of_a_run
 from taciturn.runs import loop, metrics
 from taciturn.runs.loop import resume_run, train_run
 from taciturn.runs.metrics import Metrics
@@ -70,6 +73,54 @@ def test_all_files_of_a_run_that_ended_have_one_date(two_paces):
         (date,) = dates
         assert date % 60 == 0
         assert time.time() - date < 3600
+
+
+@pytest.mark.parametrize("killed_at", ["page", "closing"])
+def test_a_run_that_is_killed_while_it_ends_has_one_date_too(
+    population, tmp_path, monkeypatch, killed_at
+):
+    """Its page takes seconds to write, and nobody has to resume what is finished."""
+    with monkeypatch.context() as crash:
+        where = {"page": (loop, "_write_page"), "closing": (Account, "close")}
+        crash.setattr(*where[killed_at], kill)
+        with pytest.raises(KeyboardInterrupt):
+            train_run(tiny_recipe(population), tmp_path / "run", quietly)
+    assert len(dates_of(tmp_path / "run")) == 1
+    with pytest.raises(TaciturnError, match="finished"):
+        resume_run(tmp_path / "run", quietly)
+    assert len(dates_of(tmp_path / "run")) == 1
+
+
+def kill(*arguments):
+    raise KeyboardInterrupt
+
+
+def dates_of(folder):
+    return {os.lstat(path).st_mtime for path in folder.rglob("*")}
+
+
+def test_a_date_that_cannot_be_changed_is_no_reason_to_lose_a_finished_run(
+    population, tmp_path, monkeypatch, caplog
+):
+    """The file of another account, say, or a folder of a cluster that keeps no dates."""
+
+    def refuse(path, times, **how):
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(folder_of_a_run.os, "utime", refuse)
+    finished = train_run(tiny_recipe(population), tmp_path / "run", quietly)
+    assert finished.guarantee.releases
+    assert "tell how long the run took" in caplog.text
+
+
+def test_a_link_in_a_run_that_leads_nowhere_is_dated_like_the_rest(population, tmp_path):
+    def link(done, rounds, row):
+        place = tmp_path / "run" / "notes"
+        if not place.is_symlink():
+            place.symlink_to("nowhere")
+
+    train_run(tiny_recipe(population), tmp_path / "run", link)
+    assert len(dates_of(tmp_path / "run")) == 1
 
 
 def test_an_interrupted_run_keeps_its_seconds_where_nobody_reads_them(population, tmp_path):

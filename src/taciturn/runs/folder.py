@@ -1,5 +1,6 @@
 """A run's folder: complete or absent, and without its secrets once the run ends."""
 
+import logging
 import os
 import shutil
 import time
@@ -20,6 +21,7 @@ from taciturn.files import (
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
 
+LOG = logging.getLogger("taciturn")
 # How the file of a root begins; both are of one length.
 FROM_ENTROPY = b"entropy\n"
 FROM_SEED = b"seeded:\n"
@@ -106,11 +108,23 @@ def hide_times(folder: Path) -> None:
     """Date all files of a run that has ended to one full minute.
 
     They are published, and their dates would say how long the run took, which depends on what its
-    users wrote.
+    users wrote. Where one cannot be changed (of another account's file) a warning says so: the run
+    is finished all the same.
     """
     minute = time.time() // 60 * 60
+    refusals = []
     for path in (*folder.rglob("*"), folder):
-        os.utime(path, (minute, minute))
+        try:
+            os.utime(path, (minute, minute), follow_symlinks=False)
+        except OSError as error:
+            refusals.append(f"{path}: {error.strerror}")
+    if refusals:
+        LOG.warning(
+            "files of %s keep dates that tell how long the run took, which depends on what people"
+            " wrote (%s): before you publish them, copy them without their dates",
+            folder,
+            refusals[0],
+        )
 
 
 def recipe_of(folder: Path) -> Recipe:

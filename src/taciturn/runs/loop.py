@@ -219,8 +219,8 @@ def _close_if_finished(folder: Path, recipe: Recipe) -> None:
         name = from_json(statement_file.read_text())["run"]
         is_open = ledger.run_rows(name) and not ledger.is_closed(name)
         if is_open:
-            ledger.close(name)
             hide_times(folder)
+            ledger.close(name)
 
 
 class _Training:
@@ -469,6 +469,8 @@ def _finish(
     _write_statements(run, state, guarantee)
     # With them goes all that could remove the noise.
     delete_secrets(run.folder)
+    # Before it is closed: nothing would do it after a crash in what follows.
+    hide_times(run.folder)
     # The run can no longer be resumed.
     run.account.close()
     try:
