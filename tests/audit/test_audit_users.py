@@ -200,3 +200,27 @@ def test_what_was_read_from_a_model_that_is_its_owner_s_alone_is_too(population,
     kept = (first_estimates.FILE_NAME, first_estimates.LAYERS)
     for name in (audit_users.FILE_NAME, audit_users.COINS, *kept):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_first_estimates_are_complete_rows_or_refused(tmp_path):
+    kept = first_estimates.FirstEstimates(rounds=3, layers=[5, 3])
+    for round in range(3):
+        kept.observe(round, {"a": np.full(5, 2.0), "b": np.full(3, 4.0)}, deviation=2.0)
+    kept.save(tmp_path, 0o600)
+    path = tmp_path / first_estimates.FILE_NAME
+    assert path.stat().st_mode & 0o777 == 0o600
+    loaded = first_estimates.load_first_estimates(tmp_path)
+    assert loaded is not None
+    assert loaded.rows.tolist() == [[1.0] * 5 + [2.0] * 3] * 3
+    # A process was killed while it wrote the second row.
+    written = np.lib.format.open_memmap(path, "r+")
+    written[1, 4:] = np.nan
+    written.flush()
+    loaded = first_estimates.load_first_estimates(tmp_path)
+    assert loaded is not None
+    assert len(loaded.rows) == 1
+    # An archive of NumPy is not an array.
+    with path.open("wb") as file:
+        np.savez(file, np.ones(3))
+    with pytest.raises(ValueError, match="is of another model"):
+        first_estimates.load_first_estimates(tmp_path)

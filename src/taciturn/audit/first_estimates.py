@@ -105,7 +105,8 @@ def load_first_estimates(folder: Path) -> KeptEstimates | None:
     layers: list[int] = json.loads((folder / LAYERS).read_text())
     values = np.load(folder / FILE_NAME)
     is_kept = choose_kept(sum(layers))
-    if values.shape[1:] != (is_kept.sum(),):
+    # NumPy's archives are read as other types.
+    if not isinstance(values, np.ndarray) or values.shape[1:] != (is_kept.sum(),):
         raise ValueError(f"{FILE_NAME} is of another model than {LAYERS}")
     # A run that was interrupted, or that an older version began, has not all of some rounds.
     is_missing = np.isnan(values).any(axis=1)
