@@ -564,7 +564,7 @@ def table_8(clip: Group) -> Judged:
         claim = f"S = {norm} loses {100 * theirs:.1f} points to it, within {POINTS}"
         measured = f"{loss} points"
         if any(result.get("stopped") for result in clip.found[norm]):
-            measured += ", after which it had diverged"
+            measured += "; it had diverged"
         parts.append(Part(claim, measured, judge_same(off, CLOSE)))
     shown = [f"{percent(clip.last(run))} at {run}" for run in ("0.1", "0.2", "0.5", "0.8", "1")]
     return Judged(
