@@ -153,6 +153,31 @@ def test_an_interrupted_run_stops_where_it_would_have_with_the_same_model(
     assert interrupted("cut", round) == ending(whole, tmp_path / "whole")
 
 
+def kill_at_the_end(monkeypatch, name):
+    """Kill the run where it does this for the last time: its last state is saved then."""
+
+    def kill_where_it_ended(run, *arguments):
+        if (run.folder / "stopped.txt").exists():
+            raise KeyboardInterrupt
+        return do(run, *arguments)
+
+    do = getattr(loop, name)
+    monkeypatch.setattr(loop, name, kill_where_it_ended)
+
+
+@pytest.mark.parametrize("name", ["_write_own_rows", "_write_statements"])
+def test_a_run_that_is_killed_while_it_ends_has_ended(population, tmp_path, monkeypatch, name):
+    """Else it spends more after it was seen that it gets worse, and forgets its good model."""
+    recipe = tiny_recipe(population, **LOUD)
+    whole = train_run(recipe, tmp_path / "whole", quietly)
+    with monkeypatch.context() as crash:
+        kill_at_the_end(crash, name)
+        with pytest.raises(KeyboardInterrupt):
+            train_run(recipe, tmp_path / "cut", quietly)
+    finished = resume_run(tmp_path / "cut", quietly)
+    assert ending(finished, tmp_path / "cut") == ending(whole, tmp_path / "whole")
+
+
 def test_the_twin_that_forgets_what_it_saw_ends_otherwise(
     interrupted, population, tmp_path, monkeypatch
 ):

@@ -347,6 +347,8 @@ class _Training:
         _forget_earlier_sightings(self._run, self._state)
 
     def _finish(self) -> None:
+        # A run that is interrupted from here on resumes from the state that is saved now.
+        _save_sightings(self._run, self._state, self._watch.sightings)
         _finish(self._run, self._state, self._model, scores=self._scores, first=self._first)
 
 
