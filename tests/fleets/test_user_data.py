@@ -40,9 +40,9 @@ def in_a_simulation(recipe, vocabulary, lengths):
     fleet = SimulatedFleet(
         written, build.layout(recipe, vocabulary), weight_cap=recipe.participation.weight_cap
     )
-    together, _ = fleet._load(fleet._texts, np.arange(len(lengths)), jax.local_devices()[0])
+    loaded = fleet._load(fleet._texts, np.arange(len(lengths)), jax.local_devices()[0])
     return [
-        jax.tree.map(lambda leaf, number=number: leaf[number], together)
+        jax.tree.map(lambda leaf, number=number: leaf[number], loaded.users)
         for number in range(len(lengths))
     ]
 

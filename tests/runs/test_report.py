@@ -381,7 +381,9 @@ def test_what_an_audit_found_is_on_the_page_and_that_nobody_looked(made, tmp_pat
         assert to_json(AuditResults.from_json(from_json(written)).to_json()) == written
         run.report(beside=())
         assert ("BROKEN" in text_of(folder)) == refuted
-        assert "2.00 1.50 0.25" in text_of(folder)
+        shown = text_of(folder)
+        assert "claimed 1.00 2.00 found 0.50 1.50 found, at least" in shown
+        assert f"{audit.times_at_least:.2f} 0.25" in shown
         assert "4 users, 15 copies 60 1.6k of 2.0M 10.2 –" in text_of(folder)
 
 

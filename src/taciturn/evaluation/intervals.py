@@ -111,8 +111,9 @@ def jackknife(statistic: Callable[[np.ndarray], float], buckets: int) -> Interva
 def _jackknife_deviation(statistic: Callable[[np.ndarray], float], buckets: int) -> float:
     """Return the standard deviation of a statistic."""
     without = _leave_each_out(statistic, buckets)
-    mean = np.mean(without)
-    squares = sum((value - mean) ** 2 for value in without)
+    # Figures of a model that has diverged may be too large to be squared: their interval is ∞.
+    with np.errstate(over="ignore"):
+        squares = np.sum(np.square(np.array(without) - np.mean(without)))
     return math.sqrt((buckets - 1) / buckets * squares)
 
 
