@@ -86,6 +86,8 @@ def norm_upper_bound(tree: PyTree) -> jax.Array:
     leaves = _join_small([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)])
     if not leaves:
         return jnp.float32(0)
+    # Compilers regroup products with constants of a program: C²·shrink² may overflow or underflow.
+    leaves = jax.lax.optimization_barrier(leaves)
     exponent = _largest_exponent(leaves)
     shrink = _power_of_two(-exponent)
     rows = [_split_into_rows(leaf) for leaf in leaves]
