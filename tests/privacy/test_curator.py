@@ -296,6 +296,9 @@ NOBODYS = {
     "yes or no": lambda there: there < 5,
     "parts of users": lambda there: there + 0.5,
     "a table": lambda there: there[:, None],
+    "a number": lambda there: there[3],
+    "a set": lambda there: set(there.tolist()),
+    "nothing": lambda there: None,
 }
 
 
@@ -318,7 +321,13 @@ def test_a_cohort_of_ones_own_has_each_user_once_or_nobody_is_asked(tmp_path, mo
     assert released(lambda there: []) == []
     # The twin: as it was, whatever was chosen was summed.
     monkeypatch.setattr(curator, "_check_cohort", lambda cohort, users: cohort)
-    assert released(choose) == np.asarray(choose(np.arange(USERS))).tolist()
+    chosen = np.asarray(choose(np.arange(USERS)))
+    if chosen.ndim:
+        assert released(choose) == chosen.tolist()
+        return
+    # What is not a list ended in no sentence.
+    with pytest.raises(TypeError, match="unsized"):
+        released(choose)
 
 
 def test_a_fleet_that_lists_a_user_twice_is_refused(tmp_path):
@@ -330,6 +339,20 @@ def test_a_fleet_that_lists_a_user_twice_is_refused(tmp_path):
     with pytest.raises(ParticipationBreach, match="users` of the fleet"):
         door.private_mean(ZERO, averaging().mechanism.init(ZERO), 0)
     assert not door.account.charges
+
+
+@pytest.mark.parametrize("form", [list, lambda users: range(len(users))])
+def test_a_fleet_may_list_its_users_as_it_likes(tmp_path, monkeypatch, form):
+    class Listing(Loop):
+        def users(self, eligible):
+            return form(eligible(np.arange(USERS)))
+
+    of = averaging(CHOSEN)
+    fleet = Listing()
+    monkeypatch.setattr(CHOSEN, "choose", lambda there: there[2:5])
+    door = opened(of, fleet, tmp_path / FILE_NAME)
+    door.private_mean(ZERO, of.mechanism.init(ZERO), 0)
+    assert fleet.cohorts == [[2, 3, 4]]
 
 
 def test_a_cohort_larger_than_a_total_has_room_for_is_not_summed(tmp_path):

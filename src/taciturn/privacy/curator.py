@@ -381,7 +381,7 @@ class Curator:
         coins = Coins(randomness.derive(self._fresh_root, "cohort", round, attempt))
         users = self._fleet.users(self._log.eligible if self._log else _all_eligible)
         cohort = self._participation.select(users, round, coins)
-        return _check_cohort(np.asarray(cohort), users)
+        return _check_cohort(np.asarray(cohort), np.asarray(users))
 
     def _sum_reports(
         self, params: Params, state: MechanismState, cohort: UserIds, round: int, attempt: int
@@ -461,7 +461,7 @@ def _check_cohort(cohort: np.ndarray, users: UserIds) -> UserIds:
     Raises:
         ParticipationBreach: before anybody is asked.
     """
-    if not len(cohort):
+    if cohort.shape == (0,):
         return np.zeros(0, np.int64)
     if cohort.ndim != 1 or not np.issubdtype(cohort.dtype, np.integer):
         raise ParticipationBreach(
