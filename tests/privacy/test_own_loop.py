@@ -115,6 +115,12 @@ def test_the_ledger_does_not_reveal_users_data(tmp_path):
     )
 
 
+def test_a_loop_that_is_stopped_promises_what_its_curator_was_made_for(tmp_path):
+    algorithm, curator = opened(tmp_path, epsilon=3.0, rounds=16)
+    released(algorithm, curator, 1)
+    assert curator.account.guarantee().epsilon < curator.account.promise().epsilon <= 3.0
+
+
 def test_the_participation_log_is_deleted_with_its_curator(tmp_path):
     claim = MinSeparation(size=5, min_separation=1, max_participations=3, rounds=10)
     plain = mean()
