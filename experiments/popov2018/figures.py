@@ -205,9 +205,11 @@ def table_2(ten: Group, averaging: Group) -> Judged:
     runs |= dict.fromkeys(averaging.found, averaging)
     typings = {name: load_typing(group, name) for name, group in runs.items()}
     averages = {name: average_perplexity(typing) for name, typing in typings.items()}
-    transferred = min(averages[name] for name in TRANSFER)
+    # As often as devices train for averaging: each cycle of the server's has a round of theirs.
+    transferred = min(averages["generated-1"], averages["real-1"])
     ours = (
         f"{averages['averaged-1']:.1f} against {transferred:.1f} after a round,"
+        f" {averages['averaged-5']:.1f} against {averages['generated-5']:.1f} after five,"
         f" {averages['rehearsal']:.1f} after 300"
     )
     parts = [
@@ -215,11 +217,18 @@ def table_2(ten: Group, averaging: Group) -> Judged:
             "averaging is better than transfer learning after a round",
             averages["averaged-1"],
             transferred,
-        )
+        ),
+        _better(
+            "averaging is better than transfer learning after five rounds",
+            averages["averaged-5"],
+            averages["generated-5"],
+        ),
     ]
     about_cells = (
         "Ten devices of about 1,600 words each, rehearsal at λ = ½, batches of 10 rows of 20 words;"
-        " 300 rounds are 3,000 devices."
+        " 300 rounds are 3,000 devices. Devices train anew for each of the server's five cycles, so"
+        " these are held against five rounds; in the paper the server has one round of theirs and"
+        " generates text anew."
     )
     stale = averaging.found["queue"][0]["rows"][-1].get("staleness", math.nan)
     about_queue = f"A report from the queue is {stale:.1f} rounds old on average."
