@@ -197,6 +197,15 @@ def subtract(one: Difference, other: Difference) -> Difference:
     )
 
 
+def subtract_next(one: Difference, other: Difference) -> Difference:
+    """Return the difference of two differences, where the second begins with the run with which the
+    first ends: that run counts twice, and of three alike the variance is six times one's, where a
+    difference of two has twice.
+    """
+    apart = subtract(one, other)
+    return apart._replace(margin=math.sqrt(3) * max(one.margin, other.margin))
+
+
 def measure_share(share: float, count: int, seeds: int) -> Difference:
     """Return a share of some people, with a 95 % interval: Wilson's, and of its sides the wider.
 

@@ -414,20 +414,13 @@ def table_4(result: Result) -> Judged:
     head = ("round", "validation perplexity", "uploads", "GiB uploaded")
     about_cells = (
         "Penn Treebank on four nodes, 2 × 1500 LSTM, 51.0M parameters: 10 epochs on each node in"
-        " turn, then 27 rounds of 2 epochs falling to 1, at rates from 1.0 to 0.05. As many uploads"
-        f" and rounds as theirs are a setting, and no result: {row['uploads']} uploads are"
-        f" {gibibytes:.2f} GiB, 21.29 as printed. There is no committed result of compressed"
-        " gradients."
+        " turn, then 27 rounds of 2 epochs falling to 1, at rates from 1.0 to 0.05. That is another"
+        " schedule than theirs (10 to 20 epochs falling to 1 to 3, rates from 1.0 to 0.27), so the"
+        " perplexities themselves are not compared. As many uploads and rounds as theirs are a"
+        f" setting, and no result: {row['uploads']} uploads are {gibibytes:.2f} GiB, 21.29 as"
+        " printed. There is no committed result of compressed gradients."
     )
-    is_near = abs(best["test"] / 71.06 - 1) < UNDECIDED
-    parts = [
-        Part(
-            f"a perplexity of 71.06, within {100 * UNDECIDED:.0f} %",
-            f"{best['test']:.1f}",
-            judge_counted(is_near, ONE),
-        ),
-        Part("better than compressed gradients", "not measured yet", Verdict.NOT_RUN),
-    ]
+    parts = [Part("better than compressed gradients", "not measured yet", Verdict.NOT_RUN)]
     ours = f"{best['test']:.1f} for {row['uploads']} uploads; compressed gradients not measured yet"
     return Judged(ours=ours, parts=parts, details=f"{about_cells}\n\n{table(head, cells)}")
 

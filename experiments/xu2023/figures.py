@@ -24,6 +24,7 @@ from lib.verdicts import (
     pool,
     pool_runs,
     subtract,
+    subtract_next,
 )
 
 PAPER = "xu2023"
@@ -470,9 +471,11 @@ def pretraining(found: Group) -> Judged:
     gains = [compare(after, before, spread()) for before, after in pairwise(measured)]
     first, second, third = gains
     parts = [Part("the first epoch helps", f"{first} points", judge_more(first))]
-    for name, gain in (("1 to 3", second), ("3 to 10", third)):
-        less = subtract(first, gain)
-        claim = f"from {name} epochs there is less to gain"
+    for name, less in (
+        ("1 to 3", subtract_next(first, second)),
+        ("3 to 10", subtract(first, third)),
+    ):
+        claim = f"from {name} epochs there is less to gain than from the first"
         parts.append(Part(claim, f"{less} points less", judge_more(less)))
     return Judged(
         ours=f"{percents(measured)} % after {', '.join(epochs)} epochs and 290 rounds",
