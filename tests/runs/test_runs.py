@@ -125,6 +125,8 @@ def test_two_runs_are_compared_on_the_same_held_out_users(population, vocabulary
     table = run_cli("compare", tmp_path / "short", tmp_path / "long").output
     assert "B over A" in table
     assert "perplexity" in table
+    # What a person is promised is not one run's ε, but that of all on them.
+    assert "All 2 runs on these people together: ε = " in table
     one, other = FinishedRun(tmp_path / "short").compare(FinishedRun(tmp_path / "long"))
     loss = other.scores.change_from(one.scores, "loss")
     assert loss.value == pytest.approx(other.scores["loss"].value / one.scores["loss"].value - 1)

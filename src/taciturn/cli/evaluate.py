@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import begin, console, print_metrics, say
+from taciturn.cli.output import begin, console, print_metrics, print_total, say
 from taciturn.cli.progress_display import stages
 from taciturn.privacy.accounting.rounding_up import (
     delta_text,
@@ -78,12 +78,17 @@ def compare(
     """
     begin(f"reading {first} and {second}")
     with stages() as show:
-        before, after = tt.FinishedRun(first).compare(tt.FinishedRun(second), data, show)
+        one = tt.FinishedRun(first)
+        other = tt.FinishedRun(second)
+        before, after = one.compare(other, data, show)
     _print_epsilon("A", first, before)
     _print_epsilon("B", second, after)
+    # Of people on whom both were trained, both count.
+    recipes = {run.recipe.data.population: run.recipe for run in (one, other)}
+    totals = [print_total(recipe) for recipe in recipes.values()]
     print_metrics(NAMES, [before.scores, after.scores])
     console.print("On the same held-out users, paired; bold where the interval excludes no change.")
-    changes = {}
+    changes: dict[str, Any] = {"all_runs": totals}
     for metric in NAMES:
         change = after.scores.change_from(before.scores, metric)
         changes[metric] = {"change": change.value, "margin": change.margin}

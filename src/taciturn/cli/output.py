@@ -15,6 +15,7 @@ from taciturn.privacy.accounting.rounding_up import pair_text
 
 if TYPE_CHECKING:
     from taciturn.evaluation.intervals import Interval, Sums
+    from taciturn.recipe.recipe import Recipe
     from taciturn.runs.loop import TrainedRun
 
 # A pipe has no width to wrap at.
@@ -105,7 +106,7 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
     say((finished.folder / "guarantee.txt").read_text())
-    total = _print_total(finished)
+    total = print_total(finished.recipe)
     _print_noise_and_clip_norm(finished)
     accuracy = finished.scores["accuracy_top1"]
     perplexity = finished.scores["perplexity"]
@@ -137,12 +138,12 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
     }
 
 
-def _print_total(finished: "TrainedRun") -> dict[str, Any]:
-    """Print what all runs on these people cost together, which is what matters to a person."""
+def print_total(recipe: "Recipe") -> dict[str, Any]:
+    """Print what all runs on a recipe's people cost together, which is what matters to a person."""
     from taciturn.people import open_ledger
     from taciturn.recipe.build import population
 
-    people = population(finished.recipe)
+    people = population(recipe)
     ledger = open_ledger(people)
     runs = len(ledger.runs())
     usual = ledger.usual_delta(len(people))
