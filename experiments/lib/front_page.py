@@ -33,8 +33,11 @@ NOT_PRIVATE = "promised-none"
 START = "start that ships"
 # What makes the rows, and which.
 COMMANDS = (
-    ("taciturn keyboard ngram people --public public --non-private --out baseline", "a, b"),
-    ("taciturn train people --epsilon 4 --minutes 5", "d, e"),
+    (
+        "taciturn keyboard ngram local/people --public local/public --non-private --out baseline",
+        "a, b",
+    ),
+    ("taciturn train local/people --epsilon 4 --minutes 5", "d, e"),
     (
         "taciturn train experiments/keyboard/none.toml --non-private"
         " --set model.warm_start=taciturn:english",
@@ -56,7 +59,7 @@ class Row:
     title: str
     # (ε, δ), or why there is none.
     promise: str
-    # Names in the table of people who typed, one a run.
+    # Names in the table of people who typed, one a run: of ours it is the run's id.
     models: Sequence[str]
 
 
@@ -105,8 +108,8 @@ def _rows() -> str:
 
 def _list_rows(typing: Result) -> list[Row]:
     private = _runs_of(PRIVATE)
-    typed = [name_typed(run) for run in private]
-    open_typed = [name_typed(run) for run in _runs_of(NOT_PRIVATE)]
+    typed = [run.id for run in private]
+    open_typed = [run.id for run in _runs_of(NOT_PRIVATE)]
     ngrams = []
     for has_history in (False, True):
         ngram = best_ngram(typing, ACCURACY, has_history=has_history)
@@ -158,11 +161,6 @@ def _runs_of(name: str) -> list[ListedRun]:
     return [run for run in runs if f"{run.group}-{run.name}" == name and run.result.exists()]
 
 
-def name_typed(run: ListedRun) -> str:
-    """Return what a run is called among the models of front-page.json."""
-    return run.id
-
-
 def _show_promise(run: ListedRun) -> str:
     result = load(run)
     return f"({result['epsilon']:.2f}, {_round_up(result['delta'])})"
@@ -192,7 +190,7 @@ def _mean(typing: Result, models: Sequence[str], metric: str) -> float:
 
 def _say_of_runs(typing: Result, total: float) -> str:
     private = _runs_of(PRIVATE)
-    names = [[name_typed(run) for run in _runs_of(kind)] for kind in (PRIVATE, NOT_PRIVATE)]
+    names = [[run.id for run in _runs_of(kind)] for kind in (PRIVATE, NOT_PRIVATE)]
     apart = max(_range(typing, models, metric) for models in names for metric in METRICS)
     delta = _round_up(load(private[0])["delta"])
     return (
@@ -204,8 +202,8 @@ def _say_of_runs(typing: Result, total: float) -> str:
 
 def _say_of_privacy(typing: Result) -> str:
     """Say what privacy costs."""
-    typed = [name_typed(run) for run in _runs_of(PRIVATE)]
-    not_private = [name_typed(run) for run in _runs_of(NOT_PRIVATE)]
+    typed = [run.id for run in _runs_of(PRIVATE)]
+    not_private = [run.id for run in _runs_of(NOT_PRIVATE)]
     behind = _mean(typing, not_private, ACCURACY) - _mean(typing, typed, ACCURACY)
     return f"Privacy costs {100 * behind:.2f} points of Top1 (d and f)."
 
@@ -213,7 +211,7 @@ def _say_of_privacy(typing: Result) -> str:
 def _line_of_changes(typing: Result, letters: str, has_history: bool) -> str:
     """Show relative changes from the n-grams, paired by people: means over runs."""
     history = HISTORY if has_history else ""
-    models = [f"{name_typed(run)}{history}" for run in _runs_of(PRIVATE)]
+    models = [f"{run.id}{history}" for run in _runs_of(PRIVATE)]
     shown = []
     for metric in METRICS:
         changes = [typing["changes"][model][metric] for model in models]
