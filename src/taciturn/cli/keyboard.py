@@ -87,7 +87,8 @@ def evaluate(
         Path,
         Argument(
             help=(
-                "a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file"
+                "a run, a pretrained or personal model, counted n-grams (folders), an .arpa file,"
+                " or a phone's .dict"
             )
         ),
     ],
@@ -126,7 +127,7 @@ def evaluate(
     """
     from taciturn.data.columns import Columns
     from taciturn.data.sources import Source
-    from taciturn.keyboard.typing_simulation import PICKED_RATE
+    from taciturn.keyboard.typing_simulation import OF_NEXT_WORDS, PICKED_RATE
     from taciturn.runs.simulate_typing import simulate_typing
 
     source = None
@@ -144,17 +145,24 @@ def evaluate(
         )
     _print_people(results)
     _print_models(paths, history)
-    print_metrics(NAMES, results.typings)
-    console.print(
+    names = NAMES
+    legend = (
         "Keystrokes: of non-space characters, strip of three, every offered word is picked. Picked"
-        " rate: per candidate shown, if two letters are saved. Smart compose: share of words with"
-        f" a continuation, where {PICKED_RATE:.0%} of those shown are taken. Modified, and a"
-        " minute: noisy taps, re-scored by the model.",
-        style="dim",
+        " rate: per candidate shown, if two letters are saved."
     )
+    if results.next_words_only:
+        names = {metric: name for metric, name in NAMES.items() if metric in OF_NEXT_WORDS}
+        legend += " A dictionary writes no continuations and re-scores no taps."
+    else:
+        legend += (
+            f" Smart compose: share of words with a continuation, where {PICKED_RATE:.0%} of those"
+            " shown are taken. Modified, and a minute: noisy taps, re-scored by the model."
+        )
+    print_metrics(names, results.typings)
+    console.print(legend, style="dim")
     models = []
     for path, typing in zip(paths, results.typings, strict=True):
-        figures = {metric: vars(typing[metric]) for metric in NAMES}
+        figures = {metric: vars(typing[metric]) for metric in names}
         models.append({"model": str(path), **figures})
     content = {
         "people": results.people,
@@ -166,14 +174,14 @@ def evaluate(
     }
     if other is not None:
         first, second = results.typings
-        content["change"] = {metric: vars(second.change_from(first, metric)) for metric in NAMES}
+        content["change"] = {metric: vars(second.change_from(first, metric)) for metric in names}
     return content
 
 
 def _print_people(results: "TypingResults") -> None:
     others = (
-        "people on whom an ARPA file or a personal model was trained cannot be known, so they may"
-        " be among them"
+        "people on whom an ARPA file, a dictionary or a personal model was trained cannot be known,"
+        " so they may be among them"
     )
     if results.left_out is not None:
         others = f"left out: {results.left_out:,} on whom a model was trained, or who opted out"

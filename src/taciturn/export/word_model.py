@@ -1,4 +1,7 @@
-"""Open any model to type with: a run, a pretrained model, counted n-grams, or an ARPA file."""
+"""Open any model to type with.
+
+That is a run, a pretrained model, counted n-grams, an ARPA file, or a keyboard's dictionary.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,9 +9,12 @@ from pathlib import Path
 
 from taciturn.core import Params, WordModel
 from taciturn.data.vocabulary import Vocabulary
+from taciturn.export.aosp_dictionary_reader import read_dictionary
+from taciturn.export.aosp_suggestions import suggest_from
 from taciturn.export.arpa import read_arpa
 from taciturn.models.ngram import NGram
 from taciturn.models.registry import ModelKind, model_kind
+from taciturn.models.suggestion_dictionary import SuggestionDictionary
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelCard, ModelFileError, load_model
@@ -27,8 +33,10 @@ class LoadedModel:
     path: Path
     vocabulary: Vocabulary
     params: Params
-    # An ARPA file has none: what it was counted on is unknown.
+    # An ARPA file and a dictionary have none: what they were counted on is unknown.
     card: ModelCard | None
+    # A keyboard's dictionary, which has no parameters.
+    dictionary: SuggestionDictionary | None = None
 
     @property
     def is_personal(self) -> bool:
@@ -45,6 +53,8 @@ class LoadedModel:
     @cached_property
     def model(self) -> WordModel:
         """Return the model, ready to type with."""
+        if self.dictionary is not None:
+            return self.dictionary
         if self.card is None or self.kind is None:
             return NGram.of(self.params, len(self.vocabulary))
         section = ModelSection(**self.card.architecture)
@@ -64,11 +74,13 @@ class LoadedModel:
 
 
 def load_word_model(path: Path) -> LoadedModel:
-    """Read a model and its words from a folder, or from an ARPA file."""
+    """Read a model and its words from a folder, an ARPA file, or a keyboard's dictionary."""
     if (path / "model.arpa").exists():
         path = path / "model.arpa"
     if path.suffix == ".arpa":
         return _load_arpa(path)
+    if path.suffix == ".dict":
+        return _load_dictionary(path)
     params, card = load_model(path)
     vocabulary = Vocabulary.of(card.vocabulary, card.text)
     return LoadedModel(path=path, vocabulary=vocabulary, params=params, card=card)
@@ -78,3 +90,10 @@ def _load_arpa(path: Path) -> LoadedModel:
     ngram, words = read_arpa(path)
     vocabulary = Vocabulary(words=tuple(words), source=path.name)
     return LoadedModel(path=path, vocabulary=vocabulary, params=ngram.params(), card=None)
+
+
+def _load_dictionary(path: Path) -> LoadedModel:
+    vocabulary, dictionary = suggest_from(read_dictionary(path), source=path.name)
+    return LoadedModel(
+        path=path, vocabulary=vocabulary, params={}, card=None, dictionary=dictionary
+    )

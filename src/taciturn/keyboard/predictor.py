@@ -176,7 +176,7 @@ class Predictor:
 
         It is None where the word is never suggested.
         """
-        if not self.may_be_suggested[place]:
+        if not self.may_be_suggested[place] or scores[place] == -math.inf:
             return None
         places = self._alphabet.beginning_with(prefix, longer=True)
         others = scores[places]

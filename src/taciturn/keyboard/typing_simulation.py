@@ -21,6 +21,7 @@ from taciturn.evaluation.intervals import BUCKETS, Figures, Sums, share
 from taciturn.keyboard.predictor import LEAST_COMPOSED, PLACES, Composed, Predictor
 from taciturn.keyboard.taps import TapDecoder, draw_taps, keys_of
 from taciturn.keyboard.user_history import WithHistory
+from taciturn.models.suggestion_dictionary import SuggestionDictionary
 from taciturn.progress import Progress, ignore_progress
 
 THRESHOLDS = np.linspace(0.3, 0.95, 14)
@@ -122,6 +123,15 @@ class Typing(Sums):
         return Typing(**sums)
 
 
+# The metrics that are measured where smart compose and noisy taps are left out.
+OF_NEXT_WORDS = (
+    "accuracy_top1",
+    "accuracy_top3",
+    "keystroke_saving",
+    "recall_top1",
+    "recall_top3",
+    "picked_rate",
+)
 # Sums that there is one of for each threshold.
 BY_THRESHOLD = ("triggered", "composed")
 
@@ -131,9 +141,11 @@ def simulate(
     vocabulary: Vocabulary,
     people: Sequence[Sequence[str]],
     progress: Progress = ignore_progress,
+    *,
+    next_words_only: bool = False,
 ) -> Typing:
-    """Simulate each person typing their messages. The n-th goes to bucket n mod 100."""
-    each = simulate_each(model, vocabulary, people, progress)
+    """Simulate each person typing, as `simulate_each`. The n-th goes to bucket n mod 100."""
+    each = simulate_each(model, vocabulary, people, progress, next_words_only=next_words_only)
     return each.pool(np.arange(len(people)))
 
 
@@ -257,7 +269,8 @@ class _Typist:
 
     def _count_token(self, scores: np.ndarray, place: int) -> None:
         self.counts["tokens"] += 1
-        if place != UNKNOWN:
+        # A dictionary suggests a few words, and neither punctuation nor the end.
+        if place != UNKNOWN and scores[place] > -np.inf:
             rank = rank_among_answers(scores, place)
             self.counts["top1"] += rank < 1
             self.counts["top3"] += rank < 3
@@ -274,6 +287,8 @@ class _Typist:
 
     def _letters_until_offered(self, scores: np.ndarray, word: str, place: int) -> int:
         for typed in range(len(word)):
+            if typed == 1 and isinstance(self.model, SuggestionDictionary):
+                scores = self.model.completion_scores(self.state)
             rank = self.predictor.rank(scores, place, word[:typed])
             if rank is not None and rank < PLACES:
                 return typed

@@ -51,6 +51,8 @@ class TypingResults:
     # Populations that know none of the people in the files, so that those on whom a model was
     # trained cannot be told from others.
     unknown_to: list[Path]
+    # Whether smart compose and noisy taps were left out, which dictionaries do not have.
+    next_words_only: bool
 
 
 def simulate_typing(
@@ -74,7 +76,11 @@ def simulate_typing(
     """
     models = [load_word_model(path) for path in paths]
     vocabulary = models[0].vocabulary
-    _check_same_words(paths, models)
+    has_dictionary = any(loaded.dictionary is not None for loaded in models)
+    if has_dictionary:
+        _check_dictionaries(paths, models, history)
+    else:
+        _check_same_words(paths, models)
     populations = _populations_known_to(models)
     if source is None:
         people = People(held_out_messages(vocabulary)[:most_people], left_out=0, unknown_to=[])
@@ -85,7 +91,14 @@ def simulate_typing(
     for loaded, stage in zip(models, _name_stages(models), strict=True):
         word_model = WithHistory(loaded.model) if history else loaded.model
         show = partial(progress, stage)
-        typings.append(simulate(word_model, loaded.vocabulary, typed, show))
+        typing = simulate(
+            word_model,
+            loaded.vocabulary,
+            typed,
+            show,
+            next_words_only=has_dictionary,
+        )
+        typings.append(typing)
     is_origin_known = all(_is_origin_known(loaded) for loaded in models)
     return TypingResults(
         typings=typings,
@@ -93,6 +106,7 @@ def simulate_typing(
         words=int(typings[0].tokens.sum()),
         left_out=people.left_out if is_origin_known else None,
         unknown_to=people.unknown_to,
+        next_words_only=has_dictionary,
     )
 
 
@@ -112,6 +126,27 @@ def _check_same_words(paths: Sequence[Path], models: Sequence[LoadedModel]) -> N
         raise RunError(
             f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared;"
             " make both with one list: `vocabulary=POPULATION`, for `data build` and `data public`"
+        )
+
+
+def _check_dictionaries(
+    paths: Sequence[Path], models: Sequence[LoadedModel], history: bool
+) -> None:
+    """Refuse what a dictionary cannot be compared with.
+
+    Its words may be others: a dictionary is worth what its words are worth, and words that it does
+    not have are typed by hand.
+    """
+    if history:
+        raise RunError(
+            "a dictionary (.dict) holds frequencies and not probabilities, so nothing can be mixed"
+            " with what each person typed: leave out `history`"
+        )
+    languages = [loaded.vocabulary.language for loaded in models]
+    if len(set(languages)) > 1:
+        raise RunError(
+            f"{paths[0]} is for the language {languages[0]!r} and {paths[1]} for"
+            f" {languages[1]!r}: compare models of one language"
         )
 
 
