@@ -19,6 +19,7 @@ from taciturn.data.same_people import trained_on
 from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import DataError
 from taciturn.export import formats
+from taciturn.export.aosp_dictionary_reader import read_dictionary
 from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import load_model, save_model
@@ -41,6 +42,7 @@ FORMATS = {
     "onnx-int8": "model.int8.onnx",
     "arpa": "model.arpa",
     "combined": "main_en.combined",
+    "dict": "main_en.dict",
     "js": "model.js",
 }
 
@@ -114,7 +116,7 @@ def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made,
         assert exported.check is not None
         # Of a model that is mostly noise, a word list keeps no best word, but about its
         # probabilities.
-        if to == "combined":
+        if to in ("combined", "dict"):
             assert exported.check.difference < 0.15
         else:
             assert exported.check.agreement > (0.15 if to == "arpa" else 0.98)
@@ -205,6 +207,10 @@ def test_a_blocked_word_is_in_no_word_list(made, tmp_path):
         out = tmp_path / f"out-{there}"
         FinishedRun(made / "private-run").export(out, "combined", blocklist=blocklist, **few)
         assert ("word=home," in (out / "main_en.combined").read_text()) == there
+    FinishedRun(made / "private-run").export(tmp_path / "d", "dict", blocklist=["Home"], **few)
+    words = read_dictionary(tmp_path / "d" / "main_en.dict").words
+    assert "home" not in words
+    assert "want" in words
 
 
 def test_counting_users_words_is_refused_without_non_private(made, tmp_path):

@@ -280,7 +280,7 @@ def test_an_interrupted_seeded_run_is_not_resumed_under_a_budget(people, tmp_pat
     assert open_ledger(people).rows == rows
 
 
-@pytest.mark.parametrize("to", ["model", "onnx", "onnx-int8", "arpa", "combined", "js"])
+@pytest.mark.parametrize("to", ["model", "onnx", "onnx-int8", "arpa", "combined", "dict", "js"])
 def test_a_seeded_run_on_people_leaves_in_no_format_unless_asked_for(people, tmp_path, to):
     run = train_run(short_recipe(people, run={"seed": 1}), tmp_path / "run", quietly)
     with pytest.raises(ExportRefused, match="came from a seed"):

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 To = Option(
     help=(
         "model: model.safetensors; onnx, onnx-int8: an ONNX step graph, of floats or of bytes;"
-        " arpa: n-grams for Presage, fcitx, KenLM; combined: a word list for HeliBoard and other"
-        " AOSP keyboards; js: one script for pages and Keyman"
+        " arpa: n-grams for Presage, fcitx, KenLM; dict: a dictionary for HeliBoard, FlorisBoard"
+        " and other AOSP keyboards; combined: the same as text, for AOSP's compiler; js: one script"
+        " for pages and Keyman"
     )
 )
 Blocklist = Annotated[
@@ -35,10 +36,13 @@ def export(
     ] = False,
     blocklist: Blocklist = None,
     samples: Annotated[
-        int, Option(min=1000, help="arpa, combined: words that the model generates, to be counted")
+        int,
+        Option(
+            min=1000, help="arpa, dict, combined: words that the model generates, to be counted"
+        ),
     ] = 2_000_000,
     entries: Annotated[
-        int, Option(min=0, help="arpa, combined: n-grams to keep besides single words")
+        int, Option(min=0, help="arpa, dict, combined: n-grams to keep besides single words")
     ] = 300_000,
 ) -> dict[str, Any]:
     """Write a run's model as a file that keyboards load. Its guarantee is inside and beside it.
@@ -86,7 +90,7 @@ def _describe_check(check: "Check", to: ExportFormat) -> str:
     """Say how well the file predicts what the model predicts."""
     near = f"probabilities differ by {check.difference:.2g} at most"
     # The largest difference of n-grams is at a word that only words further back give away.
-    if to in ("arpa", "combined"):
+    if to in ("arpa", "combined", "dict"):
         near = (
             "at the others they differ, as expected: this file looks back at a word or two, the"
             " model at all of them"

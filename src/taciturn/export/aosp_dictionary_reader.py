@@ -104,7 +104,7 @@ class _Parser:
             # Addresses only lead forward, so there is no loop; but without this, arrays that
             # overlap would let a small file take for ever.
             if read > len(self._content) - body:
-                raise self._damaged(start, "nodes there overlap others")
+                raise self._refuse_damage(start, "nodes there overlap others")
         self._name_followers()
         return Dictionary(header=header, words=self._words)
 
@@ -120,7 +120,7 @@ class _Parser:
                 " compile it again with AOSP's dicttool"
             )
         if not FIXED_HEADER_SIZE <= size < len(self._content):
-            raise self._damaged(
+            raise self._refuse_damage(
                 8, f"its header has {size:,} bytes, and the file {len(self._content):,}"
             )
         self._at = FIXED_HEADER_SIZE
@@ -134,12 +134,12 @@ class _Parser:
             key = self._read_string()
             strings[key] = self._read_string()
             if self._at > end:
-                raise self._damaged(start, "a string of the header goes beyond its end")
+                raise self._refuse_damage(start, "a string of the header goes beyond its end")
         return strings
 
     def _wait_for_array(self, place: int, prefix: str) -> None:
         if place in self._arrays:
-            raise self._damaged(self._at, "two nodes have the same children")
+            raise self._refuse_damage(self._at, "two nodes have the same children")
         self._arrays.add(place)
         self._waiting.append((place, prefix))
 
@@ -155,7 +155,7 @@ class _Parser:
         flags = self._read_byte()
         word = prefix + self._read_letters(flags)
         if len(word) > LONGEST_WORD:
-            raise self._damaged(
+            raise self._refuse_damage(
                 start, f"a word has more than the {LONGEST_WORD} letters that keyboards hold"
             )
         frequency = self._read_byte() if flags & ENDS_A_WORD else 0
@@ -167,7 +167,7 @@ class _Parser:
         followers = self._read_followers() if flags & HAS_FOLLOWERS else []
         if flags & ENDS_A_WORD:
             if word in self._words:
-                raise self._damaged(start, f"the word {word!r} is there for the second time")
+                raise self._refuse_damage(start, f"the word {word!r} is there for the second time")
             self._words[word] = Entry(
                 frequency=frequency,
                 shortcuts=shortcuts,
@@ -178,7 +178,7 @@ class _Parser:
             if followers:
                 self._followers_of[word] = followers
         elif shortcuts or followers:
-            raise self._damaged(start, f"{word!r} is not a word, and something follows it")
+            raise self._refuse_damage(start, f"{word!r} is not a word, and something follows it")
 
     def _read_letters(self, flags: int) -> str:
         """Return the letters of a node, whose flags say whether they are several."""
@@ -187,7 +187,7 @@ class _Parser:
             return self._read_string(table)
         letter = self._read_letter(table)
         if letter is None:
-            raise self._damaged(self._at - 1, "a node has no letters")
+            raise self._refuse_damage(self._at - 1, "a node has no letters")
         return letter
 
     def _read_string(self, table: str = "") -> str:
@@ -207,7 +207,7 @@ class _Parser:
             return table[place] if place < len(table) else chr(first)
         code = first << 16 | self._read_number(2)
         if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-            raise self._damaged(self._at - 3, f"there is no letter {code:#x}")
+            raise self._refuse_damage(self._at - 3, f"there is no letter {code:#x}")
         return chr(code)
 
     def _read_shortcuts(self) -> tuple[Shortcut, ...]:
@@ -221,7 +221,7 @@ class _Parser:
             shortcuts.append(Shortcut(text=text, level=flags & HIGHEST_LEVEL))
             has_next = bool(flags & HAS_NEXT)
         if self._at - start != size:
-            raise self._damaged(start, f"shortcuts have {self._at - start} bytes, not {size}")
+            raise self._refuse_damage(start, f"shortcuts have {self._at - start} bytes, not {size}")
         return tuple(shortcuts)
 
     def _read_followers(self) -> list[tuple[int, int]]:
@@ -232,7 +232,9 @@ class _Parser:
             flags = self._read_byte()
             width = flags >> FOLLOWER_WIDTH_SHIFT & 3
             if not width:
-                raise self._damaged(self._at - 1, "a word that follows another has no address")
+                raise self._refuse_damage(
+                    self._at - 1, "a word that follows another has no address"
+                )
             start = self._at
             distance = self._read_number(width)
             address = start - distance if flags & IS_BACKWARDS else start + distance
@@ -246,7 +248,7 @@ class _Parser:
             named = []
             for address, level in followers:
                 if address not in self._word_at:
-                    raise self._damaged(
+                    raise self._refuse_damage(
                         address, f"a word should begin there, as it may follow {word!r}"
                     )
                 named.append(Follower(word=self._word_at[address], level=level))
@@ -255,7 +257,9 @@ class _Parser:
     def _read_byte(self) -> int:
         at = self._at
         if at >= len(self._content):
-            raise self._damaged(len(self._content), "the file ends in the middle of something")
+            raise self._refuse_damage(
+                len(self._content), "the file ends in the middle of something"
+            )
         self._at = at + 1
         return self._content[at]
 
@@ -265,7 +269,7 @@ class _Parser:
             number = number << 8 | self._read_byte()
         return number
 
-    def _damaged(self, place: int, what: str) -> DataError:
+    def _refuse_damage(self, place: int, what: str) -> DataError:
         return DataError(f"{self._name} is damaged: at byte {place:,}, {what}; {ADVICE}")
 
 

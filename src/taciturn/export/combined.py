@@ -12,7 +12,7 @@ longer than bigrams is held.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,11 +34,19 @@ ROUNDS = 50
 LINE = re.compile(r" +(word|bigram)=([^,]*),f=(\d+)")
 
 
-class Follower(NamedTuple):
+class ListedFollower(NamedTuple):
     """A word after another, and how likely it is there."""
 
-    word: int
+    word: str
     f: int
+
+
+class ListedWord(NamedTuple):
+    """A word of a list, how frequent it is, and the likeliest words after it."""
+
+    word: str
+    f: int
+    followers: list[ListedFollower]
 
 
 def write_combined(
@@ -64,39 +72,70 @@ def write_combined(
         date: in seconds since 1970.
         bigrams_per_word: how many words are kept that may follow another.
     """
+    header = make_header(
+        language=language,
+        description=_put_plainly(description),
+        version=version,
+        date=date,
+    )
+    lines = [",".join(f"{key}={value}" for key, value in header.items())]
+    for listed in list_words(model, words, bigrams_per_word):
+        lines.append(f" word={listed.word},f={listed.f}")
+        for follower in listed.followers:
+            lines.append(f"  bigram={follower.word},f={follower.f}")
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def make_header(*, language: str, description: str, version: int, date: int) -> dict[str, str]:
+    """Return what a keyboard wants to know of a list of words.
+
+    Args:
+        language: of the words, such as en or pt-BR.
+        description: for the people who choose among dictionaries.
+        version: keyboards prefer a dictionary with a higher one.
+        date: in seconds since 1970.
+    """
+    locale = language.replace("-", "_")
+    if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
+        raise ValueError(f"{language!r} is not the name of a language, such as en or pt-BR")
+    return {
+        "dictionary": f"main:{locale.lower()}",
+        "locale": locale,
+        "description": description,
+        "date": str(date),
+        "version": str(version),
+    }
+
+
+def _put_plainly(description: str) -> str:
+    """Return a description as a line can hold it: without these characters, and not empty."""
+    return re.sub(r"[\s,=:]+", " ", description).strip() or "-"
+
+
+def list_words(
+    model: NGram, words: Sequence[str], bigrams_per_word: int = 3
+) -> Iterator[ListedWord]:
+    """Yield the words of a list, the most frequent first, and those that may follow each.
+
+    Args:
+        model: n-grams of these words.
+        words: of the list.
+        bigrams_per_word: how many words are kept that may follow another.
+    """
     if len(words) != model.vocabulary:
         raise ValueError(
             f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong"
             " together"
         )
-    header = _format_header(
-        language=language,
-        description=description,
-        version=version,
-        date=date,
-    )
     is_listed = _find_listed(words)
     frequency = _to_f(_word_frequencies(model))
-    followers = _find_followers(model, is_listed, bigrams_per_word)
-    lines = [header]
+    followers = _find_followers(model, words, is_listed, bigrams_per_word)
     for place in _order(np.flatnonzero(is_listed).tolist(), frequency):
-        lines.append(f" word={words[place]},f={frequency[place]}")
-        for follower in followers.get(place, ()):
-            word = words[follower.word]
-            lines.append(f"  bigram={word},f={follower.f}")
-    write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
-
-
-def _format_header(*, language: str, description: str, version: int, date: int) -> str:
-    locale = language.replace("-", "_")
-    if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
-        raise ValueError(f"{language!r} is not the name of a language, such as en or pt-BR")
-    # A header cannot hold these characters, nor an empty description.
-    plain_description = re.sub(r"[\s,=:]+", " ", description).strip() or "-"
-    return (
-        f"dictionary=main:{locale.lower()},locale={locale},description={plain_description},"
-        f"date={date},version={version}"
-    )
+        yield ListedWord(
+            word=words[place],
+            f=int(frequency[place]),
+            followers=followers.get(place, []),
+        )
 
 
 def _order(places: list[int], frequency: np.ndarray) -> list[int]:
@@ -161,9 +200,11 @@ def _word_frequencies(model: NGram) -> np.ndarray:
     return frequencies
 
 
-def _find_followers(model: NGram, is_listed: np.ndarray, most: int) -> dict[int, list[Follower]]:
+def _find_followers(
+    model: NGram, words: Sequence[str], is_listed: np.ndarray, most: int
+) -> dict[int, list[ListedFollower]]:
     """Return the likeliest words after each word."""
-    followers: dict[int, list[Follower]] = {}
+    followers: dict[int, list[ListedFollower]] = {}
     if model.order == 1:
         return followers
     pairs = model.levels[1]
@@ -174,7 +215,7 @@ def _find_followers(model: NGram, is_listed: np.ndarray, most: int) -> dict[int,
     for pair in listed[likeliest_first]:
         after_first = followers.setdefault(int(firsts[pair]), [])
         if len(after_first) < most:
-            follower = Follower(word=int(seconds[pair]), f=int(frequency[pair]))
+            follower = ListedFollower(word=words[int(seconds[pair])], f=int(frequency[pair]))
             after_first.append(follower)
     return followers
 

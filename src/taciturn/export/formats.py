@@ -17,8 +17,15 @@ import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN, WordModel
 from taciturn.data.vocabulary import normalize
+from taciturn.export.aosp_dictionary_of_model import (
+    find_probabilities,
+    hold_score,
+    make_dictionary,
+)
+from taciturn.export.aosp_dictionary_reader import read_dictionary
+from taciturn.export.aosp_dictionary_writer import write_dictionary
 from taciturn.export.arpa import arpa_words, read_arpa, write_arpa
-from taciturn.export.combined import STEP, read_combined, write_combined
+from taciturn.export.combined import STEP, list_words, make_header, read_combined, write_combined
 from taciturn.export.javascript import (
     Published,
     check_javascript,
@@ -34,10 +41,11 @@ from taciturn.models.stepping import Neural, Recurrent
 from taciturn.names import ExportFormat
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
 from taciturn.privacy.ledger.ledger import Guarantee
+from taciturn.privacy.ledger.signed_rows import copy_signed_rows
 from taciturn.progress import StageProgress, ignore_progress
 from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.model_file import save_model
-from taciturn.release.privacy_statement import statement, statement_json
+from taciturn.release.privacy_statement import describe_standing, statement, statement_json
 
 # How many texts a file is compared on, and the words of each that is made of random ones.
 CHECKED_TEXTS = 32
@@ -49,10 +57,19 @@ NEWER_THAN_THEIRS = 18
 PAGE_ENTRIES = 200_000
 # Below, something is broken. N-grams are compared with the counted ones, from which files may
 # differ by rounding only.
-LEAST_AGREEMENT = {"onnx": 0.999, "onnx-int8": 0.9, "js": 0.9, "arpa": 0.99, "combined": 0.99}
+LEAST_AGREEMENT = {
+    "onnx": 0.999,
+    "onnx-int8": 0.9,
+    "js": 0.9,
+    "arpa": 0.99,
+    "combined": 0.99,
+    "dict": 0.99,
+}
 
 # A text → the log-probabilities at its start and after each word.
 Scoring = Callable[[np.ndarray], np.ndarray]
+# A word and its score after another → the score that a word list has room for.
+Holding = Callable[[str, float], float]
 
 
 class Check(NamedTuple):
@@ -123,7 +140,7 @@ class Export:
         if self.to == "model":
             return False
         is_counted = isinstance(self.model, NGram)
-        return not (self.to in ("arpa", "combined") and is_counted)
+        return not (self.to in ("arpa", "combined", "dict") and is_counted)
 
     def _write_files(self, out: Path) -> Check | None:
         self.statement = statement(self.guarantee, self.card.public_text)
@@ -133,6 +150,8 @@ class Export:
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
         match self.to:
             case "model":
+                # What lets the folder be opened where the ledger is not.
+                copy_signed_rows(self.loaded.path, out, self.guarantee.head)
                 # The parameters that were verified, not the file they came from.
                 return save_model(out / "model.safetensors", self.loaded.params, self.card)
             case "onnx":
@@ -146,6 +165,9 @@ class Export:
             case "combined":
                 language = self.loaded.vocabulary.language
                 return self._write_combined(out / f"main_{language}.combined")
+            case "dict":
+                language = self.loaded.vocabulary.language
+                return self._write_dictionary(out / f"main_{language}.dict")
 
     def _write_onnx(self, path: Path) -> Check:
         model = self.model
@@ -223,13 +245,12 @@ class Export:
 
     def _write_combined(self, path: Path) -> Check:
         distilled = self._distill(order=2)
-        worth = _describe_guarantee(self.guarantee)
         write_combined(
             path,
             distilled.ngram,
             distilled.words,
             language=self.loaded.vocabulary.language,
-            description=f"Taciturn {self.card.run}; {worth}; {distilled.how}",
+            description=self._describe_list(distilled),
             version=max(NEWER_THAN_THEIRS, self.card.round),
             date=int(datetime.now(UTC).timestamp()),
         )
@@ -237,6 +258,30 @@ class Export:
         self._require_agreement(_compare_followers(distilled, followers))
         score_list = functools.partial(self._score_listed, words, followers)
         return self._compare(score_list, set(words))
+
+    def _write_dictionary(self, path: Path) -> Check:
+        distilled = self._distill(order=2)
+        header = make_header(
+            language=self.loaded.vocabulary.language,
+            description=self._describe_list(distilled),
+            version=max(NEWER_THAN_THEIRS, self.card.round),
+            date=int(datetime.now(UTC).timestamp()),
+        )
+        dictionary = make_dictionary(header, list_words(distilled.ngram, distilled.words))
+        write_dictionary(path, dictionary)
+        written = read_dictionary(path)
+        if written != dictionary:
+            raise ExportRefused("the dictionary reads back as another one: nothing was written")
+        words, followers = find_probabilities(written)
+        hold = functools.partial(hold_score, written)
+        self._require_agreement(_compare_followers(distilled, followers, hold))
+        score_list = functools.partial(self._score_listed, words, followers)
+        return self._compare(score_list, set(words))
+
+    def _describe_list(self, distilled: Distilled) -> str:
+        """Return what the header of a word list says of it."""
+        worth = _describe_guarantee(self.guarantee)
+        return f"Taciturn {self.card.run}; {worth}; {distilled.how}"
 
     def _require_agreement(self, check: Check) -> Check:
         """Return the check; refuse the file if it disagrees with the model."""
@@ -375,15 +420,24 @@ def _describe_guarantee(guarantee: Guarantee) -> str:
         worth = "noise without a promise"
     else:
         worth = "NO privacy"
+    worth = " ".join([worth, *describe_standing(guarantee)])
     return (
         f"{worth}; epsilon {epsilon_text(guarantee.epsilon)} at delta"
         f" {delta_text(guarantee.delta)}; ledger row {guarantee.head}"
     )
 
 
-def _compare_followers(distilled: Distilled, followers: dict[str, dict[str, float]]) -> Check:
+def _hold_exactly(word: str, score: float) -> float:
+    return score
+
+
+def _compare_followers(
+    distilled: Distilled,
+    followers: dict[str, dict[str, float]],
+    hold: Holding = _hold_exactly,
+) -> Check:
     """Compare the probabilities of words that follow others, in a word list and in the n-grams."""
-    differences = list(_find_differences(distilled, followers))
+    differences = list(_find_differences(distilled, followers, hold))
     if not differences:
         return Check(positions=0, agreement=1.0, difference=0.0)
     within_a_step = sum(difference <= STEP for difference in differences)
@@ -395,7 +449,7 @@ def _compare_followers(distilled: Distilled, followers: dict[str, dict[str, floa
 
 
 def _find_differences(
-    distilled: Distilled, followers: dict[str, dict[str, float]]
+    distilled: Distilled, followers: dict[str, dict[str, float]], hold: Holding
 ) -> Iterator[float]:
     """Yield by how much the logarithm of each probability differs."""
     ids = {word: place for place, word in enumerate(distilled.words)}
@@ -403,7 +457,8 @@ def _find_differences(
         # A list knows one word before, and no more.
         scores = distilled.ngram.scores((ids[word],))
         for follower, probability in probabilities.items():
-            yield abs(math.log(probability) - scores[ids[follower]])
+            expected = hold(follower, float(scores[ids[follower]]))
+            yield abs(math.log(probability) - expected)
 
 
 def _scores_along(model: WordModel, text: np.ndarray) -> np.ndarray:
