@@ -33,7 +33,7 @@ def test_a_wrong_argument_is_named_in_python_and_its_flag_in_a_terminal(tmp_path
             "resume it with --resume; then add --resume",
         ),
         (
-            "a folder that `taciturn train` has made",
+            "a folder that `tt.train` has made",
             "train",
             "a folder that `taciturn train` has made",
         ),

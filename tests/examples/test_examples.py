@@ -16,7 +16,7 @@ import pytest
 import taciturn as tt
 from harness import tiny_recipe
 from taciturn.recipe.text import save_recipe
-from taciturn.runs.loop import train_run
+from taciturn.runs.train import train
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -81,8 +81,8 @@ def test_names_are_loaded_when_they_are_used_and_train_stays_the_function():
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert said.stdout.split() == ["False", "train_run"]
-    assert tt.train is train_run
+    assert said.stdout.split() == ["False", "train"]
+    assert tt.train is train
     with pytest.raises(AttributeError, match="taciturn has no trian; it has"):
         _ = tt.trian
 

@@ -10,12 +10,14 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import taciturn as tt
 from harness import copied_population, trained
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
@@ -151,6 +153,27 @@ def test_a_walk_leads_where_it_says(page, small):
     assert "guarantee" not in found or found["guarantee"].releases == 8
 
 
+def first_screens_from_python() -> set[str]:
+    """The first program of the page on Python, and those of README."""
+    first, *_ = (block for kind, _, block in blocks("api.md") if kind == "python")
+    readme = BLOCK.findall((ROOT / "README.md").read_text())
+    return {first, *(block for kind, _, block in readme if kind == "python")}
+
+
+def test_the_same_from_python_does_what_the_commands_do(small, monkeypatch):
+    build = tt.build_population
+    monkeypatch.setattr(tt, "build_population", partial(build, vocabulary=WORDS))
+    for number, program in enumerate(first_screens_from_python()):
+        (small / str(number)).mkdir()
+        monkeypatch.chdir(small / str(number))
+        messages(240)
+        known = {"tt": tt}
+        exec(compile(program, "the first screen", "exec"), known)
+        assert known["run"].folder == Path("runs/people-1")
+        assert 3.9 < known["run"].guarantee.epsilon <= 4
+        assert "# " in Path("runs/people-1.toml").read_text()
+
+
 @pytest.mark.slow
 def test_the_tutorial_as_it_is_printed(tmp_path, monkeypatch):
     """With the model that ships, and all of its people."""
@@ -248,7 +271,7 @@ def test_the_guide_builds_strictly_and_asks_for_nothing_over_a_network(tmp_path)
         for page, content in pages.items()
         if fetched.search(content) or "fonts.googleapis" in content
     ] == []
-    assert 'id="taciturn.runs.loop.train_run"' in pages["api.html"]
+    assert 'id="taciturn.runs.train.train"' in pages["api.html"]
 
 
 def test_the_schema_of_a_statement_is_that_of_statements(finished_runs, tmp_path):

@@ -14,7 +14,6 @@ from harness import Cut, lettered_words, made_up_users
 from stated_deltas import bare_in_output
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
-from taciturn.cli.train import _describe_limit, pretrain_for
 from taciturn.core import END
 from taciturn.data.population import LEAST_HELD_OUT, Population, write_population
 from taciturn.data.public import PublicCorpus
@@ -29,12 +28,15 @@ from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import SHIPPED, load_model, save_model
 from taciturn.runs import for_people
+from taciturn.runs.display import Display
 from taciturn.runs.for_people import (
     Pace,
     Timing,
     choose_pace,
+    describe_limit,
     measure_until_two_agree,
     plan_recipe,
+    pretrain_for,
 )
 from taciturn.runs.pretrain import CHECKPOINT, pretrain_model
 
@@ -128,7 +130,7 @@ def test_a_number_far_from_the_truth_is_refused_before_anything_is_timed(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(for_people, "measure_speed", never)
-    monkeypatch.setattr("taciturn.cli.train.pretrain_for", never)
+    monkeypatch.setattr("taciturn.runs.train.pretrain_for", never)
     arguments = ["--epsilon", "4", "--users", str(users), "--public", start, "--dry-run"]
     # The number that would be published if none were stated, and no other.
     answer = rf"people has about 230 people, and {users:,} are stated: .* State --users within"
@@ -167,7 +169,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_timed(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(for_people, "measure_speed", never)
-    monkeypatch.setattr("taciturn.cli.train.pretrain_for", never)
+    monkeypatch.setattr("taciturn.runs.train.pretrain_for", never)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     arguments = ["--epsilon", "4", "--public", start, "--run", folder]
@@ -297,7 +299,7 @@ def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_
     assert written["privacy"]["epsilon"] == 8
     assert written["privacy"]["delta"] == default_delta(230)
     assert "(8.00, 1.9e-05)-differential privacy" in said.output
-    limit = _describe_limit(Limit(more_in_time=0.2))
+    limit = describe_limit(Limit(more_in_time=0.2))
     assert _shapes(_shown_in_the_tutorial()) <= _shapes(f"{said.output}\n{limit}")
     assert "This is the only run on these people so far." in said.output
     again = CliRunner().invoke(
@@ -495,27 +497,27 @@ def test_learning_public_text_first_goes_on_where_it_was_interrupted(
     """With the same command; a start of other text in its place is refused."""
     begun = []
 
-    def watch(*_, resume, start, again):
+    def pretrain(*, resume, start, **_):
         begun.append((resume, start))
 
-    monkeypatch.setattr("taciturn.cli.pretrain.watch_pretraining", watch)
+    monkeypatch.setattr(for_people, "pretrain_model", pretrain)
     out = tmp_path / "out"
-    pretrain_for(people, public, out)
+    pretrain_for(people, public, out, Display())
     out.mkdir()
     (out / CHECKPOINT).touch()
-    pretrain_for(people, public, out)
+    pretrain_for(people, public, out, Display())
     assert begun == [(False, None), (True, None)]
     (out / CHECKPOINT).unlink()
     params, card = load_model(Path(SHIPPED))
     save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, card)
     with pytest.raises(TaciturnError, match="was pretrained on other text than"):
-        pretrain_for(people, public, out)
+        pretrain_for(people, public, out, Display())
     save_model(
         out / "model.safetensors",
         {"word_bias": params["word_bias"]},
         replace(card, public_sources=("made-up text",)),
     )
-    assert pretrain_for(people, public, out) == out
+    assert pretrain_for(people, public, out, Display()) == out
     assert len(begun) == 2
 
 

@@ -177,7 +177,7 @@ def test_a_run_that_dies_after_its_last_round_is_resumed_or_has_all_that_it_prom
         open_ledger(population).is_closed("run") == told
     )  # or else what it reserved counts as spent
     if finished:
-        with pytest.raises(RunError, match=r"finished.*Its page is missing: taciturn report"):
+        with pytest.raises(RunError, match=r"finished.*Its page is missing: `tt.FinishedRun"):
             loop.resume_run(folder, quietly)
     else:
         loop.resume_run(folder, quietly)

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -21,6 +22,20 @@ JSON = click.Option(
 )
 # An argument as errors of the library name it: `held_out`, `replace=True`, `tt.resume()`.
 ARGUMENT = re.compile(r"`(?P<name>[a-z_]+(\.[a-z_]+)?(\(\))?)(=(?P<value>[^`]*))?`")
+# Calls that errors of the library advise, and the commands that do the same.
+COMMANDS = {
+    "tt.build_population(TEXT, FOLDER)": "taciturn data build TEXT --out FOLDER",
+    "tt.build_population(TEXT, FOLDER, vocabulary=WORDS)": (
+        "taciturn data build TEXT --out FOLDER --vocabulary WORDS"
+    ),
+    "tt.train(RECIPE)": "taciturn train RECIPE",
+    "tt.resume(RUN)": "taciturn train --resume --run RUN",
+    "tt.FinishedRun(RUN).report()": "taciturn report RUN",
+    "tt.FinishedRun(RUN).export(FOLDER, to=FORMAT)": "taciturn export RUN --to FORMAT --out FOLDER",
+    "tt.FinishedRun(RUN).compare(tt.FinishedRun(OTHER))": "taciturn compare RUN OTHER",
+}
+# What stands for an argument in them.
+PLACE = re.compile(r"\b[A-Z]+\b")
 # How options are called whose argument has another name.
 FLAGS = {
     "folder": "--out",
@@ -32,14 +47,24 @@ FLAGS = {
     "columns.text": "--text-column",
     "columns.time": "--time-column",
     "columns.sensitive": "--sensitive-column",
+    "tt.train": "`taciturn train`",
     "tt.resume": "--resume",
     "tt.resume()": "add --resume",
 }
 # The same, by the command that has others.
 FLAGS_OF = {
-    "train": {"folder": "--run", "start": "--public"},
+    "train": {"folder": "--run"},
     "serve": {"folder": "--run"},
 }
+
+
+def _find_call(call: str) -> re.Pattern[str]:
+    """Return what finds a call between backticks, whatever its arguments are."""
+    with_places = PLACE.sub(lambda place: f"(?P<{place[0]}>[^`]+?)", re.escape(call))
+    return re.compile(f"`{with_places}`")
+
+
+CALLS = {call: _find_call(call) for call in COMMANDS}
 
 
 class Commands(typer.Typer):
@@ -141,12 +166,16 @@ def _name_range(type: click.ParamType) -> None:
 
 
 def name_flags(sentence: str, command: str | None) -> str:
-    """Write the flags of a command where an error of the library names arguments.
+    """Write flags and commands where an error of the library names arguments and functions.
 
     >>> name_flags("put new text into it with `replace=True`, or name another `folder`", "build")
     'put new text into it with --replace, or name another --out'
+    >>> name_flags("resume it: `tt.resume('runs/first')`", "train")
+    'resume it: taciturn train --resume --run runs/first'
     """
     flags = {**FLAGS, **FLAGS_OF.get(command or "", {})}
+    for call, pattern in CALLS.items():
+        sentence = pattern.sub(partial(_write_command, COMMANDS[call]), sentence)
 
     def write_flag(argument: re.Match[str]) -> str:
         name = argument["name"]
@@ -155,6 +184,11 @@ def name_flags(sentence: str, command: str | None) -> str:
         return flag if value in (None, "True") else f"{flag} {value}"
 
     return ARGUMENT.sub(write_flag, sentence)
+
+
+def _write_command(command: str, call: re.Match[str]) -> str:
+    """Write a command with the arguments of a call."""
+    return PLACE.sub(lambda place: call[place[0]].strip("'\""), command)
 
 
 def finite(value: float | None) -> float | None:

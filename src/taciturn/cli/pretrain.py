@@ -1,5 +1,7 @@
 """`taciturn pretrain`: a model of public text, to start private training from."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +13,7 @@ from taciturn.cli.progress_display import bar
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
-    from taciturn.algorithms.pretraining import Schedule
-    from taciturn.recipe.sections import ModelSection
+    from taciturn.runs.display import PretrainingProgress
     from taciturn.runs.pretrain import Pretrained
 
 # What is printed of each epoch.
@@ -94,7 +95,9 @@ def pretrain(
     """
     begin(f"reading {corpus}")
     from taciturn.algorithms.pretraining import Schedule
+    from taciturn.data.public import PublicCorpus
     from taciturn.recipe.text import model_settings
+    from taciturn.runs.pretrain import CHECKPOINT, pretrain_model
 
     settings = model_settings(set or [])
     schedule = Schedule(
@@ -107,14 +110,19 @@ def pretrain(
         patience=patience,
         seed=seed,
     )
-    finished = watch_pretraining(
-        corpus,
-        settings,
-        schedule,
-        out,
-        resume=resume,
-        start=start,
-    )
+    public = PublicCorpus.load(corpus)
+    if resume and not (out / CHECKPOINT).exists():
+        say(f"No epoch is saved in {out}: starting with the first")
+    with pretraining_bar(out, again=" and --resume") as show:
+        finished = pretrain_model(
+            corpus=public,
+            settings=settings,
+            schedule=schedule,
+            out=out,
+            progress=show,
+            resume=resume,
+            start=start,
+        )
     _print_epochs(finished)
     if finished.stopped:
         say(f"Stopped early, {finished.stopped}.", style="yellow")
@@ -146,46 +154,21 @@ def _print_epochs(finished: "Pretrained") -> None:
     )
 
 
-def watch_pretraining(
-    corpus: Path,
-    settings: "ModelSection",
-    schedule: "Schedule",
-    out: Path,
-    *,
-    resume: bool,
-    start: Path | None,
-    again: str = " and --resume",
-) -> "Pretrained":
-    """Pretrain under a progress bar; after Ctrl-C, say how to resume.
+@contextmanager
+def pretraining_bar(out: Path, again: str) -> Iterator["PretrainingProgress"]:
+    """Show the steps of a training on public text; after Ctrl-C, say how to resume.
 
     Args:
-        corpus: the folder of the public text.
-        settings: of the model.
-        schedule: of the training.
-        out: the folder for the model.
-        resume: whether an interrupted training is continued.
-        start: a model of public text to start from.
+        out: the folder of its model.
         again: what resumes it, besides the same command.
     """
-    from taciturn.data.public import PublicCorpus
-    from taciturn.runs.pretrain import CHECKPOINT, pretrain_model
-
-    public = PublicCorpus.load(corpus)
-    if resume and not (out / CHECKPOINT).exists():
-        say(f"No epoch is saved in {out}: starting with the first")
     try:
         with bar("pretraining", "steps") as show:
             show(0, None, "compiling")
-            return pretrain_model(
-                corpus=public,
-                settings=settings,
-                schedule=schedule,
-                out=out,
-                progress=show,
-                resume=resume,
-                start=start,
-            )
+            yield show
     except KeyboardInterrupt:
+        from taciturn.runs.pretrain import CHECKPOINT
+
         kept = "No epoch was finished, so nothing is kept"
         if (out / CHECKPOINT).exists():
             kept = "All finished epochs are kept"

@@ -24,6 +24,7 @@ from rich.progress import (
 from taciturn.cli.output import console, say
 from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.privacy.accounting.rounding_up import pair_text
+from taciturn.runs.display import describe_round
 
 # Between two lines in a pipe.
 LINE_SECONDS = 10.0
@@ -194,12 +195,7 @@ def training_bar(title: str) -> Iterator[Callable[[int, int, dict[str, Any]], No
 
 
 def _show_rounds(show: Callable[..., None], done: int, all: int, row: dict[str, Any]) -> None:
-    note = "compiling a round"
-    if done:
-        top1 = f"Top1 {row['accuracy_top1']:.2%}"
-        spent = pair_text(row["epsilon"], row["delta"])
-        note = f"{top1}, {spent} after round {row['round']}"
-    show(done, all, note)
+    show(done, all, describe_round(done, row))
 
 
 class FleetView:

@@ -551,8 +551,8 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest; refuse a folder that is not a population of this version."""
     if not (folder / "manifest.json").exists():
         raise DataError(
-            f"{not_a('a population', folder)}; build a population with: taciturn data build TEXT"
-            " --out FOLDER"
+            f"{not_a('a population', folder)}; build a population with:"
+            " `tt.build_population(TEXT, FOLDER)`"
         )
     manifest = read_manifest(folder)
     if manifest.get("format") != FORMAT or COUNTS not in manifest:

@@ -27,7 +27,11 @@ NARROW = 0.1
 
 
 def with_noise(
-    recipe: Recipe, vocabulary: int, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0
+    recipe: Recipe,
+    vocabulary: int,
+    lineage: Sequence[DpEvent] = (),
+    lineage_distance: float = 0.0,
+    known: float | None = None,
 ) -> Recipe:
     """Return the recipe with its noise worked out, where it names none.
 
@@ -38,6 +42,8 @@ def with_noise(
         vocabulary: the number of the model's words.
         lineage: what the model's start has already cost.
         lineage_distance: how far the noise of that was from the ideal.
+        known: the multiplier, where it was worked out before. It is checked, and worked out anew if
+            the budget does not allow it.
     """
     recipe = with_strategy(recipe)
     if not recipe.is_private or recipe.privacy.noise_multiplier is not None:
@@ -47,13 +53,13 @@ def with_noise(
         event = _mechanism(recipe, noise_multiplier).event(build.participation(recipe))
         return compose(lineage, repeat(event, recipe.run.rounds))
 
+    accountant = recipe.privacy.accountant
+    budget = build.budget(recipe)
     distance = lineage_distance + _distance_of_noise(recipe, vocabulary)
-    noise_multiplier = noise_for_budget(
-        cost,
-        build.budget(recipe),
-        recipe.privacy.accountant,
-        distance=distance,
-    )
+    if known is not None and budget.allows(cost(known), accountant, distance=distance):
+        noise_multiplier = known
+    else:
+        noise_multiplier = noise_for_budget(cost, budget, accountant, distance=distance)
     rounded_up = round(noise_multiplier + 5e-7, 6)
     return recipe.with_settings("privacy", noise_multiplier=rounded_up)
 

@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
     write_atomically(path, to_toml(settings).encode())
 
 
-def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
+def load_recipe(path: str | Path, settings: Sequence[str] | None = None) -> Recipe:
     """Read a recipe.
 
     Args:
@@ -75,13 +75,21 @@ def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
         raise RecipeError(
             f"{path} is not TOML: {error}; correct that line, or name a recipe (docs/recipe.md)"
         ) from None
-    for setting in settings or []:
+    return parse_recipe(content, str(path), settings or ())
+
+
+def parse_recipe(
+    content: dict[str, Any], where: str = "recipe", settings: Sequence[str] = ()
+) -> Recipe:
+    """Build a recipe.
+
+    Args:
+        content: its settings by section.
+        where: they are; errors begin with it.
+        settings: `section.key=value`, which are written into the content.
+    """
+    for setting in settings:
         _apply_setting(content, setting)
-    return parse_recipe(content, str(path))
-
-
-def parse_recipe(content: dict[str, Any], where: str = "recipe") -> Recipe:
-    """Build a recipe from its settings by section; errors begin with `where` they are."""
     return _build_section(Recipe, content, where=f"{where}: ")
 
 

@@ -112,9 +112,7 @@ def _read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 def _no_model(path: Path) -> ModelFileError:
     is_run = (path / "recipe.toml").exists() and not (path / "enrolled.txt").exists()
     if is_run:
-        return ModelFileError(
-            f"{path} has no model yet: resume it with taciturn train --resume --run {path}"
-        )
+        return ModelFileError(f"{path} has no model yet: resume it with `tt.resume({str(path)!r})`")
     return ModelFileError(
         f"{not_a('a run or a model', path)}; name a folder with a model.safetensors, or such a file"
     )

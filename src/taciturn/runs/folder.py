@@ -72,7 +72,7 @@ def load_root(folder: Path) -> tuple[bytes, bool]:
     if not path.exists():
         # A crash may have left some of the other secrets.
         delete_secrets(folder)
-        page = f". Its page is missing: taciturn report {folder}"
+        page = f". Its page is missing: `tt.FinishedRun({str(folder)!r}).report()`"
         if (folder / "report.html").exists():
             page = ""
         raise RunError(
@@ -133,7 +133,5 @@ def recipe_of(folder: Path) -> Recipe:
         hint = ""
         if (folder / "model.safetensors").exists():
             hint = "; a pretrained model is measured as round 0 of a run that starts from it"
-        raise RunError(
-            f"{not_a('a run', folder)}; name a folder that `taciturn train` has made{hint}"
-        )
+        raise RunError(f"{not_a('a run', folder)}; name a folder that `tt.train` has made{hint}")
     return load_recipe(path)

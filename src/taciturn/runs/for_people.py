@@ -7,7 +7,7 @@ write, and so how fast a round is, is measured on held-out users, who have no gu
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,17 +18,21 @@ import jax
 import numpy as np
 
 from taciturn import trees
+from taciturn.algorithms.pretraining import Schedule
 from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population
+from taciturn.data.public import PublicCorpus
 from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models.registry import KINDS
+from taciturn.privacy.accounting.rounding_up import pair_text
 from taciturn.privacy.participation import default_delta, round_for_publication
 from taciturn.progress import ignore_progress
 from taciturn.recipe import build
 from taciturn.recipe.autoplan import (
+    ROUNDS,
     Limit,
     Plan,
     PlannedSetting,
@@ -39,8 +43,11 @@ from taciturn.recipe.autoplan import (
     recipe_content,
 )
 from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError, parse_recipe
-from taciturn.release.model_file import ModelCard, load_model
+from taciturn.release.model_file import SHIPPED, ModelCard, load_model
+from taciturn.runs.display import Announce, Display
+from taciturn.runs.pretrain import CHECKPOINT, pretrain_model
 from taciturn.runs.timing import best_time, round_stopwatch
 
 # Held-out users in a timed round.
@@ -66,9 +73,7 @@ LEAST_SAMPLE = 4
 # How many times too many or too few people may be stated.
 FARTHEST_STATED = 2
 # For the settings that a machine is timed with, which do not depend on the plan.
-PLACEHOLDER = Plan(rounds=25, cohort=10, server_rate=1.0, noise_multiplier=1.0, gain=0.0)
-# Called with each step that begins.
-Announce = Callable[[str], None]
+PLACEHOLDER = Plan(rounds=ROUNDS[-1], cohort=10, server_rate=1.0, noise_multiplier=1.0, gain=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +99,9 @@ class AutoPlan:
 
     task: Task
     plan: Plan
+    # With the reason for each.
     settings: list[PlannedSetting]
+    # Of these settings, and of those that the caller wished to win over them.
     recipe: Recipe
     timing: Timing
     # That the whole command is expected to take.
@@ -123,6 +130,7 @@ def plan_recipe(
     minutes: float,
     users: int | None = None,
     announce: Announce = ignore_progress,
+    settings: Sequence[str] = (),
 ) -> AutoPlan:
     """Work out a recipe for the people in a folder.
 
@@ -134,6 +142,7 @@ def plan_recipe(
         users: how many people there are, as publicly stated; otherwise counted, and rounded down.
             A number that is far from theirs is refused.
         announce: called with each step that begins.
+        settings: `section.key=value`, which win over what is worked out.
     """
     began = time.perf_counter()
     population = Population(folder)
@@ -160,7 +169,10 @@ def plan_recipe(
         on_cpu=_is_on_cpu(),
         is_counted=is_counted,
     )
-    draft = parse_recipe(recipe_content(plan_settings(task, PLACEHOLDER, measurements=0)))
+    draft_settings = plan_settings(task, PLACEHOLDER, measurements=0)
+    draft = parse_recipe(recipe_content(draft_settings))
+    # Settings that do not fit are refused before anything is timed.
+    parse_recipe(recipe_content(draft_settings), settings=settings)
     measure_again_until = time.perf_counter() + MOST_TIMING * 60 * minutes
     timing = _time_machine(draft, population, held_out, params, announce, measure_again_until)
     measurements = int(min(MORE_MEASUREMENTS, 6 * minutes / timing.evaluate_s))
@@ -177,12 +189,12 @@ def plan_recipe(
     twice_the_time = replace(task, seconds=_seconds_left(2 * minutes, aside))
     twice_the_people = replace(task, users=2 * users, delta=default_delta(2 * users))
     limit = find_limit(task, plan, twice_the_time, twice_the_people)
-    settings = plan_settings(task, plan, measurements=measurements)
+    chosen = plan_settings(task, plan, measurements=measurements)
     return AutoPlan(
         task=task,
         plan=plan,
-        settings=settings,
-        recipe=parse_recipe(recipe_content(settings)),
+        settings=chosen,
+        recipe=parse_recipe(recipe_content(chosen), settings=settings),
         timing=timing,
         minutes=(aside + task.duration(plan.rounds, plan.cohort)) / 60,
         limit=limit,
@@ -269,9 +281,10 @@ def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ..
         )
     if card.vocabulary != words:
         raise RecipeError(
-            f"{start} knows other words than {folder}. Build the people with its words (taciturn"
-            " data build --vocabulary …; without it they are those of the start that comes with"
-            " taciturn), or name public text with the words of the people: `start=FOLDER`"
+            f"{start} knows other words than {folder}. Build the people with its words"
+            " (`tt.build_population(TEXT, FOLDER, vocabulary=…)`; by default they are those of the"
+            " start that comes with taciturn), or name public text with the words of the people:"
+            " `public=FOLDER`"
         )
 
 
@@ -397,3 +410,95 @@ def _find_agreeing(paces: list[Pace]) -> Pace | None:
         if slower <= (1 + AGREE_WITHIN) * faster:
             return pace
     return None
+
+
+def pretrain_for(people: Path, public: Path, out: Path, display: Display) -> Path:
+    """Return a model of this public text, from which training on these people can start.
+
+    It is trained from the shipped start where the words are the same. A training that was
+    interrupted is resumed, and a model that is there is used again; where `public` is a model, it
+    is returned itself.
+    """
+    if (public / "model.safetensors").exists():
+        return public
+    corpus = PublicCorpus.load(public)
+    words = corpus.vocabulary.words
+    _, shipped = load_model(Path(SHIPPED))
+    if words != Population(people).vocabulary.words:
+        raise RecipeError(
+            f"{public} and {people} have different vocabularies: make it with taciturn data public"
+            f" … --vocabulary {people}"
+        )
+    was_interrupted = (out / CHECKPOINT).exists()
+    if was_interrupted or not (out / "model.safetensors").exists():
+        with display.pretraining(out) as show:
+            pretrain_model(
+                corpus=corpus,
+                settings=ModelSection(kind="cifg"),
+                schedule=Schedule(),
+                out=out,
+                progress=show,
+                resume=was_interrupted,
+                start=Path(SHIPPED) if words == shipped.vocabulary else None,
+            )
+        return out
+    _, card = load_model(out)
+    if corpus.source not in card.public_sources:
+        raise RecipeError(
+            f"{out} was pretrained on other text than {public}: delete it, or choose another"
+            " `folder`"
+        )
+    return out
+
+
+# What was chosen, in sentences.
+
+
+def describe_plan(auto_plan: AutoPlan, is_counted: bool, minutes: float) -> list[str]:
+    """Say whom a recipe is for, how it spends the minutes, and what limits it."""
+    task = auto_plan.task
+    plan = auto_plan.plan
+    how_known = "as you state"
+    if is_counted:
+        how_known = "counted, and rounded down; state another number with `users`"
+    promise = pair_text(task.epsilon, task.delta)
+    training_minutes = task.duration(plan.rounds, plan.cohort) / 60
+    return [
+        f"{task.users:,} people ({how_known}), {promise} (1/users²).",
+        f"This machine trains {task.users_per_second:,.0f} of them a second.",
+        f"{plan.rounds} rounds of {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f},"
+        f" server rate {plan.server_rate:g}: about {training_minutes:.1f} minutes of training,"
+        f" {auto_plan.minutes:.1f} of {minutes:g} in all.",
+        describe_limit(auto_plan.limit),
+    ]
+
+
+def describe_limit(limit: Limit) -> str:
+    """Say what keeps a plan from gaining more."""
+    if limit.is_time:
+        return (
+            "The time limits what it gains: twice the minutes would be worth"
+            f" {_describe_points(limit.more_in_time)} of AccuracyTop1 more."
+        )
+    if limit.is_people:
+        return (
+            "The number of people limits what it gains at this ε, not the time: twice as many would"
+            f" be worth {_describe_points(limit.more_with_people)} of AccuracyTop1 more."
+        )
+    return "Neither twice the minutes nor twice the people would be worth much more."
+
+
+def _describe_points(gain: float) -> str:
+    return f"about {gain:.2f} points"
+
+
+def describe_doubt(timing: Timing) -> str | None:
+    """Say why the time that a plan takes is uncertain, if it is."""
+    if timing.is_certain:
+        return None
+    speeds = ", ".join(f"{speed:,.0f}" for speed in timing.speeds)
+    return (
+        "How long it takes is uncertain: the speed changed while it was measured"
+        f" ({speeds} people a second). If other work slows down this machine, wait for its end, and"
+        " plan again."
+    )

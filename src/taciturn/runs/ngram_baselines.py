@@ -110,7 +110,7 @@ def count_population(
         raise RunError(
             f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞). If you mean"
             " that, add `non_private=True`; for an n-gram with one, train a private model and"
-            " export it: taciturn export RUN --to arpa"
+            " export it: `tt.FinishedRun(RUN).export(FOLDER, to='arpa')`"
         )
     population = Population(folder)
     if public:
