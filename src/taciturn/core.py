@@ -244,6 +244,20 @@ class ServerState(NamedTuple):
     optimizer: PyTree
 
 
+class TrainState(NamedTuple):
+    """All that the rest of a training depends on."""
+
+    # How many rounds are done.
+    round: int
+    server: ServerState
+    # Secret: it holds noise that is not yet used up.
+    mechanism: MechanismState
+    # It names the history this state came from.
+    ledger_head: str
+    # What the last round released; audits read it, and nothing resumes from it.
+    estimate: Estimate | None = None
+
+
 class Algorithm(NamedTuple):
     """One published algorithm: what a device computes, what the server does with the estimate.
 

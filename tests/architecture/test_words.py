@@ -45,7 +45,7 @@ FOUND_BY_READING = {"Of the runs. With the scores. (as a sentence)", "leave X ou
 MEANT: dict[str, dict[str, str]] = {
     "experiments/lib/paper_values.py": {'"alone"': "the key of a row"},
     "experiments/popov2018/figures.py": {'"alone"': "the key of a row"},
-    "src/taciturn/privacy/curator.py": {"by an algorithm of one's own": "ledgers say so"},
+    "src/taciturn/privacy/simulation.py": {"by an algorithm of one's own": "ledgers say so"},
     "src/taciturn/runs/tuning.py": {"made-up-users": "the name of a folder that is there already"},
 }
 

@@ -20,13 +20,11 @@ that leave. Every start of a process draws under fresh bytes that are in the led
 adds honestly.
 """
 
-import hashlib
-import hmac
 import json
 import operator
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -34,7 +32,7 @@ from threading import Lock
 import jax
 import numpy as np
 
-from taciturn import randomness, trees
+from taciturn import randomness
 from taciturn.core import (
     Algorithm,
     Estimate,
@@ -44,34 +42,26 @@ from taciturn.core import (
     MechanismState,
     Message,
     Params,
-    Participation,
     Program,
     PyTree,
     Release,
     Report,
+    TrainState,
     UserData,
     UserIds,
 )
-from taciturn.privacy.accounting.accountant import Budget
 from taciturn.privacy.accounting.events import event_to_json
-from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.fingerprint import describe_origin
+from taciturn.privacy.ledger.account import Account
 from taciturn.privacy.ledger.cohort_log import CohortLog, ParticipationBreach
-from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.ledger.hash_chain import LedgerError
 from taciturn.privacy.ledger.releases import Releases
+from taciturn.privacy.loop_folder import LoopFolder
 from taciturn.privacy.noise import sampler
 from taciturn.privacy.noise.chacha20 import Coins, key_words
-from taciturn.privacy.own_loop import (
-    check_algorithm,
-    check_number,
-    check_same,
-    check_terms,
-    check_users,
-    try_algorithm,
-)
-from taciturn.privacy.participation import WrongNumberOfUsers, default_delta, spare_rounds
-
-# The size of a model that is not known when its run is declared.
-MOST_PARAMETERS = 2**31
+from taciturn.privacy.own_loop import check_same, try_algorithm
+from taciturn.privacy.participation import WrongNumberOfUsers
+from taciturn.privacy.simulation import UsersInMemory, open_log, prepare_simulation
 
 
 class Curator:
@@ -125,6 +115,8 @@ class Curator:
         self._tries: Counter[int] = Counter()
         # A folder with the log of who took part, of a simulation: gone with the curator.
         self._secrets: tempfile.TemporaryDirectory | None = None
+        # The folder of your own loop, where it has one that stays.
+        self._loop: LoopFolder | None = None
         # The algorithm of your own loop.
         self._own: Algorithm | None = None
         self._is_tried = False
@@ -136,6 +128,7 @@ class Curator:
         users: Sequence[UserData],
         ledger: str | Path,
         *,
+        folder: str | Path | None = None,
         rounds: int = 1000,
         epsilon: float | None = None,
         delta: float | None = None,
@@ -148,7 +141,11 @@ class Curator:
             users: the text, or any other data, of each user, in arrays of one shape. Their number
                 is taken as public.
             ledger: a file, made if it does not exist. Every curator is one more run in it, and all
-                of them add up.
+                of them add up; but one of a folder that has a loop already resumes that run.
+            folder: what the loop needs to resume, made if it does not exist. A process that was
+                killed calls the same lines again, and `rounds` continues where it stopped; other
+                arguments are refused. Its `private` has secrets that would undo the noise: `close`
+                deletes them. Without a folder a loop ends with its process.
             rounds: the most there may be.
             epsilon: a budget; the round that would pass it is refused.
             delta: of the budget (default: one over the number of users, squared).
@@ -159,54 +156,59 @@ class Curator:
             The door to these users: give it to `rounds`. `curator.account.guarantee()` returns what
                 was spent.
 
+        Raises:
+            OwnLoopError: an argument cannot be, or is not what the folder's loop was made with.
+            LedgerError: the ledger and the folder do not belong together, or one was put back.
+
         Example:
             user = tt.UserData(batches=np.ones((1, 1, 60)), weight=np.float32(1), steps=1)
             users = [user] * 50
-            curator = tt.Curator.for_simulation(algorithm, users, ledger="ledger.jsonl", seed=1)
+            curator = tt.Curator.for_simulation(
+                algorithm, users, ledger="ledger.jsonl", folder="loop", seed=1
+            )
         """
-        # All of this before anything is declared.
-        check_algorithm(algorithm)
-        fleet = UsersInMemory(users)
-        check_terms(
-            ledger_is_folder=Path(ledger).is_dir(),
+        simulation = prepare_simulation(
+            algorithm,
+            users,
+            Path(ledger),
+            folder=None if folder is None else Path(folder),
             rounds=rounds,
             epsilon=epsilon,
             delta=delta,
+            seed=seed,
         )
-        # They may be numbers of NumPy, which the ledger could not write.
-        rounds = int(rounds)
-        epsilon = None if epsilon is None else float(epsilon)
-        delta = default_delta(len(users)) if delta is None else float(delta)
-        book = Ledger(Path(ledger))
-        _check_delta(delta, len(users))
-        check_number(algorithm, len(users))
-        root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
-        number = len(book.runs()) + 1
-        terms = _terms_of_simulation(
-            algorithm,
-            name=f"simulation-{number}",
-            population=_identify(users, root),
-            is_seeded=seed is not None,
-            budget=Budget(delta=delta, epsilon=epsilon),
-            rounds=rounds,
-            people=len(users),
-        )
-        cost = algorithm.mechanism.event(algorithm.participation)
-        account = Account(ledger=book, terms=terms, release=cost)
-        account.check_budget()
-        secrets = tempfile.TemporaryDirectory(prefix="taciturn-")
-        log = _open_log(Path(secrets.name), algorithm.participation, root)
+        loop = simulation.loop
+        secrets = None
+        if loop is None:
+            secrets = tempfile.TemporaryDirectory(prefix="taciturn-")
+            private = Path(secrets.name)
+        else:
+            private = loop.private
+        root = simulation.root
+        records_key = randomness.derive(root, "records", 0)
         curator = cls(
             algorithm=algorithm,
-            fleet=fleet,
-            account=account,
+            fleet=simulation.fleet,
+            account=simulation.account,
             root=root,
-            log=log,
+            log=open_log(private, algorithm.participation, root),
+            records=Releases(private / "releases", records_key) if loop else None,
         )
         curator._secrets = secrets
         curator._own = algorithm
-        account.open()
+        curator._join(loop)
         return curator
+
+    def _join(self, loop: LoopFolder | None) -> None:
+        """Declare the run of your own loop, or reopen it where its folder has it already."""
+        if loop is None:
+            self.account.open()
+            return
+        self._loop = loop
+        self._one_at_a_time = loop.mutex
+        # An earlier curator of this process may be in a round.
+        with loop.mutex:
+            loop.declare(self.account)
 
     def private_mean(
         self, params: Params, state: MechanismState, round: int
@@ -254,6 +256,87 @@ class Curator:
         public = self._public(state)
         try_algorithm(algorithm, params, public, self._fleet.example)
         self._is_tried = True
+
+    def begin_loop(self, algorithm: Algorithm, state: TrainState) -> TrainState | None:
+        """Return the state that the folder of your own loop has saved, or save this, the first.
+
+        Args:
+            algorithm: what is to run.
+            state: the one to begin with.
+
+        Returns:
+            What to continue from in its place; None to begin with it, and without a folder.
+
+        Raises:
+            OwnLoopError: the loop began with another algorithm, or other parameters.
+        """
+        loop = self._loop
+        if loop is None:
+            return None
+        assert isinstance(self._fleet, UsersInMemory)
+        origin, shapes = describe_origin(
+            algorithm=algorithm,
+            program=self._program,
+            release=self._mechanism.release,
+            server=state.server,
+            state=state.mechanism,
+            user=self._fleet.example,
+        )
+        loop.begin(origin, state.round)
+        if state.round > 0:
+            return None
+        saved = loop.load(shapes)
+        if saved is None:
+            self.keep_state(state)
+            return None
+        self.check_history(saved.round, saved.ledger_head)
+        # The only one that noise may continue from.
+        self._states = {saved.round: saved.mechanism}
+        return saved
+
+    def keep_state(self, state: TrainState) -> None:
+        """Save a state, where your own loop has a folder; from then on it resumes there."""
+        if self._loop is None:
+            return
+        # Else the state of another process would be overwritten.
+        self.account.check_alone()
+        self._loop.save(state)
+        self.forget_records(before=state.round)
+
+    def check_history(self, round: int, head: str) -> None:
+        """Refuse a state that no round of this run left.
+
+        Args:
+            round: the number of rounds that are done in it.
+            head: the row of the ledger at which it was made.
+
+        Raises:
+            LedgerError: the run has no such row, or fewer rounds were charged until then.
+        """
+        charged = 0
+        for row in self.account.rows:
+            charged += row["kind"] == "charge"
+            if row["hash"] == head and charged >= round:
+                return
+        raise LedgerError(
+            f"the state of round {round} comes from another history than that of run"
+            f" {self.account.terms.name!r}: continue from a state of this run, or start from"
+            " parameters"
+        )
+
+    def close(self) -> None:
+        """End your own loop for good: nothing is released any more.
+
+        The run gives back what it reserved and did not spend. In the folder of the loop the last
+        parameters stay (`parameters.safetensors`), and its secrets are deleted.
+        """
+        with self._one_at_a_time:
+            self.account.check_alone()
+            if self._loop is not None:
+                self._loop.close()
+            if self._secrets is not None:
+                self._secrets.cleanup()
+            self.account.close()
 
     def forget_records(self, before: int) -> None:
         """Delete the records of rounds before this one: the state at its start is on disk."""
@@ -488,99 +571,6 @@ def _check_cohort(cohort: np.ndarray, users: UserIds) -> UserIds:
 
 def _all_eligible(users: UserIds) -> UserIds:
     return users
-
-
-def _check_delta(delta: float, users: int) -> None:
-    if not 0 < delta < 1 / users:
-        raise ValueError(
-            f"δ is above 0 and below one over the number of users, {1 / users:g}; {delta} is not"
-        )
-
-
-def _terms_of_simulation(
-    algorithm: Algorithm,
-    *,
-    name: str,
-    population: str,
-    is_seeded: bool,
-    budget: Budget,
-    rounds: int,
-    people: int,
-) -> RunTerms:
-    """Return what a simulation declares."""
-    mechanism = algorithm.mechanism
-    return RunTerms(
-        name=name,
-        # With its name in it, no two runs of one seed share noise.
-        recipe=f"{name}, by an algorithm of one's own",
-        population=population,
-        adjacency=algorithm.participation.adjacency,
-        randomness="seeded simulation" if is_seeded else "operating system",
-        accountant="pld",
-        budget=budget,
-        rounds=rounds,
-        distance=mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds)),
-        people=people,
-    )
-
-
-def _identify(users: Sequence[UserData], root: bytes) -> str:
-    """Return what distinguishes these users' data from others', and tells others nothing."""
-    key = randomness.derive(root, "population", 0)
-    identity = hmac.new(key, digestmod=hashlib.sha256)
-    for leaf in jax.tree.leaves(list(users)):
-        identity.update(np.asarray(leaf).tobytes())
-    return identity.hexdigest()[:16]
-
-
-def _open_log(folder: Path, participation: Participation, root: bytes) -> CohortLog | None:
-    """Open a log in a folder, where the claim is about how often users take part."""
-    if participation.limits is None:
-        return None
-    min_separation, max_participations = participation.limits
-    return CohortLog(
-        path=folder / "participation.log",
-        min_separation=min_separation,
-        max_participations=max_participations,
-        key=randomness.derive(root, "participation log", 0),
-    )
-
-
-class UsersInMemory:
-    """The plainest fleet: users' data in a list.
-
-    Each report is computed by itself, by one program of one shape, so that none depends on another.
-    """
-
-    everyone_reports = True
-
-    def __init__(self, users: Sequence[UserData]) -> None:
-        """Take users, whose arrays have one shape.
-
-        Raises:
-            OwnLoopError: if there are none, or they differ in shape or type.
-        """
-        check_users(users)
-        self._users = users
-        self._compile = lru_cache(maxsize=1)(jax.jit)
-
-    @property
-    def example(self) -> UserData:
-        """Return a user, for the shapes and types that all of them have."""
-        return self._users[0]
-
-    def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
-        """Return those of the users who may take part; all are present."""
-        return eligible(np.arange(len(self._users)))
-
-    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        """Return the sum of what the program reports for each member of the cohort."""
-        report = self._compile(program)
-        total = trees.zeros_like(jax.eval_shape(program, message, self._users[0], key))
-        for user in cohort:
-            own_key = jax.random.fold_in(key, np.uint32(user))
-            total = trees.add(total, report(message, self._users[user], own_key))
-        return total
 
 
 # Cached, so that runs of one algorithm in one process are compiled once.

@@ -1,0 +1,132 @@
+"""Fingerprints of what runs: by them a loop that resumes refuses another algorithm, or start.
+
+An algorithm is Python, which cannot be compared; what JAX makes of it can. The fingerprint is of
+the traced programs, with all constants in them: a comment or a new name changes nothing, a step
+size does. Other versions of JAX trace otherwise, so fingerprints are compared within one.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from taciturn import randomness, trees
+from taciturn.core import (
+    Algorithm,
+    Estimate,
+    MechanismState,
+    Message,
+    Program,
+    PyTree,
+    Release,
+    ServerState,
+    UserData,
+)
+
+# Where an object is in memory, in how it is printed: another place in each process.
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+class Origin(NamedTuple):
+    """What a loop began with, part by part."""
+
+    # The parameters that it started from.
+    start: str
+    # What devices compute.
+    user_update: str
+    # How updates are bounded, estimated and noised, and who takes part.
+    mechanism: str
+    # What the server does with estimates.
+    server_update: str
+    # In which the three above were traced.
+    environment: str
+
+
+class Shapes(NamedTuple):
+    """The shapes and types of what one round hands to the next."""
+
+    server: ServerState
+    mechanism: MechanismState
+    estimate: Estimate
+
+
+def describe_origin(
+    *,
+    algorithm: Algorithm,
+    program: Program,
+    release: Callable[..., tuple[Release, MechanismState]],
+    server: ServerState,
+    state: MechanismState,
+    user: UserData,
+) -> tuple[Origin, Shapes]:
+    """Return the fingerprints of a loop, and the shapes of its states. Nothing is computed.
+
+    Args:
+        algorithm: what runs.
+        program: what a device runs of it.
+        release: the mechanism's.
+        server: its state before the first round.
+        state: the mechanism's before the first round.
+        user: of whose arrays only the shapes and types are used.
+    """
+    message = Message(server.params, algorithm.mechanism.public(state))
+    # Only its type is used.
+    key = randomness.jax_key(bytes(randomness.ROOT_BYTES))
+    noise_key = jax.ShapeDtypeStruct((8,), np.uint32)
+    total = jax.eval_shape(program, message, user, key)
+    released, after = jax.eval_shape(release, state, total, noise_key)
+    origin = Origin(
+        start=hash_arrays(server.params),
+        user_update=_trace(program, message, user, key),
+        mechanism=_hash(
+            _trace(release, state, total, noise_key),
+            hash_arrays(state),
+            describe_object(algorithm.participation),
+        ),
+        server_update=_trace(algorithm.server_update, server, released.estimate),
+        environment=f"jax {jax.__version__}, {jax.default_backend()}",
+    )
+    new_server = jax.eval_shape(algorithm.server_update, server, released.estimate)
+    return origin, Shapes(server=new_server, mechanism=after, estimate=released.estimate)
+
+
+def describe_object(value: object) -> str:
+    """Return how an object is printed, alike in every process."""
+    return ADDRESS.sub("", str(value))
+
+
+def hash_arrays(tree: PyTree) -> str:
+    """Return a fingerprint of arrays with their names, types and shapes."""
+    fingerprint = hashlib.sha256()
+    for name, leaf in zip(trees.layer_names(tree), jax.tree.leaves(tree), strict=True):
+        array = np.asarray(leaf)
+        fingerprint.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        fingerprint.update(array.tobytes())
+    return fingerprint.hexdigest()
+
+
+def _trace(function: Callable[..., Any], *arguments: PyTree) -> str:
+    """Return a fingerprint of what a function computes, with its constants."""
+    traced = jax.make_jaxpr(function)(*arguments)
+    return _hash(describe_object(traced), *map(hash_arrays, _find_constants(traced)))
+
+
+def _find_constants(traced: Any) -> Iterator[Any]:
+    """Yield the constants of a traced program, and of all programs in it, in order."""
+    yield from getattr(traced, "consts", ())
+    program = getattr(traced, "jaxpr", traced)
+    for equation in program.eqns:
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
+            if _is_program(value):
+                yield from _find_constants(value)
+
+
+def _is_program(value: Any) -> bool:
+    return hasattr(getattr(value, "jaxpr", value), "eqns")
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
