@@ -94,7 +94,7 @@ def test_people_and_an_epsilon_become_a_run_and_its_noise_is_searched_once(
 def test_noise_that_the_budget_does_not_allow_is_never_taken(population):
     """The twin that must fail: a plan whose noise is too small."""
     recipe = tiny_recipe(population).with_settings("privacy", epsilon=2.0, noise_multiplier=None)
-    enough = solve.with_noise(recipe, vocabulary=50).privacy.noise_multiplier
+    enough = solve.with_noise(recipe, vocabulary=50).privacy.noise_multiplier or 0.0
     known = solve.with_noise(recipe, vocabulary=50, known=0.9 * enough)
     assert known.privacy.noise_multiplier == enough
     larger = solve.with_noise(recipe, vocabulary=50, known=1.1 * enough)
@@ -111,6 +111,7 @@ def test_the_command_line_calls_the_function_of_the_library(people, monkeypatch)
     monkeypatch.setattr(tt, "train", record)
     words = "train people --epsilon 4 --users 230 --minutes 5 --set run.rounds=3 --audit 7"
     called = CliRunner().invoke(app, words.split()).exception
+    assert called is not None
     assert called.args == (
         (people, Path("runs/people-1")),
         {
@@ -208,8 +209,8 @@ def test_what_a_line_shows_states_its_delta_and_covers_the_line_before():
         show(0, 9, row)
         show(4, 9, row)
     first, last = stream.getvalue().rstrip("\n").split("\r")[-2:]
-    assert first.startswith("runs/a: 0 of 9 rounds, compiling a round")
-    assert last == "runs/a: 4 of 9 rounds, Top1 20.00%, ε = 1.50 at δ = 1e-08 after round 4"
+    assert first.startswith("a: 0 of 9 rounds, compiling a round")
+    assert last == "a: 4 of 9 rounds, Top1 20.00%, ε = 1.50 at δ = 1e-08 after round 4"
 
 
 def test_completion_shows_the_names_of_the_door_and_nothing_else():

@@ -3,6 +3,7 @@
 Imports nothing that loads JAX, so that the command line starts at once.
 """
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,7 +94,7 @@ class LineDisplay(Display):
     @contextmanager
     def training(self, folder: Path) -> Iterator[Progress]:
         def show(done: int, all: int, row: dict[str, Any]) -> None:
-            self._show(f"{folder}: {done:,} of {all:,} rounds, {describe_round(done, row)}")
+            self._show(f"{folder.name}: {done:,} of {all:,} rounds, {describe_round(done, row)}")
 
         with self._line():
             self._show(f"{folder}: compiling, and measuring the start")
@@ -109,6 +110,8 @@ class LineDisplay(Display):
             self._width = 0
 
     def _show(self, line: str) -> None:
+        # Of a line that is too long its end stays: what was spent, and at which δ.
+        line = line[1 - shutil.get_terminal_size().columns :]
         # A shorter line covers the one before it.
         self._stream.write(f"\r{line:<{self._width}}")
         self._stream.flush()

@@ -97,8 +97,9 @@ def train(
         folder: a new one, of the run. One process at a time works in it. By default runs/NAME-1, or
             the next number that is free.
         progress: called after every round with the rounds done, all rounds, and the last
-            measurements by name. If it raises, the run is interrupted there. By default a line in a
-            terminal or a notebook shows what is done; `lambda *_: None` shows nothing.
+            measurements by name; or a `Display`, which shows the stages before them too. If it
+            raises, the run is interrupted there. By default a line in a terminal or a notebook
+            shows what is done; `lambda *_: None` shows nothing.
         connected: the devices of a fleet, where the recipe is for one.
         epsilon: the ε to promise the people.
         users: how many people there are, as publicly stated. By default they are counted, and
