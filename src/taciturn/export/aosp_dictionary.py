@@ -7,8 +7,11 @@ where a word ends, with its frequency. `aosp_dictionary_writer` writes one and
 The layout is the one that AOSP's FormatSpec.java describes.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 MAGIC = 0x9BC13AFE
 VERSION = 202
@@ -19,6 +22,9 @@ MOST_FREQUENT = 255
 HIGHEST_LEVEL = 15
 # Keyboards hold a word in 48 characters.
 LONGEST_WORD = 48
+# They read a header's strings into room for these, and lose their place after a longer one.
+LONGEST_KEY = 255
+LONGEST_VALUE = 2047
 MOST_NODES_IN_ARRAY = 0x7FFF
 FARTHEST_ADDRESS = 0xFFFFFF
 
@@ -88,13 +94,9 @@ def to_level(frequency: int, frequency_after: int) -> int:
         frequency_after: of the word, after this one.
 
     >>> to_level(100, 180)
-    8
+    7
     """
-    step = _level_step(frequency)
-    if step == 0 or frequency_after <= frequency:
-        return 0
-    level = int((frequency_after - frequency - 1 - step / 2) / step)
-    return min(max(level, 0), HIGHEST_LEVEL)
+    return _levels()[frequency][frequency_after]
 
 
 def from_level(frequency: int, level: int) -> int:
@@ -104,11 +106,31 @@ def from_level(frequency: int, level: int) -> int:
         frequency: of the word, after any other.
         level: of the word, after this one.
 
-    >>> from_level(100, 8)
-    184
+    >>> from_level(100, 7)
+    175
     """
-    return frequency + int((level + 1) * _level_step(frequency))
+    return _frequencies_after()[frequency][level]
 
 
-def _level_step(frequency: int) -> float:
-    return (MOST_FREQUENT - frequency) / (HIGHEST_LEVEL + 1.5)
+# Keyboards and AOSP's compiler compute with 32 bits, which decides what is halfway between levels.
+@functools.cache
+def _levels() -> list[list[int]]:
+    """Return the level by a word's frequency and its frequency after another word."""
+    frequency, frequency_after = np.indices((MOST_FREQUENT + 1, MOST_FREQUENT + 1), np.float32)
+    step = _level_step(frequency)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        levels = (frequency_after - (1 + frequency + step / 2)) / step
+    levels = np.where(step > 0, levels, 0)
+    return levels.clip(0, HIGHEST_LEVEL).astype(int).tolist()
+
+
+@functools.cache
+def _frequencies_after() -> list[list[int]]:
+    """Return the frequency after another word by a word's frequency and its level."""
+    frequency, level = np.indices((MOST_FREQUENT + 1, HIGHEST_LEVEL + 1), np.float32)
+    beyond = (level + 1) * _level_step(frequency)
+    return (frequency.astype(int) + beyond.astype(int)).tolist()
+
+
+def _level_step(frequency: np.ndarray) -> np.ndarray:
+    return (MOST_FREQUENT - frequency) / np.float32(HIGHEST_LEVEL + 1.5)

@@ -5,8 +5,8 @@ be a dictionary is refused with its place in the file.
 """
 
 import struct
-from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from taciturn.data.vocabulary import DataError
 from taciturn.export.aosp_dictionary import (
@@ -72,6 +72,16 @@ def parse_dictionary(content: bytes, name: str) -> Dictionary:
     return _Parser(content, name).parse()
 
 
+class _WordNode(NamedTuple):
+    """What a node says of the word that ends there."""
+
+    flags: int
+    frequency: int
+    shortcuts: tuple[Shortcut, ...]
+    # Their addresses and levels.
+    followers: list[tuple[int, int]]
+
+
 class _Parser:
     """Reads the bytes of a dictionary from its start to its end."""
 
@@ -80,10 +90,9 @@ class _Parser:
         self._name = name
         # The next byte to read.
         self._at = 0
-        self._words: dict[str, Entry] = {}
-        # The address of the node of each word, and the addresses and levels of its followers.
+        self._nodes: dict[str, _WordNode] = {}
+        # The word whose node is at an address.
         self._word_at: dict[int, str] = {}
-        self._followers_of: dict[str, list[tuple[int, int]]] = {}
         # Where arrays of nodes are that have not been read, and the letters on the way to each.
         self._waiting: list[tuple[int, str]] = []
         self._arrays: set[int] = set()
@@ -105,8 +114,8 @@ class _Parser:
             # overlap would let a small file take for ever.
             if read > len(self._content) - body:
                 raise self._refuse_damage(start, "nodes there overlap others")
-        self._name_followers()
-        return Dictionary(header=header, words=self._words)
+        words = {word: self._make_entry(word, node) for word, node in self._nodes.items()}
+        return Dictionary(header=header, words=words)
 
     def _read_fixed_header(self) -> int:
         """Return where the trie begins; refuse another kind of file."""
@@ -166,17 +175,15 @@ class _Parser:
         shortcuts = self._read_shortcuts() if flags & HAS_SHORTCUTS else ()
         followers = self._read_followers() if flags & HAS_FOLLOWERS else []
         if flags & ENDS_A_WORD:
-            if word in self._words:
+            if word in self._nodes:
                 raise self._refuse_damage(start, f"the word {word!r} is there for the second time")
-            self._words[word] = Entry(
+            self._word_at[start] = word
+            self._nodes[word] = _WordNode(
+                flags=flags,
                 frequency=frequency,
                 shortcuts=shortcuts,
-                is_not_a_word=bool(flags & IS_NOT_A_WORD),
-                is_offensive=bool(flags & IS_OFFENSIVE),
+                followers=followers,
             )
-            self._word_at[start] = word
-            if followers:
-                self._followers_of[word] = followers
         elif shortcuts or followers:
             raise self._refuse_damage(start, f"{word!r} is not a word, and something follows it")
 
@@ -242,17 +249,23 @@ class _Parser:
             has_next = bool(flags & HAS_NEXT)
         return followers
 
-    def _name_followers(self) -> None:
-        """Give words their followers, now that it is known which word is at which address."""
-        for word, followers in self._followers_of.items():
-            named = []
-            for address, level in followers:
-                if address not in self._word_at:
-                    raise self._refuse_damage(
-                        address, f"a word should begin there, as it may follow {word!r}"
-                    )
-                named.append(Follower(word=self._word_at[address], level=level))
-            self._words[word] = replace(self._words[word], followers=tuple(named))
+    def _make_entry(self, word: str, node: _WordNode) -> Entry:
+        """Return what a word's node says, now that it is known which word is at which address."""
+        followers = []
+        for address, level in node.followers:
+            follower = self._word_at.get(address)
+            if follower is None:
+                raise self._refuse_damage(
+                    address, f"a word should begin there, as it may follow {word!r}"
+                )
+            followers.append(Follower(word=follower, level=level))
+        return Entry(
+            frequency=node.frequency,
+            followers=tuple(followers),
+            shortcuts=node.shortcuts,
+            is_not_a_word=bool(node.flags & IS_NOT_A_WORD),
+            is_offensive=bool(node.flags & IS_OFFENSIVE),
+        )
 
     def _read_byte(self) -> int:
         at = self._at

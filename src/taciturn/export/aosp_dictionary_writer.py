@@ -31,6 +31,8 @@ from taciturn.export.aosp_dictionary import (
     IS_NOT_A_WORD,
     IS_OFFENSIVE,
     LAST_ONE_BYTE_LETTER,
+    LONGEST_KEY,
+    LONGEST_VALUE,
     LONGEST_WORD,
     MAGIC,
     MOST_FREQUENT,
@@ -63,6 +65,12 @@ def dictionary_bytes(dictionary: Dictionary) -> bytes:
     """Return the bytes of a dictionary's file."""
     strings = bytearray()
     for key, value in dictionary.header.items():
+        if len(key) > LONGEST_KEY or len(value) > LONGEST_VALUE:
+            raise DataError(
+                f"keyboards read {LONGEST_VALUE:,} characters of a string in the header, and"
+                f" {key[:20]!r} has {len(value):,} (or its own name is over {LONGEST_KEY}):"
+                " shorten it"
+            )
         strings += _spell(key, f"the header's {key!r}")
         strings.append(END_OF_LETTERS)
         strings += _spell(value, f"the header's {key!r}")
