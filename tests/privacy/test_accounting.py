@@ -283,7 +283,7 @@ def test_the_gaussian_epsilon_is_no_less_than_in_sixty_digits(mu, delta):
 
 
 def guarantee(**changes):
-    from taciturn.privacy.ledger.ledger import Guarantee
+    from taciturn.privacy.ledger.guarantee import Guarantee
 
     given = {
         "run": "run",
@@ -408,3 +408,30 @@ def test_the_fine_grid_decides_how_many_releases_are_allowed(fine, coarse, monke
     assert (by_the_coarse_one_alone > fine) == (
         coarse > fine
     )  # it would release more than the budget allows
+
+
+@pytest.mark.parametrize(
+    "probability, rounds, promised",
+    [(0.002, 15, 1.0), (0.113, 400, 8.0), (0.011, 2000, 20.0), (0.001, 2000, 0.1)],
+)
+def test_the_noise_for_a_budget_is_what_only_halving_would_find(
+    monkeypatch, probability, rounds, promised
+):
+    budget = Budget(delta=1e-6, epsilon=promised)
+    asked = []
+    really_over = Budget.over
+
+    def count(self, *args, **how):
+        asked.append(args)
+        return really_over(self, *args, **how)
+
+    monkeypatch.setattr(Budget, "over", count)
+    found = noise_for_budget(lambda z: sampled(probability, z, rounds), budget, "pld")
+    # Halving asks 15 times.
+    assert len(asked) <= 15
+    monkeypatch.setattr(
+        accountant, "_find_crossing", lambda over, low, high: (accountant.LEAST_NOISE, math.inf)
+    )
+    halved = noise_for_budget(lambda z: sampled(probability, z, rounds), budget, "pld")
+    assert found == halved
+    assert budget.allows(sampled(probability, found, rounds), "pld")

@@ -53,6 +53,10 @@ COARSE = 1e-3
 LEAST_NOISE = 1e-2
 MOST_NOISE = 1e4
 NOISE_STEP = 1.0005
+# ε falls as noise rises, at least as fast as a line of this slope, both in logarithms.
+LEAST_SLOPE = -0.3
+# A logarithm that stands for no ε at all, and for one that is infinite.
+MOST_OVER = 30.0
 
 # dp-accounting announces each Rényi order that it leaves out; leaving one out only makes ε larger.
 logging.getLogger("absl").setLevel(logging.ERROR)
@@ -78,6 +82,25 @@ class Budget:
         if self.epsilon is None:
             return True
         return epsilon(event, self.delta, accountant, grid=grid, distance=distance) <= self.epsilon
+
+    def over(
+        self, event: DpEvent, accountant: AccountantName, grid: float = FINE, distance: float = 0.0
+    ) -> float:
+        """Return by how much an event passes it, as a logarithm; 0 and less is within it."""
+        excesses = []
+        if self.rho is not None:
+            excesses.append(_log_ratio(rho(event), self.rho))
+        if self.epsilon is not None:
+            spent = epsilon(event, self.delta, accountant, grid=grid, distance=distance)
+            excesses.append(_log_ratio(spent, self.epsilon))
+        return max(excesses)
+
+
+def _log_ratio(spent: float, limit: float) -> float:
+    """Return the logarithm of a ratio, between −MOST_OVER and MOST_OVER."""
+    if spent <= 0:
+        return -MOST_OVER
+    return max(-MOST_OVER, min(MOST_OVER, math.log(spent / limit)))
 
 
 def epsilon(
@@ -289,6 +312,9 @@ def noise_for_budget(
     def allows(multiplier: float, grid: float = COARSE) -> bool:
         return budget.allows(cost(multiplier), accountant, grid=grid, distance=distance)
 
+    def over(multiplier: float) -> float:
+        return budget.over(cost(multiplier), accountant, grid=COARSE, distance=distance)
+
     low = LEAST_NOISE
     high = MOST_NOISE
     if not allows(high):
@@ -301,13 +327,60 @@ def noise_for_budget(
             "this budget is met with almost no noise, so it would promise nobody anything: ask for"
             " a smaller ε"
         )
+    refused, allowed = _find_crossing(over, low=low, high=high)
+
+    def allows_roughly(multiplier: float) -> bool:
+        """Answer from the two known multipliers where they tell: each answer takes a while."""
+        if multiplier <= refused or multiplier >= allowed:
+            return multiplier >= allowed
+        return allows(multiplier)
+
+    # Halving still decides, so that the multiplier does not depend on how the crossing was found.
     # A coarse grid comes close, and the fine one has the last word.
     while high > low * NOISE_STEP:
         middle = math.sqrt(low * high)
-        if allows(middle):
+        if allows_roughly(middle):
             high = middle
         else:
             low = middle
     while not allows(high, FINE):
         high *= NOISE_STEP
     return high
+
+
+def _find_crossing(
+    over: Callable[[float], float], *, low: float, high: float
+) -> tuple[float, float]:
+    """Return a multiplier that passes the budget and one that does not, close together.
+
+    They are found by secants, in logarithms, where ε falls nearly along a line.
+
+    Args:
+        over: by how much a multiplier passes the budget; it falls as the multiplier rises.
+        low: one that passes it.
+        high: one that does not.
+    """
+    within = math.log(NOISE_STEP)
+    low, high = math.log(low), math.log(high)
+    place = 0.0
+    slope = -1.0
+    last: tuple[float, float] | None = None
+    while high - low > within:
+        # Where the line misleads, halve.
+        if not low < place < high:
+            place = (low + high) / 2
+        excess = over(math.exp(place))
+        if excess > 0:
+            low = place
+        else:
+            high = place
+        if abs(excess) == MOST_OVER:
+            place = math.nan
+            continue
+        if last is not None:
+            slope = min(LEAST_SLOPE, (excess - last[1]) / (place - last[0]))
+        last = (place, excess)
+        # A little past the crossing, so that the other side comes close as well.
+        beyond = within / 3 if excess > 0 else -within / 3
+        place = place - excess / slope + beyond
+    return math.exp(low), math.exp(high)
