@@ -5,6 +5,7 @@ Of a page under docs/, blocks marked `sh` and `python` are run, and one that has
 Others (`text`, or no mark) are not.
 """
 
+import ast
 import json
 import re
 import shlex
@@ -154,10 +155,11 @@ def test_a_walk_leads_where_it_says(page, small):
 
 
 def first_screens_from_python() -> set[str]:
-    """The first program of the page on Python, and those of README."""
+    """Return the first program of the page on Python, and those of README, without comments."""
     first, *_ = (block for kind, _, block in blocks("api.md") if kind == "python")
     readme = BLOCK.findall((ROOT / "README.md").read_text())
-    return {first, *(block for kind, _, block in readme if kind == "python")}
+    programs = [first, *(block for kind, _, block in readme if kind == "python")]
+    return {ast.unparse(ast.parse(program)) for program in programs}
 
 
 def test_the_same_from_python_does_what_the_commands_do(small, monkeypatch):
