@@ -19,6 +19,7 @@ from taciturn.errors import TaciturnError
 HOLDS = {
     "manifest.json": "a population",
     "about.json": "a public corpus",
+    "words.json": "a list of public words",
     "enrolled.txt": "a fleet",
     "device.key": "a device's folder",
     "counted_on.json": "a folder of counted n-grams",

@@ -11,7 +11,7 @@ from pathlib import Path
 from taciturn.data.columns import Columns
 from taciturn.data.ingest import Rules, ingest
 from taciturn.data.population import NamedLedger, Population
-from taciturn.data.public import PublicCorpus
+from taciturn.data.public import WORDS, PublicCorpus, load_words
 from taciturn.data.sources import Source
 from taciturn.data.token_shards import SHARD_TOKENS
 from taciturn.data.users import read_users
@@ -120,6 +120,8 @@ def vocabulary_of(
     folder = Path(str(words))
     if (folder / "about.json").exists():
         return PublicCorpus.load(folder).vocabulary
+    if (folder / WORDS).exists():
+        return load_words(folder)
     if (folder / "manifest.json").exists():
         return Population(folder).vocabulary
     if (folder / "model.safetensors").exists():
@@ -129,8 +131,8 @@ def vocabulary_of(
         _, card = load_model(folder)
         return Vocabulary.of(card.vocabulary, card.text)
     raise DataError(
-        "`vocabulary` must be a number of words, or the folder of a corpus, population or run;"
-        f" {words} is neither"
+        "`vocabulary` must be a number of words, or the folder of a corpus, population, run or"
+        f" word list; {words} is neither"
     )
 
 

@@ -14,6 +14,8 @@ from taciturn.cli import app
 from taciturn.data.population import COUNTS, NamedLedger, Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import DataError
+from taciturn.export.aosp_dictionary import Dictionary, Entry
+from taciturn.export.aosp_dictionary_writer import write_dictionary
 from taciturn.files import FolderExists
 
 TEXT = "the quick messages that people write to each other every day are not long"
@@ -116,6 +118,35 @@ def test_public_text_shows_samples_and_lends_its_words(tmp_path, table):
         run("data", "public", tmp_path / "book.txt", "--out", tmp_path / "public")
     with pytest.raises(DataError, match="is neither"):
         run("data", "build", table, "--out", tmp_path / "q", "--vocabulary", "many")
+
+
+def test_a_keyboards_dictionary_lends_its_words(tmp_path, table):
+    """They come by frequency, as keyboards suggest them, in the one spelling that text has here."""
+    words = {
+        "the": Entry(frequency=222),
+        "Messages": Entry(frequency=190),
+        "messages": Entry(frequency=30),
+        "quick": Entry(frequency=201),
+        "wierd": Entry(frequency=220, is_not_a_word=True),
+        "damned": Entry(frequency=220, is_offensive=True),
+        "unseen": Entry(frequency=0),
+        "e-mail": Entry(frequency=221),
+        "rare": Entry(frequency=1),
+    }
+    header = {"locale": "de_AT"}
+    write_dictionary(tmp_path / "main.dict", Dictionary(header=header, words=words))
+    asked = ("--dict", tmp_path / "main.dict", "--vocabulary", 19)
+    out = " ".join(run("data", "public", *asked, "--out", tmp_path / "words").split())
+    assert "19 public words, and punctuation among them (main.dict): the, quick, messages" in out
+    assert "19 public words" in run("data", "show", tmp_path / "words")
+    (tmp_path / "book.txt").write_text("The quick messages are rare.\n")
+    run("data", "public", tmp_path / "book.txt", *asked, "--out", tmp_path / "book")
+    corpus = PublicCorpus.load(tmp_path / "book").vocabulary
+    asked = ("--vocabulary", tmp_path / "words", "--least-tokens", 1)
+    run("data", "build", table, "--out", tmp_path / "p", *asked)
+    for vocabulary in (corpus, Population(tmp_path / "p").vocabulary):
+        assert vocabulary.words[16:] == ("the", "quick", "messages")
+        assert vocabulary.language == "de"
 
 
 def test_characters_and_other_languages_by_an_option(tmp_path):

@@ -17,9 +17,11 @@ import pytest
 from harness import copied_population, lettered_words, small_population, tiny_recipe
 from taciturn import cli
 from taciturn.data.population import Population
-from taciturn.data.public import PublicCorpus
+from taciturn.data.public import PublicCorpus, save_words
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.errors import describe_os_error
+from taciturn.export.aosp_dictionary import Dictionary, Entry
+from taciturn.export.aosp_dictionary_writer import write_dictionary
 from taciturn.fleets import enrolment
 from taciturn.fleets.wire.tls import certify_server, device_request, make_authority
 from taciturn.recipe.text import save_recipe
@@ -108,6 +110,10 @@ def populations(folder: Path, finished: Path) -> None:
         PublicCorpus.of([TEXT] * 40, lettered_words(), "a book").save(folder / name)
     (folder / "broken-public" / "about.json").write_text("not JSON")
     os.truncate(folder / "cut-public" / "documents-00000.tokens", 7)
+    save_words(lettered_words(), folder / "words")
+    words = {"worda": Entry(frequency=9), "wordb": Entry(frequency=5)}
+    write_dictionary(folder / "few.dict", Dictionary(header={"locale": "en"}, words=words))
+    (folder / "cut.dict").write_bytes((folder / "few.dict").read_bytes()[:-2])
 
 
 def runs(folder: Path, finished: Path) -> None:

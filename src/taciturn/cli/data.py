@@ -21,6 +21,7 @@ from taciturn.files import check_new_folder
 
 if TYPE_CHECKING:
     from taciturn.data.population import Population
+    from taciturn.data.vocabulary import Vocabulary
 
 data_app = group(
     "data",
@@ -41,8 +42,8 @@ Words = Annotated[
     str,
     Option(
         help=(
-            "number of words from the public wordfreq list; or a corpus, population or run whose"
-            " words to take"
+            "number of words from the public wordfreq list; or a corpus, population, run or word"
+            " list whose words to take"
         )
     ),
 ]
@@ -168,8 +169,10 @@ def build(
 
 @data_app.command()
 def public(
-    sources: Sources,
-    out: Annotated[Path, Option(help="new folder for the corpus")],
+    out: Annotated[Path, Option(help="new folder for the corpus, or for the words")],
+    sources: Annotated[
+        list[str] | None, Argument(help=f"{READABLE}. Without them --dict makes a word list")
+    ] = None,
     name: Annotated[
         str | None, Option(help="its name in privacy statements (default: the files' names)")
     ] = None,
@@ -185,6 +188,16 @@ def public(
             "--count-words", help="take the --vocabulary most frequent words of this text itself"
         ),
     ] = False,
+    dictionary: Annotated[
+        Path | None,
+        Option(
+            "--dict",
+            help=(
+                "a keyboard's published dictionary (.dict of HeliBoard, FlorisBoard, AOSP): take"
+                " its --vocabulary most frequent words, in its language"
+            ),
+        ),
+    ] = None,
 ) -> dict[str, Any]:
     """Prepare public text, to pretrain on or to take words from.
 
@@ -193,10 +206,16 @@ def public(
 
     Example: taciturn data public book.txt --out book; taciturn data build chats.csv --out people
     --vocabulary book
+
+    And with a keyboard's words: taciturn data public --dict main_de.dict --out words; taciturn data
+    build chats.csv --out people --vocabulary words
     """
-    begin(f"reading {', '.join(sources)}")
+    sources = sources or []
+    if not sources and dictionary is None:
+        raise TaciturnError("name text to read; or name a dictionary with --dict, for its words")
+    begin(f"reading {', '.join(sources) or dictionary}")
     from taciturn.data.columns import Columns
-    from taciturn.data.public import ingest_public
+    from taciturn.data.public import ingest_public, save_words
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import public_speeches
     from taciturn.people import vocabulary_of
@@ -207,7 +226,16 @@ def public(
             "--count-words needs a number as --vocabulary, for example 10000, and does not go with"
             " --characters"
         )
-    words = int(vocabulary) if count_words else vocabulary_of(vocabulary, language, characters)
+    if dictionary is not None:
+        words = _words_of_dictionary(dictionary, vocabulary, language, characters or count_words)
+    elif count_words:
+        words = int(vocabulary)
+    else:
+        words = vocabulary_of(vocabulary, language, characters)
+    if not sources:
+        assert not isinstance(words, int)
+        save_words(words, out)
+        return _show_words(out)
     if sources == ["sotu"]:
         if isinstance(words, int):
             words = vocabulary_of(vocabulary, language, False)
@@ -234,9 +262,24 @@ def public(
     return _show_public(out)
 
 
+def _words_of_dictionary(
+    path: Path, vocabulary: str, language: str, has_other_words: bool
+) -> "Vocabulary":
+    from taciturn.export.aosp_dictionary_words import read_dictionary_words
+
+    if has_other_words or language != "en" or not vocabulary.isdecimal():
+        raise TaciturnError(
+            "--dict takes a number as --vocabulary, for example 20000, and has a language of its"
+            " own: leave out --language, --characters and --count-words"
+        )
+    if not path.is_file():
+        raise TaciturnError(f"{path} is not a file: name a dictionary (.dict) with --dict")
+    return read_dictionary_words(path, int(vocabulary))
+
+
 @data_app.command()
 def show(
-    folder: Annotated[Path, Argument(help="a population, or a public corpus")],
+    folder: Annotated[Path, Argument(help="a population, a public corpus or a word list")],
 ) -> dict[str, Any]:
     """Show what is in a population or a public corpus. For a population it shows only counts, and
     those are private too.
@@ -245,6 +288,8 @@ def show(
     """
     if (folder / "about.json").exists():
         return _show_public(folder)
+    if (folder / "words.json").exists():
+        return _show_words(folder)
     return _show_population(folder)
 
 
@@ -372,6 +417,20 @@ def _list_doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[s
             "none of the users who opted out appears in this text: are the ids spelled as in the"
             " user column?"
         )
+
+
+def _show_words(folder: Path) -> dict[str, Any]:
+    from taciturn.data.public import load_words
+
+    words = load_words(folder)
+    first = ", ".join(words.words[words.first_word :][:20])
+    say(
+        f"{folder}: {len(words):,} public words, and punctuation among them ({words.source}):"
+        f" {first} …\nBuild people's text with them: taciturn data build TEXT --out FOLDER"
+        f" --vocabulary {folder}",
+        markup=False,
+    )
+    return {**words.about, "words": len(words)}
 
 
 def _show_public(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,11 @@
 
 PUBLIC/
   about.json   vocabulary.txt   documents-00000.tokens   documents-00000.offsets
+
+A list of public words is a folder too, without text:
+
+WORDS/
+  words.json   vocabulary.txt
 """
 
 import hashlib
@@ -19,6 +24,8 @@ from taciturn.files import new_folder, not_a, write_atomically
 from taciturn.progress import Progress, StageProgress
 
 FORMAT = 2
+WORDS = "words.json"
+WORDS_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,27 @@ class PublicCorpus:
         vocabulary = Vocabulary.load(folder / "vocabulary.txt", about["vocabulary"])
         documents = Texts.load(folder, "documents", about["documents"])
         return cls(documents, vocabulary, about["source"])
+
+
+def save_words(vocabulary: Vocabulary, folder: Path) -> None:
+    """Write public words into a new folder, from which other text takes its words."""
+    with new_folder(folder, "name a new `folder`") as new:
+        vocabulary.save(new / "vocabulary.txt")
+        about = {"format": WORDS_FORMAT, "vocabulary": vocabulary.about}
+        write_atomically(new / WORDS, json.dumps(about).encode())
+
+
+def load_words(folder: Path) -> Vocabulary:
+    """Return the words of a folder that `save_words` wrote."""
+    try:
+        about = json.loads((folder / WORDS).read_text())
+    except ValueError:
+        about = {}
+    if about.get("format") != WORDS_FORMAT:
+        raise DataError(
+            f"{folder} is damaged, or was written by another version of taciturn; make it again"
+        )
+    return Vocabulary.load(folder / "vocabulary.txt", about["vocabulary"])
 
 
 def ingest_public(

@@ -268,6 +268,29 @@ def _list_characters(words: Iterable[str]) -> list[str]:
     return characters
 
 
+def listed_vocabulary(words: Iterable[str], size: int, source: str, language: str) -> Vocabulary:
+    """Return the first words of a public list, in the one spelling that text has here.
+
+    Words that are spelled alike here are one, and what is several words here («e-mail») is left
+    out.
+
+    Args:
+        words: of the list, the most frequent first.
+        size: the entries of the vocabulary at most, punctuation among them.
+        source: of the list.
+        language: of the words.
+    """
+    tokens = (tokenize(word, language) for word in words)
+    single = dict.fromkeys(split[0] for split in tokens if len(split) == 1 and is_word(split[0]))
+    vocabulary = _vocabulary(single, size=size, source=source, language=language, unit="word")
+    # The default is not refused for shorter lists.
+    if size > 10_000 and len(vocabulary) < size:
+        raise DataError(
+            f"{source} lists {len(vocabulary):,} words: ask for at most that many, not {size:,}"
+        )
+    return vocabulary
+
+
 def counted_vocabulary(
     texts: Iterable[str], size: int, source: str, language: str = "en"
 ) -> Vocabulary:

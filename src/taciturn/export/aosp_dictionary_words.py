@@ -1,0 +1,57 @@
+"""The words of a keyboard's dictionary as a public list, the most frequent first."""
+
+import re
+from pathlib import Path
+
+from taciturn.data.vocabulary import DataError, Vocabulary, listed_vocabulary
+from taciturn.export.aosp_dictionary import Dictionary
+from taciturn.export.aosp_dictionary_reader import read_dictionary
+
+# Of a dictionary whose header names none.
+DEFAULT_LANGUAGE = "en"
+
+
+def read_dictionary_words(path: Path, size: int) -> Vocabulary:
+    """Return the most frequent words of a dictionary that somebody published.
+
+    Never call it on a dictionary that a keyboard learned from a person: which words they use is
+    private.
+
+    Args:
+        path: of the dictionary.
+        size: the entries of the list at most, of which some are punctuation.
+
+    Raises:
+        DataError: it is not a dictionary, or has fewer words than are asked for.
+    """
+    dictionary = read_dictionary(path)
+    return listed_vocabulary(
+        rank_words(dictionary),
+        size=size,
+        source=path.name,
+        language=_find_language(dictionary, path),
+    )
+
+
+def rank_words(dictionary: Dictionary) -> list[str]:
+    """Return the words that a keyboard suggests from a dictionary, the most frequent first.
+
+    Left out are offensive ones, those with the frequency 0, and what is there to be corrected.
+    """
+    suggested = [
+        word
+        for word, entry in dictionary.words.items()
+        if entry.frequency > 0 and not entry.is_not_a_word and not entry.is_offensive
+    ]
+    return sorted(suggested, key=lambda word: (-dictionary.words[word].frequency, word))
+
+
+def _find_language(dictionary: Dictionary, path: Path) -> str:
+    locale = dictionary.header.get("locale", DEFAULT_LANGUAGE)
+    language = re.split("[_-]", locale)[0].lower()
+    if not re.fullmatch("[a-z]{2,8}", language):
+        raise DataError(
+            f"{path} names {locale[:20]!r} as its locale, which is not a language such as en or"
+            " pt_BR: compile it again with one"
+        )
+    return language
