@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -155,8 +156,8 @@ def with_noise_that_repeats(monkeypatch):
         whole = build.algorithm(recipe, vocabulary)
 
         def release(*settings):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(sampler, "white", halves_alike)
+            # Not by pytest's own, which would have every program compiled anew in each round.
+            with mock.patch.object(sampler, "white", halves_alike):
                 return whole.mechanism.release(*settings)
 
         return whole._replace(mechanism=whole.mechanism._replace(release=release))
