@@ -2,6 +2,9 @@
 what is written.
 """
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,9 @@ from harness import lettered_words, trained
 from pages import REFUSED, counted
 from taciturn.data.population import Population
 from taciturn.export import formats
+from taciturn.export.aosp_dictionary import Entry, Follower, to_level
+from taciturn.export.aosp_dictionary_reader import read_dictionary
+from taciturn.export.aosp_dictionary_writer import write_dictionary
 from taciturn.export.arpa import read_arpa, write_arpa
 from taciturn.export.combined import write_combined
 from taciturn.export.onnx import onnx_model
@@ -125,3 +131,60 @@ def test_a_word_list_that_does_not_say_what_the_model_says_is_not_written(
     monkeypatch.setattr(formats, "write_combined", wrong)
     with pytest.raises(ExportRefused, match="nothing was written"):
         FinishedRun(finished_runs / "private").export(tmp_path / "out", "combined", **FEW)
+
+
+def test_a_dictionary_has_the_words_and_followers_of_a_word_list(finished_runs, tmp_path):
+    run = FinishedRun(finished_runs / "private")
+    run.export(tmp_path / "text", "combined", **FEW)
+    run.export(tmp_path / "phone", "dict", **FEW)
+    lines = (tmp_path / "text" / "main_en.combined").read_text().splitlines()
+    dictionary = read_dictionary(tmp_path / "phone" / "main_en.dict")
+    listed = {}
+    for line in lines[1:]:
+        kind, word, f = re.fullmatch(r" +(word|bigram)=([^,]*),f=(\d+)", line).groups()
+        if kind == "word":
+            listed[word] = Entry(frequency=int(f))
+            last = word
+        else:
+            follower = Follower(word, int(f))
+            followers = (*listed[last].followers, follower)
+            listed[last] = replace(listed[last], followers=followers)
+    assert any(entry.followers for entry in listed.values())
+    for word, entry in listed.items():
+        levels = tuple(
+            Follower(after, to_level(listed[after].frequency, f)) for after, f in entry.followers
+        )
+        assert dictionary.words[word] == replace(entry, followers=levels)
+    assert len(dictionary.words) == len(listed)
+    assert dictionary.header["locale"] == "en"
+    said = dictionary.header["description"]
+    assert f"ledger row {run.guarantee.head}" in said
+    assert "epsilon" in said
+    assert "at delta" in said
+
+
+def test_a_dictionary_that_does_not_say_what_the_model_says_is_not_written(
+    finished_runs, tmp_path, monkeypatch
+):
+    run = FinishedRun(finished_runs / "private")
+    right = formats.list_words
+    with monkeypatch.context() as broken:
+        broken.setattr(
+            formats,
+            "list_words",
+            lambda model, words, *others: right(
+                model, (*words[:16], *reversed(words[16:])), *others
+            ),
+        )
+        with pytest.raises(ExportRefused, match="nothing was written"):
+            run.export(tmp_path / "out", "dict", **FEW)
+
+    def write_less(path, dictionary):
+        words = dict(list(dictionary.words.items())[:1])
+        words = {word: replace(entry, followers=()) for word, entry in words.items()}
+        write_dictionary(path, replace(dictionary, words=words))
+
+    monkeypatch.setattr(formats, "write_dictionary", write_less)
+    with pytest.raises(ExportRefused, match="reads back as another one"):
+        run.export(tmp_path / "out", "dict", **FEW)
+    assert not (tmp_path / "out").exists()
