@@ -30,7 +30,7 @@ from taciturn.privacy.noise.chacha20 import key_words
 from taciturn.privacy.noise.int64 import Int64
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.text import parse_recipe
+from taciturn.recipe.text import load_recipe, parse_recipe
 from taciturn.runs.loop import train_run
 
 lowers_for_gpus = pytest.mark.skipif(
@@ -155,6 +155,15 @@ def copied_population(folder: Path, to: Path) -> Population:
     if (folder / FILE_NAME).exists():
         copied_ledger(folder / FILE_NAME, to / FILE_NAME)
     return Population(to)
+
+
+def carried_away(run: Path, to: Path) -> Path:
+    """A copy of a run's folder from which its people cannot be reached, as on another machine."""
+    shutil.copytree(run, to)
+    recipe = to / "recipe.toml"
+    there = load_recipe(recipe).data.population
+    recipe.write_text(recipe.read_text().replace(there, "people-of-another-machine"))
+    return to
 
 
 def copied_ledger(path: Path, to: Path) -> None:

@@ -109,8 +109,8 @@ def test_a_budget_cannot_be_confirmed_by_the_hashes_of_rows(population):
         "previous": before["hash"],
     }
     for guessed in (guess, {**guess, "salt": ""}):
-        assert hash_chain._hash(guessed) != row["hash"]
-    assert hash_chain._hash({**guess, "salt": row["salt"]}) == row["hash"]
+        assert hash_chain.hash_row(guessed) != row["hash"]
+    assert hash_chain.hash_row({**guess, "salt": row["salt"]}) == row["hash"]
 
 
 def links(account) -> list[bool]:

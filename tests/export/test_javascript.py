@@ -25,7 +25,7 @@ from taciturn.keyboard.predictor import Predictor
 from taciturn.models.cells import cifg, cifg_cell, gru, gru_cell, lstm, lstm_cell
 from taciturn.models.ngram import Level, NGram
 from taciturn.models.stepping import step, step_weights, zero_state
-from taciturn.privacy.ledger.ledger import Guarantee
+from taciturn.privacy.ledger.guarantee import Guarantee
 from taciturn.release.gate import ExportRefused
 from taciturn.release.privacy_statement import plain_words
 

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import taciturn as tt
-from harness import copied_population, trained
+from harness import carried_away, copied_population, trained
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
 from taciturn.data.public import PublicCorpus
@@ -29,6 +29,7 @@ from taciturn.recipe import autoplan
 from taciturn.recipe.sections import ModelSection
 from taciturn.release import model_file
 from taciturn.runs import for_people
+from taciturn.runs.finished import FinishedRun
 from taciturn.runs.pretrain import pretrain_model
 
 ROOT = Path(__file__).parents[2]
@@ -288,12 +289,17 @@ def test_the_schema_of_a_statement_is_that_of_statements(finished_runs, tmp_path
         said = json.loads((run / "guarantee.json").read_text())
         jsonschema.validate(said, schema)
         assert set(said) == set(schema["required"])
-        # Only a run that ended early has it.
-        fields = {*said, "ended_early"}
+        # Only a run that ended early has the one, only one away from its ledger the other.
+        fields = {*said, "ended_early", "signed"}
         assert fields == set(schema["properties"])
         page = (DOCS / "guarantee.md").read_text()
         assert set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE)) == fields
     early = {"declared": 9, "epsilon_of_made": 0.5, "epsilon_ex_post": "infinity"}
     jsonschema.validate(said | {"ended_early": early}, schema)
+    carried_away(finished_runs / "private", tmp_path / "away")
+    FinishedRun(tmp_path / "away").export(tmp_path / "out")
+    stated = json.loads((tmp_path / "out" / "guarantee.json").read_text())
+    jsonschema.validate(stated, schema)
+    assert stated["signed"]
     with pytest.raises(jsonschema.ValidationError, match="-1 is less than the minimum"):
         jsonschema.validate(said | {"releases": -1}, schema)

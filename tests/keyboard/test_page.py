@@ -20,7 +20,7 @@ from taciturn.data.vocabulary import DataError, Vocabulary, counted_vocabulary
 from taciturn.export.javascript import Published, javascript_ngram
 from taciturn.keyboard.server import KeyboardServer, page_files
 from taciturn.models.ngram import NGram, kneser_ney
-from taciturn.privacy.ledger.ledger import Guarantee
+from taciturn.privacy.ledger.guarantee import Guarantee
 
 SENTENCES = (
     "We could meet tomorrow at the usual place. Thank you very much for the lovely dinner. I would"

@@ -12,6 +12,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from taciturn.fleets.secure_aggregation.stages import Stage
 from taciturn.people import open_ledger
 from taciturn.privacy.accounting.events import compose
 from taciturn.privacy.accounting.zero_concentrated import rho
+from taciturn.release.model_file import load_model, params_digest
 from taciturn.runs.warm_start import load_warm_start
 from taciturn.runs.watch import Watch
 
@@ -152,7 +154,7 @@ AFTER_WELL_WE_READ = {
     "exports/arpa": ("the", "blue", "my"),
 }
 # Of a run's own rows once it has ended, which have digests of all that it released.
-LEDGER_OF_ENDED_QUEUE = "0175c93fe5381e7222a21300e92780ed5c77a22c47610be2458493f006ce1b42"
+ROWS_OF_ENDED_QUEUE = "8b87004109c34f4cd3e48be9de3c21d60e22a764e9726fdfced90679d9e8a90d"
 PRETRAINING = (
     *("--set", "kind=cifg", "--set", "width=4", "--set", "units=6", "--epochs", 2),
     *("--batch-size", 16, "--unroll", 10, "--learning-rate", 0.03),
@@ -338,7 +340,8 @@ def test_an_old_run_exports_the_same_model(old):
         json.loads(Path(folder, "guarantee.json").read_text())
         for folder in ("again", "exports/model")
     )
-    assert now == {**then, "resumptions": 0}
+    # An old run is signed by no key; its ledger says all the rest.
+    assert now == {**then, "resumptions": 0, "standing": "ledger", "ledger_key": None}
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="a script is checked in Node")
@@ -439,9 +442,20 @@ def test_what_was_interrupted_ends_with_the_same_bits(ended, name):
 
 def test_a_seeded_run_that_was_interrupted_ends_with_the_same_files(ended):
     run = ended("runs/queue") / "runs/queue"
-    model = (MADE / "ended/runs/queue/model.safetensors").read_bytes()
-    assert (run / "model.safetensors").read_bytes() == model
-    assert sha256((run / "ledger.jsonl").read_bytes()).hexdigest() == LEDGER_OF_ENDED_QUEUE
+    before, card_before = load_model(MADE / "ended/runs/queue")
+    after, card_after = load_model(run)
+    assert params_digest(after) == params_digest(before)
+    # Its row has another hash, as it names the key of the ledger.
+    assert replace(card_after, ledger_head=card_before.ledger_head) == card_before
+    rows = [strip_chain(json.loads(line)) for line in (run / "ledger.jsonl").open()]
+    content = json.dumps(rows, sort_keys=True).encode()
+    assert sha256(content).hexdigest() == ROWS_OF_ENDED_QUEUE
+
+
+def strip_chain(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what a row says of its run, without its place in the ledger and the ledger's key."""
+    place = ("hash", "previous", "key", "rows")
+    return {name: value for name, value in row.items() if name not in place}
 
 
 def test_an_old_run_that_was_interrupted_and_gets_worse_keeps_a_model_that_did_not(old):
@@ -470,7 +484,8 @@ def test_a_round_of_an_old_fleet_is_not_charged_again(ended):
     after = (ended("fleet/interrupted") / "fleet/population/ledger.jsonl").read_bytes()
     assert after.startswith(before)
     rows = [json.loads(row)["kind"] for row in after.removeprefix(before).splitlines()]
-    assert rows == ["resume", "model", "close"]
+    # An old ledger gets a key when its next run ends.
+    assert rows == ["resume", "key", "model", "close"]
 
 
 def change_learning_rate(run: Path) -> None:

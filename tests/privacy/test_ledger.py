@@ -91,11 +91,11 @@ def test_a_changed_row_is_noticed_and_refuses_every_charge(opened, ledger_path, 
 
 
 def test_a_changed_row_with_a_fitting_hash_breaks_the_next_row(opened, ledger_path):
-    from taciturn.privacy.ledger.hash_chain import _hash
+    from taciturn.privacy.ledger.hash_chain import hash_row
 
     rows = [json.loads(line) for line in ledger_path.read_text().splitlines()]
     rows[1]["release"]["of"]["of"]["noise_multiplier"] = 100.0
-    rows[1]["hash"] = _hash(rows[1])
+    rows[1]["hash"] = hash_row(rows[1])
     ledger_path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
     with pytest.raises(LedgerError, match="row 3"):
         Ledger(ledger_path)

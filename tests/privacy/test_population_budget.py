@@ -21,7 +21,7 @@ from taciturn.privacy.accounting.accountant import Budget, epsilon
 from taciturn.privacy.accounting.conversions import gaussian_epsilon, with_distance
 from taciturn.privacy.accounting.events import CorrelatedDpEvent
 from taciturn.privacy.ledger.account import Account, BudgetExhausted, RunTerms
-from taciturn.privacy.ledger.hash_chain import _hash
+from taciturn.privacy.ledger.hash_chain import hash_row
 from taciturn.privacy.ledger.ledger import Ledger, LedgerError
 from taciturn.privacy.ledger.population_budget import ORDERS, PopulationBudget, epsilon_of_all
 from taciturn.privacy.participation import FixedSize, PoissonSampling, spare_rounds
@@ -315,7 +315,7 @@ def as_of_floats(path, run) -> None:
         if row["kind"] == "open" and row["run"] == run:
             del row["noise"], row["reserved"], row["distance"]
         row["previous"] = previous
-        row["hash"] = previous = _hash(row)
+        row["hash"] = previous = hash_row(row)
     path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
     head = path.with_suffix(".head")
     head.write_text(json.dumps(json.loads(head.read_text()) | {"head": previous}))

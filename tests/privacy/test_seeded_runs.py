@@ -25,7 +25,7 @@ from taciturn.privacy.accounting.accountant import Budget
 from taciturn.privacy.accounting.events import event_to_json
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import account as account_module
-from taciturn.privacy.ledger import ledger as ledger_module
+from taciturn.privacy.ledger import run_rows as rows_module
 from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.ledger import Ledger, LedgerError
 from taciturn.privacy.ledger.ledger_export import events_for_others
@@ -132,7 +132,7 @@ def test_a_seeded_run_that_an_older_version_opened_under_a_budget_counts_as_infi
     with_budget(path)
     with monkeypatch.context() as patch:
         patch.setattr(account_module, "is_noise_known", lambda *_: False)
-        patch.setattr(ledger_module, "is_noise_known", lambda *_: False)
+        patch.setattr(rows_module, "is_noise_known", lambda *_: False)
         opened = account(path)
         opened.open()
         for round in range(releases):

@@ -11,12 +11,14 @@ from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEv
 
 from taciturn.privacy.accounting.accountant import Budget
 from taciturn.privacy.ledger.account import Account, RunTerms
-from taciturn.privacy.ledger.ledger import EarlyEnd, Guarantee, Ledger
+from taciturn.privacy.ledger.guarantee import EarlyEnd, Guarantee, SignedElsewhere
+from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.release import privacy_statement
 from taciturn.release.privacy_statement import (
     ONE_DEVICE,
     PEOPLE,
     WORDS,
+    is_reliable,
     personal_statement,
     plain_words,
     statement,
@@ -74,6 +76,8 @@ def belongs(name: str, of: Guarantee) -> bool:
         "assumes_turns": private and not of.sampled,
         "not_covered": True,
         "to_delete": True,
+        "standing stated": of.standing == "stated",
+        "standing trusted": of.standing == "trusted",
         **{
             f"accountant {one}": private and of.sampled and of.accountant == one
             for one in WORDS["accountant"]
@@ -159,6 +163,8 @@ def test_every_sentence_stands_where_it_is_true_and_nowhere_else():
         "people otherwise",
         "ended_early",
         "ex_post",
+        "standing stated",
+        "standing trusted",
     }
     assert WORDS["personal"] in in_one_line(personal_statement("r", "h"))
 
@@ -181,6 +187,36 @@ def test_of_a_run_that_ended_early_the_statement_says_whose_figures_it_has(epsil
     # The twin: it is not said of a run that made all its releases.
     assert "Ended:" not in statement(whole, ())
     assert "ended_early" not in json.loads(statement_json(whole, ()))
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+@pytest.mark.parametrize("epsilon", KINDS["epsilon"])
+def test_away_from_its_ledger_a_guarantee_says_who_states_it_wherever_it_stands(
+    epsilon, is_trusted
+):
+    about = {
+        "accountant": "pld",
+        "adjacency": "zero out one user",
+        "randomness": "operating system",
+    }
+    signed = SignedElsewhere(row=7, date="2026-11-20", is_trusted=is_trusted)
+    of = guarantee(epsilon, True, ledger_key="abcd-0123", elsewhere=signed, **about)
+    assert misplaced(of) == []
+    page = in_one_line(statement(of, ()))
+    plain = " ".join(plain_words(of, "x"))
+    for said in (page, plain):
+        assert "igned by ledger abcd-0123, row 7, on 2026-11-20" in said
+        assert "not compared with the ledger" in said
+        assert ("As its maker states" in said) == (not is_trusted)
+        assert "verified" not in said
+    content = json.loads(statement_json(of, ()))
+    assert content["standing"] == ("trusted" if is_trusted else "stated")
+    assert content["signed"] == {"row": 7, "date": "2026-11-20"}
+    assert is_reliable(of) == (is_trusted and of.epsilon <= 10)
+    # The twin: of a run whose ledger was asked none of that is said.
+    asked = replace(of, elsewhere=None)
+    assert "maker" not in statement(asked, ())
+    assert json.loads(statement_json(asked, ()))["standing"] == "ledger"
 
 
 def test_every_plain_sentence_is_said_of_some_model():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
+from taciturn.cli.export import Trust
 from taciturn.cli.output import begin, console, print_metrics, print_total, say
 from taciturn.cli.progress_display import stages
 from taciturn.privacy.accounting.rounding_up import (
@@ -107,19 +108,21 @@ def report(
         Option(help="n-grams to compare with; repeatable (default: those beside RUN)"),
     ] = None,
     browser: Annotated[bool, Option("--open/--no-open", help="open it in a browser")] = True,
+    trust: Trust = None,
 ) -> dict[str, str]:
     """Write RUN/report.html and open it. It shows the guarantee, curves, and what the model is
     worth to which people.
 
     A run writes its page when it ends. This command writes it again: with n-grams beside the model,
     with an audit made since, or for an older run. The page is one file that loads nothing over the
-    network. It measures held-out people only, who have no guarantee.
+    network. It measures held-out people only, who have no guarantee. Where the run's people are not
+    in reach it writes RUN/report-elsewhere.html, of what the folder holds.
 
     Example: taciturn report runs/first --beside baselines/kneser-ney
     """
     begin(f"reading {run}")
     with stages() as show:
-        page = tt.FinishedRun(run).report(beside, show)
+        page = tt.FinishedRun(run, trust).report(beside, show)
     say(f"{page}")
     if browser:
         import webbrowser

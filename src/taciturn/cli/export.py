@@ -25,10 +25,22 @@ To = Option(
 Blocklist = Annotated[
     Path | None, Option(help="file of words never to suggest, one on each line; # begins a comment")
 ]
+Trust = Annotated[
+    list[str] | None,
+    Option(
+        help=(
+            "fingerprint of the ledger's key, a head or a file of the ledger, which you have from"
+            " its owner; a run of another ledger is refused; repeatable"
+        )
+    ),
+]
 
 
 def export(
-    run: Annotated[Path, Argument(help="a run folder, or a folder of n-grams counted on users")],
+    run: Annotated[
+        Path,
+        Argument(help="a run folder, an export of it --to model, or n-grams counted on users"),
+    ],
     out: Annotated[Path, Option(help="new folder for the model and its guarantee")],
     to: Annotated[ExportFormat, To] = "model",
     non_private: Annotated[
@@ -44,20 +56,23 @@ def export(
     entries: Annotated[
         int, Option(min=0, help="arpa, dict, combined: n-grams to keep besides single words")
     ] = 300_000,
+    trust: Trust = None,
 ) -> dict[str, Any]:
     """Write a run's model as a file that keyboards load. Its guarantee is inside and beside it.
 
     The command refuses a model that the ledger does not know, and a file that does not predict what
-    the model predicts.
+    the model predicts. Where the ledger is not in reach, as on another machine, the guarantee is
+    what the run's maker states, and says so.
 
     Example: taciturn export runs/first --to onnx --out exported
     """
     begin(f"reading {run}")
     from taciturn.keyboard.predictor import load_blocklist
+    from taciturn.release.privacy_statement import describe_standing
 
     blocked = load_blocklist(blocklist) if blocklist else []
     with stages() as show:
-        exported = tt.FinishedRun(run).export(
+        exported = tt.FinishedRun(run, trust).export(
             out,
             to,
             non_private,
@@ -77,11 +92,15 @@ def export(
     if guarantee.is_noise_known:
         figures = f"ε = ∞, as its noise came from a seed (of the method: {figures})"
     console.print(f"{figures}; ledger row {guarantee.head[:16]}…")
+    for words in describe_standing(guarantee):
+        say(words, style="yellow")
     return {
         "files": [str(path) for path in exported.files],
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "head": guarantee.head,
+        "standing": guarantee.standing,
+        "ledger_key": guarantee.ledger_key,
         "agreement": agreement,
     }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from taciturn.cli.command_classes import group
-from taciturn.cli.export import Blocklist
+from taciturn.cli.export import Blocklist, Trust
 from taciturn.cli.output import begin, console, print_metrics, print_table, say
 from taciturn.cli.progress_display import stages
 from taciturn.errors import TaciturnError
@@ -49,6 +49,7 @@ def open_keyboard(
     ] = 8765,
     blocklist: Blocklist = None,
     browser: Annotated[bool, Option("--browser/--no-browser", help="open it in a browser")] = True,
+    trust: Trust = None,
 ) -> None:
     """Type with a model: a keyboard as a page on this machine.
 
@@ -66,7 +67,8 @@ def open_keyboard(
     paths = [run] if beside is None else [run, beside]
     blocked = load_blocklist(blocklist) if blocklist else []
     with stages() as show:
-        server = make_keyboard_server(paths, blocked, port, partial(show, "preparing"))
+        preparing = partial(show, "preparing")
+        server = make_keyboard_server(paths, blocked, port, preparing, trust=trust)
     say(f"{server.url}  (Ctrl-C ends it)")
     # Other users of this machine can see a program's arguments.
     if server.secret:

@@ -14,7 +14,8 @@ from taciturn.files import to_json
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, pair_text, rho_text
 
 if TYPE_CHECKING:
-    from taciturn.privacy.ledger.ledger import Guarantee, Ledger
+    from taciturn.privacy.ledger.guarantee import Guarantee
+    from taciturn.privacy.ledger.ledger import Ledger
 
 Folder = Annotated[
     Path,
@@ -72,6 +73,7 @@ def show(
     if delta is not None and not 0 < delta < 1:
         raise TaciturnError(f"--delta must lie between 0 and 1, not {delta:g}")
     from taciturn.privacy.ledger.ledger import UsualDelta
+    from taciturn.privacy.ledger.ledger_key import fingerprint_of, list_keys
 
     begin(f"reading {population}")
     book = _open(population)
@@ -102,6 +104,7 @@ def show(
     if together:
         console.print(together)
     console.print("\n".join(_explain(book)))
+    content["keys"] = [fingerprint_of(key) for key in list_keys(book.run_rows(None))]
     content["made_from_python"] = is_from_python
     if is_from_python:
         console.print(
@@ -163,7 +166,9 @@ def _name_neighbours(adjacency: str) -> str:
 
 
 def _explain(book: "Ledger") -> Iterator[str]:
-    """Explain the totals, and what there is beside them: a budget, an anchor."""
+    """Explain the totals, and what there is beside them: a budget, keys, an anchor."""
+    from taciturn.privacy.ledger.ledger_key import fingerprint_of
+
     yield (
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP,"
         " which stays valid when later runs are chosen after seeing earlier ones; under the"
@@ -194,6 +199,10 @@ def _explain(book: "Ledger") -> Iterator[str]:
                 f" Not closed, and counted with all they may still release: {', '.join(waiting)}."
             )
         yield words
+    for number, row in enumerate(book.rows, start=1):
+        if row["kind"] == "key":
+            fingerprint = fingerprint_of(bytes.fromhex(row["public"]))
+            yield f"Its runs are signed by the key {fingerprint} from row {number} on."
     if book.anchor:
         yield f"Anchored in {book.anchor}."
 

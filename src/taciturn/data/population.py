@@ -342,13 +342,14 @@ def check_protections(
     about = read_manifest(folder).get("about", {})
     if about.get("scrubbed") and not scrub:
         raise DataError(
-            f"{folder} was built with `scrub=True`: say it again, or build a new folder"
+            f"{folder} was built with `scrub=True`: say it again (other people get a folder of"
+            " their own)"
         )
     dropped = set(about.get("sensitive_columns", ())).difference(sensitive)
     if dropped:
         raise DataError(
-            f"{folder} was built with `columns.sensitive={min(dropped)}`: say it again, or build a"
-            " new folder"
+            f"{folder} was built with `columns.sensitive={min(dropped)}`: say it again (other"
+            " people get a folder of their own)"
         )
     about_runs = read_manifest(with_runs).get("about", {})
     before = about_runs.get("held_out_share", held_out_share)
@@ -428,8 +429,8 @@ def _read_opt_outs(path: Path, least: int) -> set[str]:
     ids = set(path.read_text().split()) if path.exists() else set[str]()
     if len(ids) < least:
         raise DataError(
-            f"{path} lacks some of those who opted out; restore it from a copy, or build a new"
-            " folder"
+            f"{path} lacks some of those who opted out; restore it from a copy. Without one, treat"
+            " these people's text as used up: a new folder would forget what was spent on them"
         )
     return ids
 
@@ -457,8 +458,9 @@ def open_salt(folder: Path) -> bytes:
     is_expected = expected in (None, hashed_id(salt, ""))
     if len(salt) != 32 or not is_expected:
         raise DataError(
-            f"{path} is lost or damaged, and with it who opted out; restore it from a copy, or"
-            " build a new folder"
+            f"{path} is lost or damaged, and with it who opted out; restore it from a copy. Without"
+            " one, treat these people's text as used up: a new folder would forget what was spent"
+            " on them"
         )
     return salt
 
@@ -511,7 +513,8 @@ def _share_ledger(folder: Path, other: Path) -> None:
     shared = NamedLedger(theirs.id, _find_way(folder, other / theirs.folder))
     if own not in (None, shared):
         raise DataError(
-            f"{folder} already has a ledger, and two cannot be merged; build another folder"
+            f"{folder} already has a ledger, and two cannot be merged; build another folder with"
+            " this `same_people_as`, and keep this one for what its ledger says"
         )
     salt = _share_salt(folder, other)
     opted_out = remember_opt_outs(other, salt) | remember_opt_outs(folder, salt)
@@ -531,7 +534,8 @@ def _share_salt(folder: Path, other: Path) -> bytes:
     path = folder / "private" / SALT
     if path.exists() and open_salt(folder) != salt:
         raise DataError(
-            f"{folder} knows its people by other hashes than {other}; build another folder"
+            f"{folder} knows its people by other hashes than {other}; build another folder with"
+            " this `same_people_as`, and keep this one for what its ledger says"
         )
     write_atomically(path.with_name(RULE), str(id_rule(other)).encode(), 0o600)
     write_atomically(path, salt, 0o600)
@@ -551,7 +555,8 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest; refuse a folder that is not a population of this version."""
     if not (folder / "manifest.json").exists():
         raise DataError(
-            f"{not_a('a population', folder)}; build a population with:"
+            f"{not_a('a population', folder)}; if these people had one, bring its folder back: its"
+            " ledger knows what was spent on them. For people who never had one:"
             " `tt.build_population(TEXT, FOLDER)`"
         )
     manifest = read_manifest(folder)

@@ -40,7 +40,8 @@ from taciturn.models.sampling import samples
 from taciturn.models.stepping import Neural, Recurrent
 from taciturn.names import ExportFormat
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
-from taciturn.privacy.ledger.ledger import Guarantee
+from taciturn.privacy.ledger.guarantee import Guarantee
+from taciturn.privacy.ledger.signed_rows import copy_signed_rows
 from taciturn.privacy.ledger.signed_rows import copy_signed_rows
 from taciturn.progress import StageProgress, ignore_progress
 from taciturn.release.gate import ExportRefused, check_may_leave
@@ -150,6 +151,8 @@ class Export:
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
         match self.to:
             case "model":
+                # What lets the folder be opened where the ledger is not.
+                copy_signed_rows(self.loaded.path, out, self.guarantee.head)
                 # What lets the folder be opened where the ledger is not.
                 copy_signed_rows(self.loaded.path, out, self.guarantee.head)
                 # The parameters that were verified, not the file they came from.
@@ -420,7 +423,8 @@ def _describe_guarantee(guarantee: Guarantee) -> str:
         worth = "noise without a promise"
     else:
         worth = "NO privacy"
-    worth = " ".join([worth, *describe_standing(guarantee)])
+    # Who says so comes before what is said.
+    worth = " ".join([*describe_standing(guarantee), worth])
     return (
         f"{worth}; epsilon {epsilon_text(guarantee.epsilon)} at delta"
         f" {delta_text(guarantee.delta)}; ledger row {guarantee.head}"

@@ -19,10 +19,9 @@ import numpy as np
 
 from taciturn.models.ngram import NGram
 from taciturn.models.stepping import StepWeights, int8
-from taciturn.privacy.accounting.rounding_up import WEAK
-from taciturn.privacy.ledger.ledger import Guarantee
+from taciturn.privacy.ledger.guarantee import Guarantee
 from taciturn.release.gate import ExportRefused
-from taciturn.release.privacy_statement import WORDS, plain_words
+from taciturn.release.privacy_statement import WORDS, is_reliable, plain_words
 
 # The seconds that Node may take.
 PATIENCE = 120
@@ -201,7 +200,7 @@ def _is_reliable(about: Published) -> bool:
     if about.learned_from is None or about.personal:
         return False
     guarantee = about.guarantee
-    return guarantee is None or (guarantee.epsilon <= WEAK and not guarantee.is_simulated)
+    return guarantee is None or is_reliable(guarantee)
 
 
 def _write_comment(plain: Iterable[str], about: Published) -> str:
@@ -209,6 +208,8 @@ def _write_comment(plain: Iterable[str], about: Published) -> str:
     paragraphs = [f"Taciturn keyboard model «{about.name}»", *plain]
     if about.guarantee:
         paragraphs.append(f"Ledger row: {about.guarantee.head}")
+    if about.guarantee and about.guarantee.ledger_key:
+        paragraphs.append(f"Ledger key: {about.guarantee.ledger_key}")
     lines = []
     for paragraph in paragraphs:
         lines += textwrap.wrap(paragraph, COMMENT_WIDTH)

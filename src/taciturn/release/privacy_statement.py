@@ -21,7 +21,7 @@ from taciturn.privacy.accounting.rounding_up import (
     rho_text,
     times_text,
 )
-from taciturn.privacy.ledger.ledger import Guarantee
+from taciturn.privacy.ledger.guarantee import Guarantee
 
 # The users who may be one person with two devices, or live together.
 TWO_DEVICES = 2
@@ -56,6 +56,7 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
     groups = _find_epsilons_of_groups(guarantee)
     parts = [
         _paragraph(f"Privacy of run {guarantee.run}"),
+        *map(_paragraph, describe_standing(guarantee)),
         _paragraph(PEOPLE["title"]),
         *map(_paragraph, _promise_to_people(guarantee, groups)),
         _paragraph(PEOPLE["in_full"]),
@@ -78,7 +79,26 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
         "Public": f"{sources}; the recipe, and the numbers of users and rounds in it.",
         "Ledger row": guarantee.head,
     }
+    if guarantee.ledger_key:
+        last["Ledger key"] = guarantee.ledger_key
     return "\n".join([*parts, _items(last)])
+
+
+def describe_standing(guarantee: Guarantee) -> list[str]:
+    """Say who states a guarantee, and what nobody compared; nothing where a ledger says it."""
+    elsewhere = guarantee.elsewhere
+    if elsewhere is None:
+        return []
+    words = WORDS["standing"][guarantee.standing].format(
+        key=guarantee.ledger_key, row=elsewhere.row, date=elsewhere.date
+    )
+    return [words]
+
+
+def is_reliable(guarantee: Guarantee) -> bool:
+    """Tell whether people may rely on a guarantee; if not, pages show it as a warning."""
+    is_strong = guarantee.epsilon <= WEAK and not guarantee.is_simulated
+    return is_strong and guarantee.standing != "stated"
 
 
 def _find_epsilons_of_groups(guarantee: Guarantee) -> _EpsilonsOfGroups:
@@ -155,8 +175,10 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
         return [words["unknown"]]
     if guarantee is None:
         return [words["public"].format(learned_from=learned_from)]
+    standing = describe_standing(guarantee)
     if guarantee.epsilon == math.inf:
-        return [words["infinite"].format(learned_from=learned_from), words["may_repeat"]]
+        infinite = words["infinite"].format(learned_from=learned_from)
+        return [*standing, infinite, words["may_repeat"]]
     epsilon = epsilon_text(guarantee.epsilon)
     relation = "ε is" if epsilon.startswith(">") else "ε ="
     promise = words["private"].format(
@@ -166,8 +188,8 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
     )
     worth = words[_find_level(guarantee.epsilon)]
     if guarantee.is_simulated:
-        return [words["simulation"], promise, worth]
-    return [promise, worth]
+        return [*standing, words["simulation"], promise, worth]
+    return [*standing, promise, worth]
 
 
 def _find_level(epsilon: float) -> str:
@@ -288,6 +310,10 @@ def statement_json(guarantee: Guarantee, public_sources: tuple[str, ...]) -> str
     del content["earlier"]
     if guarantee.ended_early is None:
         del content["ended_early"]
+    del content["elsewhere"]
+    content["standing"] = guarantee.standing
+    if guarantee.elsewhere is not None:
+        content["signed"] = {"row": guarantee.elsewhere.row, "date": guarantee.elsewhere.date}
     # The noise of a seed can be removed.
     is_private = guarantee.epsilon < math.inf and not guarantee.is_simulated
     content |= {

@@ -3,7 +3,6 @@
 They are measured on held-out users, one model at a time or compared.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,104 +25,32 @@ from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import Scores, evaluate, evaluate_each, evaluate_steps
 from taciturn.evaluation.intervals import Interval
 from taciturn.export.formats import Export, Exported
-from taciturn.export.word_model import COUNTED_ON, LoadedModel, load_word_model
+from taciturn.export.word_model import LoadedModel, load_word_model
 from taciturn.keyboard.predictor import Predictor
 from taciturn.names import ExportFormat
 from taciturn.people import open_ledger
-from taciturn.privacy.ledger.ledger import Guarantee, Ledger, Row
+from taciturn.privacy.ledger.guarantee import Guarantee
+from taciturn.privacy.ledger.ledger import Ledger, Row
+from taciturn.privacy.ledger.signed_rows import SignedRows
+from taciturn.privacy.ledger.trust import parse_trust
 from taciturn.progress import Progress, StageProgress, ignore_progress
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.release.gate import ExportRefused, check_not_personal, verified_guarantee
+from taciturn.release.gate import check_not_personal
 from taciturn.release.model_file import ModelCard, ModelFileError, load_model, params_digest
+from taciturn.release.privacy_statement import statement
 from taciturn.runs.folder import RunError, recipe_of
 from taciturn.runs.ngram_worth import measure_with_history
-from taciturn.runs.page import Tested, whose_text, write_report
-
-
-def population_of(folder: Path) -> Population:
-    """Return the users that a run, or counted n-grams, came from."""
-    if (folder / COUNTED_ON).exists():
-        return Population(Path(json.loads((folder / COUNTED_ON).read_text())["population"]))
-    if (folder / "guarantee.json").exists() and not (folder / "recipe.toml").exists():
-        raise RunError(
-            f"{folder} is an export, and its ledger is beside its run: name the run's folder"
-        )
-    return build.population(recipe_of(folder))
-
-
-def guarantee_of(loaded: LoadedModel) -> Guarantee:
-    """Return what its users' ledger says about exactly this model.
-
-    Raises:
-        ExportRefused: the ledger does not know it, or it protects nobody.
-    """
-    if loaded.card is None:
-        raise ExportRefused(
-            f"{loaded.path} does not say where it comes from: nothing is known about its privacy"
-        )
-    check_not_personal(loaded.card, loaded.path)
-    if not loaded.is_of_users:
-        raise ExportRefused(
-            f"{loaded.path} is made of public text only: it protects nobody, so there is no"
-            " guarantee to export it with"
-        )
-    ledger = open_ledger(population_of(loaded.path))
-    return verified_guarantee(loaded.params, loaded.card, ledger)
-
-
-def opening_of(loaded: LoadedModel) -> Row:
-    """Return what its run declared before the first round."""
-    ledger = open_ledger(population_of(loaded.path))
-    return ledger.run_rows(guarantee_of(loaded).run)[0]
-
-
-def origin_of(loaded: LoadedModel) -> str | None:
-    """Say whose text it learned from; None where that is unknown."""
-    if loaded.card is None:
-        return None
-    if loaded.is_personal:
-        return "your own text"
-    if not loaded.is_of_users:
-        return "public text"
-    if (loaded.path / "recipe.toml").exists():
-        return whose_text(recipe_of(loaded.path), opening_of(loaded))
-    return "people's text"
-
-
-def folder_known_to(loaded: LoadedModel) -> Path:
-    """Return the population of all on whom this model and its starts were trained.
-
-    Raises:
-        RunError: some of them are unknown.
-    """
-    population = population_of(loaded.path)
-    ledger = open_ledger(population)
-    opening = opening_of(loaded)
-    while True:
-        if opening["population"] != population.id:
-            raise RunError(
-                f"{population.folder} was built again since {opening['run']} was trained on it, so"
-                " its users are no longer known"
-            )
-        if not opening["lineage"]:
-            return population.folder
-        start = _row_of_start(ledger, opening)
-        if start is None:
-            raise RunError(
-                f"{opening['run']} started from a model of other users than {population.folder}'s,"
-                " and they are unknown here"
-            )
-        opening = ledger.run_rows(start["run"])[0]
-
-
-def _row_of_start(ledger: Ledger, opening: Row) -> Row | None:
-    """Return the row of the model that a run started from, if this ledger has it."""
-    # A run also records its start, as its own round 0: only what is before the run counts.
-    for row in ledger.rows[: ledger.rows.index(opening)]:
-        if row.get("params") == opening["start"]:
-            return row
-    return None
+from taciturn.runs.page import Tested, write_report, write_report_elsewhere
+from taciturn.runs.provenance import (
+    folder_known_to,
+    guarantee_in,
+    guarantee_of,
+    opening_of,
+    origin_of,
+    population_of,
+    rows_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +79,9 @@ class Evaluation:
 class FinishedRun:
     """A run that has ended: its guarantee, its accuracy, and its exports.
 
-    `train` makes it, or it is opened by its folder.
+    `train` makes it, or it is opened by its folder, or by that of an export `to="model"`. Where its
+    people are not in reach, its guarantee is as its maker states (`guarantee.standing`), and what
+    needs the people says so.
 
     Example:
         run = tt.FinishedRun("runs/first")
@@ -161,8 +90,18 @@ class FinishedRun:
         run.export("model", to="onnx")
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(
+        self, folder: str | Path, trust: str | Path | Sequence[str | Path] | None = None
+    ) -> None:
+        """Open a run.
+
+        Args:
+            folder: of the run.
+            trust: the fingerprint of its ledger's key, a head or a file of the ledger, known from
+                the ledger's owner: a run of another ledger is refused.
+        """
         self.folder = Path(folder)
+        self._trust = parse_trust(trust)
 
     @property
     def recipe(self) -> Recipe:
@@ -183,10 +122,12 @@ class FinishedRun:
     def guarantee(self) -> Guarantee:
         """Return what its users' ledger says about exactly this model.
 
+        Where the ledger is not in reach, it is what the run's maker states.
+
         Raises:
             ExportRefused: the two do not match.
         """
-        return guarantee_of(self.model)
+        return guarantee_of(self.model, self._trust)
 
     def predictor(self, blocklist: Iterable[str] = ()) -> Predictor:
         """Return what answers a keyboard: `suggest("see you ")` gives the next words.
@@ -202,7 +143,7 @@ class FinishedRun:
 
         Args:
             out: a new folder.
-            to: "model", "onnx", "onnx-int8", "arpa", "combined" or "js".
+            to: "model", "onnx", "onnx-int8", "arpa", "combined", "dict", "phone" or "js".
             non_private: export a model without any guarantee.
             how: a `blocklist`, `words` to sample and `entries` to keep as n-grams, `progress`
                 (export/formats.py).
@@ -242,12 +183,15 @@ class FinishedRun:
 
         It shows the guarantee, curves, and what the model is worth to which people, beside its
         start and n-grams: without each person's history and, where n-grams are there, with it.
+        Where the people are not in reach, RUN/report-elsewhere.html shows what the folder holds.
 
         Args:
             beside: folders of n-grams to compare with; by default those that lie beside the run's
                 folder and know the same words.
             progress: called with what is being measured, how much of it is done, and of how much.
         """
+        if isinstance(rows_of(self.folder), SignedRows):
+            return self._report_without_people()
         test = self._open_test()
         if beside is None:
             ngrams = _load_ngrams_beside(self.folder, test)
@@ -275,13 +219,27 @@ class FinishedRun:
             rebuilt=test.is_rebuilt,
         )
 
+    def _report_without_people(self) -> Path:
+        """Write a page of what the folder holds, by the guarantee that was worked out here."""
+        guarantee = self.guarantee
+        # A model without a card has no guarantee.
+        assert self.model.card is not None
+        return write_report_elsewhere(
+            self.folder,
+            guarantee=guarantee,
+            learned_from=origin_of(self.model) or "",
+            statement=statement(guarantee, self.model.card.public_text),
+        )
+
     def _open_test(self, on: str | Path | None = None) -> "_Test":
         """Open the model, and what it is measured on; refuse people who know it already."""
         params, card = _load_model_to_measure(self.folder)
         recipe = self.recipe
-        own = build.population(recipe)
+        own = population_of(
+            self.folder, f"{self.folder} is measured only beside the people it was trained on"
+        )
         ledger = open_ledger(own)
-        guarantee = verified_guarantee(params, card, ledger)
+        guarantee = guarantee_in(ledger, self.folder, params, card, self._trust)
         population = Population(Path(on)) if on else own
         if population.vocabulary.words != card.vocabulary:
             raise RunError(
@@ -454,7 +412,7 @@ def _load_ngrams(path: Path, test: _Test) -> LoadedModel:
             " on text with the same words"
         )
     if loaded.is_of_users:
-        counted_on = population_of(path).folder
+        counted_on = population_of(path, f"only its ledger knows on whom {path} was counted").folder
         opening = opening_of(loaded)
         if not counted_on.samefile(test.own):
             check_strangers(test.own, counted_on)

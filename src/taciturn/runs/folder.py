@@ -127,7 +127,14 @@ def hide_times(folder: Path) -> None:
         )
 
 
+def check_not_a_file(folder: Path) -> None:
+    """Refuse a model's file where a folder is wanted: what its run cost lies beside it."""
+    if folder.is_file():
+        raise RunError(f"{not_a('a run', folder)}; name the folder that it is in")
+
+
 def recipe_of(folder: Path) -> Recipe:
+    check_not_a_file(folder)
     path = folder / "recipe.toml"
     if not path.exists():
         hint = ""

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.people import open_ledger
 from taciturn.privacy.ledger.account import BudgetExhausted
 from taciturn.privacy.ledger.cohort_log import CohortLog
-from taciturn.privacy.ledger.ledger import FILE_NAME, Guarantee, LedgerError, is_noise_known
+from taciturn.privacy.ledger.guarantee import Guarantee, is_noise_known
+from taciturn.privacy.ledger.ledger import FILE_NAME, LedgerError
+from taciturn.privacy.ledger.ledger_key import open_key
+from taciturn.privacy.ledger.signed_rows import write_signature
 from taciturn.progress import ignore_progress
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
@@ -429,8 +433,12 @@ def _write_own_rows(run: Run) -> None:
 def _record_model(run: Run, model: KeptModel) -> str:
     """Record the model in the ledger, and return the ledger's head."""
     card = run.describe_model(model.round, ledger_head="")
-    digest = params_digest(model.params)
-    return run.account.record_model(model.round, digest, card_digest(card))
+    return run.account.record_model(
+        round=model.round,
+        digest=params_digest(model.params),
+        card=card_digest(card),
+        key=open_key(run.account.ledger).fingerprint,
+    )
 
 
 def _save_state(run: Run, state: TrainState, ledger_head: str) -> None:
@@ -467,7 +475,10 @@ def _finish(
         first: scores of the run's start, where they are known.
     """
     _save(run, state, model)
-    guarantee = run.account.promise()
+    # Before the secrets go: whatever is interrupted until then is done again.
+    key = open_key(run.account.ledger)
+    write_signature(run.folder, run.account.ledger, key, run.account.head)
+    guarantee = replace(run.account.promise(), ledger_key=key.fingerprint)
     _write_statements(run, state, guarantee)
     # With them goes all that could remove the noise.
     delete_secrets(run.folder)

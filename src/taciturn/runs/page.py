@@ -29,12 +29,12 @@ from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import Scores
 from taciturn.evaluation.intervals import Interval
 from taciturn.files import from_json, write_atomically
-from taciturn.privacy.accounting.rounding_up import WEAK, delta_text, epsilon_text, pair_text
-from taciturn.privacy.ledger.ledger import Guarantee, Ledger
-from taciturn.privacy.ledger.ledger import Row as LedgerRow
+from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text, pair_text
+from taciturn.privacy.ledger.guarantee import Guarantee
+from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.privacy.ledger.population_budget import PopulationBudget
 from taciturn.recipe.recipe import Recipe
-from taciturn.release.privacy_statement import plain_words
+from taciturn.release.privacy_statement import is_reliable, plain_words
 from taciturn.runs.folder import RunError, recipe_of
 from taciturn.runs.metrics import Row, read_rows
 from taciturn.runs.ngram_worth import MEASURED_TOKENS
@@ -51,8 +51,11 @@ from taciturn.runs.page_html import (
     tag,
     tile,
 )
+from taciturn.runs.provenance import whose_text
 
 FILE_NAME = "report.html"
+# The page that is written where the run's people are not in reach.
+ELSEWHERE = "report-elsewhere.html"
 # Says why a run was stopped because it got worse.
 STOPPED = "stopped.txt"
 OUTSIDE = "Seen from outside"
@@ -62,6 +65,11 @@ COST = "Noise hides what few people share: people who gain less here pay more fo
 REBUILT = (
     "The population's text was replaced since this run: only the curves are of the people it was"
     " measured on then."
+)
+NOT_HERE = (
+    "The people of this run are not here, nor is their ledger. So this page has no figures for"
+    " groups of people, no other models beside this one, and nothing of what these people have"
+    " spent in all. The curves are those that the run wrote itself; no signature covers them."
 )
 # Columns of metrics.csv that a run may have, and the titles of their curves.
 CURVES = {
@@ -180,6 +188,35 @@ def write_report(
     return folder / FILE_NAME
 
 
+def write_report_elsewhere(
+    folder: Path, *, guarantee: Guarantee, learned_from: str, statement: str
+) -> Path:
+    """Write a page of a run whose people are not in reach: what its folder holds, and what is not.
+
+    The page that its maker wrote stays as it is.
+
+    Args:
+        folder: of the run.
+        guarantee: of its model, worked out here.
+        learned_from: whose text the model learned from.
+        statement: of that guarantee.
+    """
+    recipe = recipe_of(folder)
+    rows = read_rows(folder)
+    name = folder.resolve().name
+    parts = [
+        tag("header", tag("h1", name), _note(_summarize(recipe, rows))),
+        _show_promise(guarantee, learned_from, statement),
+        *_say_why_stopped(folder),
+        _draw_curves(rows, guarantee.delta),
+        section("What is not here", tag("p", NOT_HERE)),
+        *_show_audit(folder),
+        _write_foot(guarantee),
+    ]
+    write_atomically(folder / ELSEWHERE, page(name, parts).encode())
+    return folder / ELSEWHERE
+
+
 def _note(words: str) -> Html:
     return tag("p", words, class_="quiet")
 
@@ -218,18 +255,11 @@ def _say_why_stopped(folder: Path) -> list[Html]:
 
 
 def _write_foot(guarantee: Guarantee) -> Html:
-    origin = f"Taciturn {tt.__version__} · ledger row {guarantee.head[:16]}… · {date.today()}"
+    row = f"ledger row {guarantee.head[:16]}…"
+    if guarantee.ledger_key:
+        row += f", signed by ledger {guarantee.ledger_key}"
+    origin = f"Taciturn {tt.__version__} · {row} · {date.today()}"
     return tag("footer", tag("p", FOOT), tag("p", origin))
-
-
-def whose_text(recipe: Recipe, opened: LedgerRow) -> str:
-    """Describe whose text a run learned from, by its recipe and what it declared."""
-    # If the recipe was changed since, its number of users is not the one that was declared.
-    if recipe.fingerprint != opened["recipe"]:
-        return "people's text"
-    is_simulated = opened.get("unit", "").startswith("one simulated")
-    users = "simulated users" if is_simulated else "people"
-    return f"the text of about {recipe.participation.users:,} {users}"
 
 
 def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
@@ -327,14 +357,16 @@ def _gain_text(model: Scores, start: Scores, unit: str = " points") -> str:
 def _show_promise(guarantee: Guarantee, learned_from: str, statement: str) -> Html:
     """Show the guarantee.
 
-    It is green where people may rely on it; orange where there is none, a weak one, or a
-    simulation's.
+    It is green where people may rely on it; orange where there is none, a weak one, a simulation's,
+    or one that is only stated.
     """
-    can_be_relied_on = guarantee.epsilon <= WEAK and not guarantee.is_simulated
+    can_be_relied_on = is_reliable(guarantee)
     if can_be_relied_on:
         title = "What is promised"
     elif guarantee.epsilon == math.inf:
         title = "No guarantee"
+    elif guarantee.standing == "stated":
+        title = "What its maker states"
     else:
         title = "Not a promise to rely on"
     sentences = []

@@ -33,7 +33,7 @@ from taciturn.privacy.accounting.rounding_up import delta_text
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.cohort_log import CohortLog
-from taciturn.privacy.ledger.ledger import SECRET, SIMULATED_USER
+from taciturn.privacy.ledger.guarantee import SECRET, SEEDED, SIMULATED_USER
 from taciturn.privacy.ledger.releases import Releases
 from taciturn.privacy.schemes import SCHEMES
 from taciturn.recipe import build, solve
@@ -176,7 +176,7 @@ class Run:
         recipe = self.recipe
         starts_from_simulation = self.warm_start is not None and self.warm_start.seeded
         simulated = recipe.run.seed is not None or seeded or starts_from_simulation
-        drawn = "seeded simulation" if simulated else SECRET
+        drawn = SEEDED if simulated else SECRET
         person = "one device" if recipe.fleet.kind == "devices" else "one user"
         distance = self.algorithm.mechanism.distance(trees.size(first), recipe.most_releases)
         return RunTerms(

@@ -19,8 +19,8 @@ from taciturn.export.word_model import LoadedModel, load_word_model
 from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
 from taciturn.progress import Progress, StageProgress, ignore_progress
-from taciturn.runs.finished import folder_known_to
 from taciturn.runs.folder import RunError
+from taciturn.runs.provenance import folder_known_to, guarantee_of
 
 # Of one person: far more than is ever typed in a simulation.
 MOST_CHARACTERS = 20_000
@@ -81,10 +81,12 @@ def simulate_typing(
         _check_dictionaries(paths, models, history)
     else:
         _check_same_words(paths, models)
-    populations = _populations_known_to(models)
     if source is None:
+        # Public speeches: it takes no list of the people on whom the models were trained.
+        _check_guarantees(models)
         people = People(held_out_messages(vocabulary)[:most_people], left_out=0, unknown_to=[])
     else:
+        populations = _populations_known_to(models)
         people = read_people(source, populations, most_people, partial(progress, "reading"))
     typed = _limit_words(people.messages, vocabulary, most_words)
     typings = []
@@ -153,11 +155,27 @@ def _check_dictionaries(
 def _populations_known_to(models: Sequence[LoadedModel]) -> list[Path]:
     """Return the populations on which any of the models was trained, each once."""
     folders = [
-        folder_known_to(loaded)
-        for loaded in models
-        if loaded.is_of_users and not loaded.is_personal
+        _find_people(loaded) for loaded in models if loaded.is_of_users and not loaded.is_personal
     ]
     return list({folder.resolve(): folder for folder in folders}.values())
+
+
+def _find_people(loaded: LoadedModel) -> Path:
+    """Return the population on which a model was trained; refuse one that is not in reach."""
+    try:
+        return folder_known_to(loaded)
+    except RunError as error:
+        raise RunError(
+            f"{error}. Those of them who are in your text would flatter the model; it can still be"
+            " tried on public speeches: `text=sotu`"
+        ) from None
+
+
+def _check_guarantees(models: Sequence[LoadedModel]) -> None:
+    """Refuse a model that was changed since its run."""
+    for loaded in models:
+        if loaded.is_of_users and not loaded.is_personal:
+            guarantee_of(loaded)
 
 
 def _limit_words(

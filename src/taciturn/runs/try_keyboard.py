@@ -9,15 +9,20 @@ from pathlib import Path
 from taciturn.export.formats import page_script
 from taciturn.export.word_model import LoadedModel, load_word_model
 from taciturn.keyboard.server import KeyboardServer, page_files
-from taciturn.privacy.ledger.ledger import Guarantee
+from taciturn.privacy.ledger.guarantee import Guarantee
+from taciturn.privacy.ledger.trust import Trust, parse_trust
 from taciturn.progress import Progress, ignore_progress
 from taciturn.release.model_file import ModelCard
 from taciturn.release.privacy_statement import personal_statement, statement
-from taciturn.runs.finished import guarantee_of, origin_of
+from taciturn.runs.provenance import guarantee_of, origin_of
 
 
 def make_keyboard_server(
-    paths: Sequence[Path], blocked: Sequence[str], port: int, progress: Progress = ignore_progress
+    paths: Sequence[Path],
+    blocked: Sequence[str],
+    port: int,
+    progress: Progress = ignore_progress,
+    trust: str | Sequence[str] | None = None,
 ) -> KeyboardServer:
     """Make the server of a page with one model or two, each with its guarantee.
 
@@ -28,14 +33,16 @@ def make_keyboard_server(
         blocked: words that are never suggested.
         port: to listen at.
         progress: called with models read, and of how many.
+        trust: fingerprints, heads or files of ledgers: a run of another ledger is refused.
     """
+    trusted = parse_trust(trust)
     models = []
     scripts = []
     for path, name in zip(paths, _name_models(paths), strict=True):
         progress(len(scripts), len(paths))
         loaded = load_word_model(path)
         models.append(loaded)
-        scripts.append(_write_script(loaded, name, blocked))
+        scripts.append(_write_script(loaded, name, blocked, trusted))
     has_personal = any(loaded.is_personal for loaded in models)
     return KeyboardServer(page_files(scripts), port, secret=has_personal)
 
@@ -48,9 +55,9 @@ def _name_models(paths: Sequence[Path]) -> list[str]:
     return [f"{name} {letter}" for name, letter in zip(names, "AB", strict=False)]
 
 
-def _write_script(loaded: LoadedModel, name: str, blocked: Sequence[str]) -> str:
+def _write_script(loaded: LoadedModel, name: str, blocked: Sequence[str], trust: Trust) -> str:
     has_guarantee = loaded.is_of_users and not loaded.is_personal
-    guarantee = guarantee_of(loaded) if has_guarantee else None
+    guarantee = guarantee_of(loaded, trust) if has_guarantee else None
     return page_script(
         loaded=loaded,
         guarantee=guarantee,

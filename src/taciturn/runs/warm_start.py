@@ -14,13 +14,16 @@ from taciturn.data.same_people import check_same_split, check_strangers, has_sam
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.people import open_ledger
 from taciturn.privacy.ledger.early_end import promised_cost
-from taciturn.privacy.ledger.ledger import Ledger, Row, is_noise_known
-from taciturn.recipe import build
+from taciturn.privacy.ledger.guarantee import is_noise_known
+from taciturn.privacy.ledger.ledger import Ledger, Row
+from taciturn.privacy.ledger.signed_rows import has_signature
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
-from taciturn.recipe.text import RecipeError, load_recipe
+from taciturn.recipe.text import RecipeError
 from taciturn.release.gate import check_not_personal
 from taciturn.release.model_file import ModelCard, load_model, params_digest
+from taciturn.runs.folder import RunError
+from taciturn.runs.provenance import population_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,12 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
     if earlier is not None:
         books.append(open_ledger(earlier))
     start = _look_up_history(params, card, books)
+    if not start.lineage and _is_signed_for_users(path, card) and not _is_known(start, books):
+        raise RecipeError(
+            f"[model] warm_start: {path} has the signed rows of a run on users, and no ledger here"
+            " knows its parameters, so they are not taken for public text; name the folder of that"
+            " run, where its ledger is in reach"
+        )
     # A run measures its model on held-out users, from round 0 on: none of them may be someone
     # whom this model protects.
     if start.lineage:
@@ -97,8 +106,23 @@ def _check_nobody_would_be_measured(people: Path, earlier: Population | None, op
 
 def _population_of_run(folder: Path) -> Population | None:
     """Return the users on whom a start was trained, where it is a run's folder."""
-    path = folder / "recipe.toml"
-    return build.population(load_recipe(path)) if path.exists() else None
+    if not (folder / "recipe.toml").exists():
+        return None
+    purpose = f"[model] warm_start: what {folder} has cost its people is counted here too"
+    try:
+        return population_of(folder, purpose)
+    except RunError as error:
+        raise RecipeError(str(error)) from None
+
+
+def _is_signed_for_users(folder: Path, card: ModelCard) -> bool:
+    """Tell whether a model that names no run comes with the rows of one."""
+    return card.run is None and folder.is_dir() and has_signature(folder)
+
+
+def _is_known(start: WarmStart, books: list[Ledger]) -> bool:
+    digest = params_digest(start.params)
+    return any(book.model_row(digest) for book in books)
 
 
 def describe_differences(model: ModelSection, card: ModelCard) -> str:
@@ -140,8 +164,8 @@ def _look_up_history(params: Params, card: ModelCard, books: list[Ledger]) -> Wa
     is_known = any(book.model_row(digest) for book in books)
     if card.run is not None and not is_known:
         raise RecipeError(
-            f"[model] warm_start says run {card.run}, but no ledger knows its parameters; name that"
-            " run's folder"
+            f"[model] warm_start says run {card.run}, but no ledger here knows its parameters; name"
+            " that run's folder, where its ledger is in reach"
         )
     return WarmStart(params=params, card=card)
 

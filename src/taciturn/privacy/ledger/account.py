@@ -20,14 +20,10 @@ from taciturn.privacy.accounting.accountant import Budget, allowed_releases
 from taciturn.privacy.accounting.events import compose, event_to_json, most_releases, repeat
 from taciturn.privacy.accounting.rounding_up import delta_text, pair_text
 from taciturn.privacy.ledger.early_end import promise
+from taciturn.privacy.ledger.guarantee import INTEGERS, SECRET, Guarantee, is_noise_known
 from taciturn.privacy.ledger.hash_chain import LedgerError, Row
-from taciturn.privacy.ledger.ledger import (
-    INTEGERS,
-    SECRET,
-    Guarantee,
-    Ledger,
-    is_noise_known,
-)
+from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.ledger.run_rows import rows_digest
 from taciturn.privacy.participation import spare_rounds
 
 
@@ -303,13 +299,17 @@ class Account:
             row["log"] = log
         self._append(row)
 
-    def record_model(self, round: int, digest: str, card: str = "") -> str:
+    def record_model(self, round: int, digest: str, card: str = "", key: str = "") -> str:
         """Record the parameters that a run publishes; return the row that names their history.
+
+        Where a key signs the row, the row names the key, and all earlier rows of the run by a
+        digest: none can be left out from then on.
 
         Args:
             round: after which they are as they are.
             digest: of the parameters.
             card: the digest of their card.
+            key: the fingerprint of the ledger's key.
         """
         model = {
             "kind": "model",
@@ -319,9 +319,14 @@ class Account:
         }
         if card:
             model["card"] = card
+        if key:
+            model["key"] = key
         is_recorded = model.items() <= self.rows[-1].items()
-        if not is_recorded:
-            self._append(model)
+        if is_recorded:
+            return self.head
+        if key:
+            model["rows"] = rows_digest(self.rows)
+        self._append(model)
         return self.head
 
     def close(self) -> None:

@@ -16,14 +16,15 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 from taciturn.privacy.accounting.accountant import epsilon
 from taciturn.privacy.accounting.events import compose, event_from_json, repeat
 from taciturn.privacy.accounting.zero_concentrated import rho
-from taciturn.privacy.ledger.ledger import EarlyEnd, Guarantee, Ledger
+from taciturn.privacy.ledger.guarantee import EarlyEnd, Guarantee
+from taciturn.privacy.ledger.run_rows import RunRows
 
 
-def promise(ledger: Ledger, run: str, head: str | None = None) -> Guarantee:
+def promise(ledger: RunRows, run: str, head: str | None = None) -> Guarantee:
     """Return what holds for what a run released, whatever decided when it ended.
 
     Args:
-        ledger: of the run.
+        ledger: of the run, or the run's own rows.
         run: its name.
         head: up to which row (default: its last).
 
@@ -54,13 +55,13 @@ def promise(ledger: Ledger, run: str, head: str | None = None) -> Guarantee:
     )
 
 
-def promised_cost(ledger: Ledger, run: str, head: str) -> list[DpEvent]:
+def promised_cost(ledger: RunRows, run: str, head: str) -> list[DpEvent]:
     """Return the costs of a run's model that hold whatever decided when it ended.
 
     They are those of its lineage, and of all releases that it declared, if it made any.
 
     Args:
-        ledger: of the run.
+        ledger: of the run, or the run's own rows.
         run: its name.
         head: up to which row.
     """
@@ -74,7 +75,7 @@ def promised_cost(ledger: Ledger, run: str, head: str) -> list[DpEvent]:
     return [*costs[:-1], repeat(event_from_json(opening["release"]), declared)]
 
 
-def _count_made(ledger: Ledger, run: str, head: str) -> int:
+def _count_made(ledger: RunRows, run: str, head: str) -> int:
     made = 0
     for row in ledger.run_rows(run):
         made += row["kind"] == "charge"
@@ -83,7 +84,7 @@ def _count_made(ledger: Ledger, run: str, head: str) -> int:
     return made
 
 
-def _count_declared(ledger: Ledger, run: str) -> int:
+def _count_declared(ledger: RunRows, run: str) -> int:
     """Return how many releases a run makes that nobody ends; its budget may allow no more."""
     opening = ledger.run_rows(run)[0]
     # Ledgers of older versions do not say it.

@@ -295,14 +295,14 @@ class ChainedFile:
     def _fits(self, row: Any) -> bool:
         if not isinstance(row, dict):
             return False
-        return row.get("hash") == _hash(row) and row.get("previous") == self.head
+        return row.get("hash") == hash_row(row) and row.get("previous") == self.head
 
     def _add(self, row: Row) -> None:
         self.rows.append(row)
 
     def _write(self, file: BinaryIO, row: Row) -> Row:
         chained: Row = {**row, "previous": self.head}
-        chained["hash"] = _hash(chained)
+        chained["hash"] = hash_row(chained)
         content = json.dumps(chained, sort_keys=True)
         line = content.encode() + b"\n"
         # What a full disk takes of it is removed at the next opening.
@@ -383,6 +383,7 @@ def _may_begin_a_ledger(tail: bytes) -> bool:
     return is_empty or tail[: len(ROW_BEGINS)] == ROW_BEGINS[: len(tail)]
 
 
-def _hash(row: Row) -> str:
+def hash_row(row: Row) -> str:
+    """Return the hash that a row has, of all else that it has."""
     content = {name: value for name, value in row.items() if name != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,8 @@ import dp_accounting
 from dp_accounting import DpEvent
 
 from taciturn.privacy.accounting.events import compose
-from taciturn.privacy.ledger.ledger import Guarantee, Ledger
+from taciturn.privacy.ledger.guarantee import Guarantee
+from taciturn.privacy.ledger.ledger import Ledger
 
 REPLACE_ONE = "replace one user by another"
 
