@@ -8,6 +8,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from taciturn.cli.command_classes import name_flags
+
 MODULES = sorted((Path(__file__).parents[2] / "src" / "taciturn").rglob("*.py"))
 
 CAUGHT = {
@@ -107,6 +109,58 @@ def test_the_library_names_arguments_and_only_the_command_line_names_flags():
     library = [path for path in MODULES if "cli" not in path.parts]
     named = {flag for path in library for flag in flags(path.read_text())}
     assert named == set(OTHER_FLAGS)
+
+
+# Commands that a function of the API does too. An error of the library names the function, and the
+# command line writes the command (`COMMANDS` in cli/command_classes.py). Others, such as those of
+# ledgers and fleets, are the only way, and stand in full.
+BESIDE_A_FUNCTION = re.compile(
+    r"taciturn (data build|train|resume|evaluate|compare|report|export|audit run)\b"
+)
+# Where commands are the subject: settings in files that commands read, and what each command needs.
+ABOUT_COMMANDS = {"recipe/sections.py", "bench/health.py"}
+# Pages and logs, which are read in no program.
+NO_ERRORS = {
+    "runs/page.py": ("For the n-grams that keyboards", "This run can be audited and was not yet"),
+    "runs/loop.py": ("the run is finished; only its page could not be written",),
+}
+
+
+def commands(text: str) -> list[str]:
+    """Return the strings that name a command where a function would do."""
+    return [string for string in strings(ast.parse(text)) if BESIDE_A_FUNCTION.search(string)]
+
+
+def test_the_library_names_its_functions_and_only_the_command_line_names_commands():
+    package = MODULES[0].parents[0]
+    named = []
+    for path in MODULES:
+        place = path.relative_to(package).as_posix()
+        if place.startswith("cli/") or place in ABOUT_COMMANDS:
+            continue
+        meant = NO_ERRORS.get(place, ())
+        named += [
+            f"{place}: {one}" for one in commands(path.read_text()) if not one.startswith(meant)
+        ]
+    assert named == []
+
+
+def test_a_command_in_an_error_of_the_library_would_be_noticed():
+    """The twin that must fail."""
+    assert commands('raise RunError(f"resume it:" f" taciturn train --resume --run {folder}")')
+    assert commands("raise RunError(f\"resume it: `tt.resume('{folder}')`\")") == []
+    assert commands('raise LedgerError("close it: taciturn ledger close FOLDER RUN")') == []
+
+
+def test_every_function_that_an_error_advises_becomes_a_command():
+    """Or else a call would be shown to those who are not in Python."""
+    calls = []
+    for path in MODULES:
+        if "cli" not in path.parts:
+            for string in strings(ast.parse(path.read_text())):
+                calls += re.findall(r"`tt\.[^`]*\([^`]+`", string)
+    assert len(calls) > 5
+    assert [call for call in calls if name_flags(call, "train").startswith(("`", "--"))] == []
 
 
 def test_a_flag_in_an_error_of_the_library_would_be_noticed():

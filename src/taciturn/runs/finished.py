@@ -404,7 +404,8 @@ def _load_ngrams(path: Path, test: _Test) -> LoadedModel:
     loaded = load_word_model(path)
     if loaded.kind is not None:
         raise RunError(
-            f"{path} is not an n-gram model; to compare two runs: taciturn compare {path} RUN"
+            f"{path} is not an n-gram model; to compare two runs:"
+            f" `tt.FinishedRun({str(path)!r}).compare(tt.FinishedRun(RUN))`"
         )
     if loaded.vocabulary.words != test.vocabulary.words:
         raise RunError(

@@ -159,8 +159,8 @@ def write_report(
     """
     if not (folder / "guarantee.txt").exists():
         raise RunError(
-            f"{folder} has not ended, so there is nothing to report yet; resume it: taciturn train"
-            f" --resume --run {folder}"
+            f"{folder} has not ended, so there is nothing to report yet; resume it:"
+            f" `tt.resume({str(folder)!r})`"
         )
     recipe = recipe_of(folder)
     rows = read_rows(folder)
