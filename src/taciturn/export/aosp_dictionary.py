@@ -1,4 +1,4 @@
-"""AOSP's binary dictionaries (`.dict`, version 202) of HeliBoard, FlorisBoard and OpenBoard.
+"""AOSP's binary dictionaries (`.dict`, version 202), of HeliBoard and other keyboards.
 
 The file is a header of strings, then a trie of words: arrays of nodes, each with some letters and,
 where a word ends, with its frequency. `aosp_dictionary_writer` writes one and
