@@ -279,7 +279,6 @@ class Curator:
             program=self._program,
             release=self._mechanism.release,
             server=state.server,
-            state=state.mechanism,
             user=self._fleet.example,
         )
         loop.begin(origin, state.round)

@@ -59,7 +59,6 @@ def describe_origin(
     program: Program,
     release: Callable[..., tuple[Release, MechanismState]],
     server: ServerState,
-    state: MechanismState,
     user: UserData,
 ) -> tuple[Origin, Shapes]:
     """Return the fingerprints of a loop, and the shapes of its states. Nothing is computed.
@@ -68,11 +67,13 @@ def describe_origin(
         algorithm: what runs.
         program: what a device runs of it.
         release: the mechanism's.
-        server: its state before the first round.
-        state: the mechanism's before the first round.
+        server: its state; parameters before the first round are the start.
         user: of whose arrays only the shapes and types are used.
     """
-    message = Message(server.params, algorithm.mechanism.public(state))
+    state = algorithm.mechanism.init(server.params)
+    # Of what is traced, only shapes and types count.
+    known, user = jax.tree.map(_shape_of, (server, user))
+    message = Message(known.params, algorithm.mechanism.public(state))
     # Only its type is used.
     key = randomness.jax_key(bytes(randomness.ROOT_BYTES))
     noise_key = jax.ShapeDtypeStruct((8,), np.uint32)
@@ -86,10 +87,10 @@ def describe_origin(
             hash_arrays(state),
             describe_object(algorithm.participation),
         ),
-        server_update=_trace(algorithm.server_update, server, released.estimate),
+        server_update=_trace(algorithm.server_update, known, released.estimate),
         environment=f"jax {jax.__version__}, {jax.default_backend()}",
     )
-    new_server = jax.eval_shape(algorithm.server_update, server, released.estimate)
+    new_server = jax.eval_shape(algorithm.server_update, known, released.estimate)
     return origin, Shapes(server=new_server, mechanism=after, estimate=released.estimate)
 
 
@@ -106,6 +107,11 @@ def hash_arrays(tree: PyTree) -> str:
         fingerprint.update(f"{name} {array.dtype} {array.shape}\n".encode())
         fingerprint.update(array.tobytes())
     return fingerprint.hexdigest()
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    array = np.asarray(leaf)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def _trace(function: Callable[..., Any], *arguments: PyTree) -> str:

@@ -40,7 +40,10 @@ from taciturn.privacy.noise import sampler
 
 # The bytes that one core hashes at a time: a GPU waits for all of them.
 PIECE = 2**18
-RESTORE = "Restore the run's private folder from a copy, or start a new run with model.warm_start"
+RESTORE = (
+    "Restore the run's private folder from its newest copy, or start a new run from the parameters"
+    " of this one (in a recipe, with model.warm_start)"
+)
 
 
 class ReleaseError(TaciturnError):
@@ -136,7 +139,7 @@ class Releases:
                 raise ReleaseError(
                     f"the release of round {row} is charged, and without a folder only the last one"
                     " is kept: begin anew with a new curator, whose releases are charged beside"
-                    " those of this one"
+                    " those of this one, and give it a `folder` to resume from"
                 )
             return self._in_memory[row]
         path = self._folder / f"release-{row}"
