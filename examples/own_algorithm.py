@@ -1,8 +1,9 @@
 """Your own algorithm, model and users: private linear regression, in your own loop.
 
-    python examples/own_algorithm.py
+    python examples/own_algorithm.py [FOLDER]
 
-Nothing is on disk but the ledger, which is charged before each round's result leaves the curator.
+On disk are the ledger, which is charged before each round's result leaves the curator, and a folder
+from which the loop resumes: interrupt it, and call it again with the same FOLDER.
 """
 
 import math
@@ -70,6 +71,7 @@ def main(folder: Path) -> float:
         algorithm,
         [simulate_user(seed) for seed in range(USERS)],
         ledger=folder / "ledger.jsonl",
+        folder=folder / "loop",
         rounds=ROUNDS,
     )
     weights = np.zeros(3)
@@ -78,6 +80,8 @@ def main(folder: Path) -> float:
         if state.round == ROUNDS:
             break
     guarantee = curator.account.guarantee()
+    # Deletes what would undo the noise; `loop` keeps the parameters.
+    curator.close()
     # Rounded up: a promise may be stated too weak, not too strong.
     epsilon = math.ceil(100 * guarantee.epsilon) / 100
     print(f"found {weights.round(2)}, truth {TRUTH}; ε = {epsilon} at δ = {guarantee.delta:.3g}")
