@@ -47,6 +47,7 @@ OTHER_VERSIONS = {
     403: ", which is a folder that a keyboard keeps for itself",
 }
 OLD_MAGIC = b"\x78\xb1"
+UNFINISHED = "the file ends in the middle of something"
 ADVICE = "download or compile it again"
 
 
@@ -270,17 +271,16 @@ class _Parser:
     def _read_byte(self) -> int:
         at = self._at
         if at >= len(self._content):
-            raise self._refuse_damage(
-                len(self._content), "the file ends in the middle of something"
-            )
+            raise self._refuse_damage(len(self._content), UNFINISHED)
         self._at = at + 1
         return self._content[at]
 
     def _read_number(self, width: int) -> int:
-        number = 0
-        for _ in range(width):
-            number = number << 8 | self._read_byte()
-        return number
+        at = self._at
+        if at + width > len(self._content):
+            raise self._refuse_damage(len(self._content), UNFINISHED)
+        self._at = at + width
+        return int.from_bytes(self._content[at : at + width])
 
     def _refuse_damage(self, place: int, what: str) -> DataError:
         return DataError(f"{self._name} is damaged: at byte {place:,}, {what}; {ADVICE}")
