@@ -92,3 +92,21 @@ def test_the_loss_has_the_slope_that_it_should_have(shapes):
 
     ours = jax.grad(lambda scores: jnp.sum(shapes.surprise(scores, targets) * weights))(scores)
     np.testing.assert_allclose(ours, jax.grad(plainly)(scores), atol=1e-6)
+
+
+def test_a_document_is_learned_from_or_measured_with(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOM))
+    import prepare
+
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(16, 1_000, 20, np.uint16) for _ in range(2_000)]
+    stream, held_out = prepare.split_documents(documents)
+    assert 20 < len(held_out) < 60
+    starts = np.flatnonzero(stream == prepare.BEGIN)
+    learned = {piece.tobytes() for piece in np.split(stream, starts)[1:]}
+    assert len(learned) + len(held_out) == len(documents)
+    begin = np.array([prepare.BEGIN], np.uint16)
+    assert not learned & {np.concatenate([begin, each]).tobytes() for each in held_out}
+    # The twin: another copy of what is held out is held out too.
+    assert len(prepare.split_documents([*documents, *held_out])[1]) == 2 * len(held_out)
+    sys.modules.pop("prepare")
