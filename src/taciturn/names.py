@@ -21,4 +21,4 @@ ServerOptimizer = Literal["sgd", "momentum", "nesterov", "adam"]
 Precision = Literal["float32", "mixed"]
 # How n-grams estimate what they have not seen.
 Smoothing = Literal["kneser-ney", "katz"]
-ExportFormat = Literal["model", "onnx", "onnx-int8", "arpa", "combined", "dict", "js"]
+ExportFormat = Literal["model", "onnx", "onnx-int8", "arpa", "combined", "dict", "phone", "js"]

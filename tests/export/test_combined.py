@@ -2,6 +2,7 @@
 before their followers.
 """
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from taciturn.core import END, UNKNOWN
-from taciturn.export.combined import write_combined
+from taciturn.export.combined import ListedWord, write_combined
 from taciturn.models.ngram import katz, kneser_ney
 
 WORDS = [
@@ -96,7 +97,7 @@ def test_words_are_listed_and_punctuation_is_not(estimator, order, tmp_path):
     assert set(words) == {"the", "it's", "san", "francisco", "über", "cat", "नमस्ते", "never"}
     assert list(words.values()) == sorted(words.values(), reverse=True)
     assert all(1 <= f <= 255 for f in words.values())
-    assert all(set(after) <= set(words) and len(after) <= 3 for after in followers.values())
+    assert all(set(after) <= set(words) for after in followers.values())
     assert any(followers.values()) == (order > 1)
 
 
@@ -122,15 +123,55 @@ def test_the_probability_of_a_word_alone_would_not_do(tmp_path):
     assert words["francisco"] > alone + 3
 
 
-def test_followers_are_the_likeliest_and_their_f_is_their_probability(tmp_path):
+def test_followers_are_listed_by_their_probability_the_likeliest_first(tmp_path):
     model = katz([text()], len(WORDS))
-    _, words, followers = written(tmp_path, model, bigrams_per_word=2)
+    _, words, followers = written(tmp_path, model)
     assert next(iter(followers["san"])) == "francisco"
     assert followers["san"]["francisco"] >= 250 > words["francisco"]
     scores = model.scores((THE,))
     listed = [WORDS.index(word) for word in words]
     best = sorted(listed, key=lambda place: -scores[place])[:2]
-    assert list(followers["the"]) == [WORDS[place] for place in best]
+    assert list(followers["the"])[:2] == [WORDS[place] for place in best]
+
+
+def test_a_keyboard_that_compares_f_orders_words_as_the_model_does(tmp_path):
+    """It lowers nothing that does not follow, so what follows must be raised."""
+    model = katz([text()], len(WORDS), 2)
+    _, words, followers = written(tmp_path, model)
+    scores = model.scores((CAT,))
+    listed = [WORDS.index(word) for word in words]
+    f_after = {**words, **followers["cat"]}
+    for one, other in itertools.combinations(listed, 2):
+        difference = (scores[one] - scores[other]) / math.log(1.15)
+        # Each of them is rounded to a step.
+        if followers["cat"].keys() & {WORDS[one], WORDS[other]} and abs(difference) > 4:
+            assert (f_after[WORDS[one]] > f_after[WORDS[other]]) == (difference > 0)
+
+
+def test_the_probability_after_a_word_would_not_do(tmp_path):
+    """The twin that must fail: what follows would come later than what does not."""
+    model = katz([text()], len(WORDS), 2)
+    _, _, followers = written(tmp_path, model)
+    assert model.levels[0].backoff[CAT] < -0.5
+    scores = model.scores((CAT,))
+    for word, f in followers["cat"].items():
+        unraised = 255 + scores[WORDS.index(word)] / math.log(1.15)
+        assert f == pytest.approx(255, abs=1) or f > unraised + 3
+
+
+def test_beyond_three_only_words_that_are_likelier_than_elsewhere_follow(tmp_path):
+    _, words, followers = written(tmp_path, katz([text()], len(WORDS), 2))
+    assert max(map(len, followers.values())) > 3
+    for after in followers.values():
+        for word in list(after)[3:]:
+            assert after[word] > words[word]
+
+
+def test_words_of_a_longer_list_come_where_their_f_puts_them(tmp_path):
+    more = [ListedWord(word="zoo", f=150, followers=[]), ListedWord("zebra", 1, [])]
+    _, words, _ = written(tmp_path, katz([text()], len(WORDS), 2), more=more)
+    assert (words["zoo"], words["zebra"]) == (150, 1)
+    assert list(words.values()) == sorted(words.values(), reverse=True)
 
 
 @pytest.mark.parametrize(

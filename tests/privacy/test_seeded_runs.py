@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from taciturn import randomness, trees
 from taciturn.cli import app
 from taciturn.core import END
 from taciturn.data.population import write_population
+from taciturn.names import ExportFormat
 from taciturn.people import open_ledger
 from taciturn.privacy.accounting.accountant import Budget
 from taciturn.privacy.accounting.events import event_to_json
@@ -280,7 +282,7 @@ def test_an_interrupted_seeded_run_is_not_resumed_under_a_budget(people, tmp_pat
     assert open_ledger(people).rows == rows
 
 
-@pytest.mark.parametrize("to", ["model", "onnx", "onnx-int8", "arpa", "combined", "dict", "js"])
+@pytest.mark.parametrize("to", get_args(ExportFormat))
 def test_a_seeded_run_on_people_leaves_in_no_format_unless_asked_for(people, tmp_path, to):
     run = train_run(short_recipe(people, run={"seed": 1}), tmp_path / "run", quietly)
     with pytest.raises(ExportRefused, match="came from a seed"):

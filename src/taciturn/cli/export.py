@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 To = Option(
     help=(
         "model: model.safetensors; onnx, onnx-int8: an ONNX step graph, of floats or of bytes;"
-        " arpa: n-grams for Presage, fcitx, KenLM; dict: a dictionary for HeliBoard, FlorisBoard"
-        " and other AOSP keyboards; combined: the same as text, for AOSP's compiler; js: one script"
-        " for pages and Keyman"
+        " arpa: n-grams for Presage, fcitx, KenLM; phone: a folder for a phone, with a dictionary"
+        " for HeliBoard and FUTO Keyboard, next words for AnySoftKeyboard and a page that says what"
+        " goes where; dict: only the dictionary; combined: the same as text, for AOSP's compiler;"
+        " js: one script for pages and Keyman"
     )
 )
 Blocklist = Annotated[
@@ -50,12 +51,24 @@ def export(
     samples: Annotated[
         int,
         Option(
-            min=1000, help="arpa, dict, combined: words that the model generates, to be counted"
+            min=1000,
+            help="arpa, phone, dict, combined: words that the model generates, to be counted",
         ),
     ] = 2_000_000,
     entries: Annotated[
-        int, Option(min=0, help="arpa, dict, combined: n-grams to keep besides single words")
+        int,
+        Option(min=0, help="arpa, phone, dict, combined: n-grams to keep besides single words"),
     ] = 300_000,
+    public_words: Annotated[
+        int,
+        Option(
+            min=0,
+            help=(
+                "phone, dict, combined: words of wordfreq's list to add below those of the model;"
+                " 0 for none"
+            ),
+        ),
+    ] = 150_000,
     trust: Trust = None,
 ) -> dict[str, Any]:
     """Write a run's model as a file that keyboards load. Its guarantee is inside and beside it.
@@ -67,6 +80,7 @@ def export(
     Example: taciturn export runs/first --to onnx --out exported
     """
     begin(f"reading {run}")
+    from taciturn.export.phone_folder import PAGE
     from taciturn.keyboard.predictor import load_blocklist
     from taciturn.release.privacy_statement import describe_standing
 
@@ -79,6 +93,7 @@ def export(
             blocklist=blocked,
             words=samples,
             entries=entries,
+            public_words=public_words,
             progress=show,
         )
     for path in exported.files:
@@ -94,6 +109,8 @@ def export(
     console.print(f"{figures}; ledger row {guarantee.head[:16]}…")
     for words in describe_standing(guarantee):
         say(words, style="yellow")
+    if to == "phone":
+        say(f"Next: open {out / PAGE}, which says what goes where", markup=False)
     return {
         "files": [str(path) for path in exported.files],
         "epsilon": guarantee.epsilon,
@@ -109,7 +126,7 @@ def _describe_check(check: "Check", to: ExportFormat) -> str:
     """Say how well the file predicts what the model predicts."""
     near = f"probabilities differ by {check.difference:.2g} at most"
     # The largest difference of n-grams is at a word that only words further back give away.
-    if to in ("arpa", "combined", "dict"):
+    if to in ("arpa", "combined", "dict", "phone"):
         near = (
             "at the others they differ, as expected: this file looks back at a word or two, the"
             " model at all of them"

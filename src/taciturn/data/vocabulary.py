@@ -67,6 +67,8 @@ _ROMANIAN = str.maketrans("şţŞŢ", "șțȘȚ")
 # Languages written without spaces: the longest known word is taken repeatedly.
 SEGMENTED = {"zh", "ja", "ko"}
 
+# An «I» of English, also in «I'm».
+_FIRST_PERSON = regex.compile(r"i(?:'|\Z)")
 _MEANS_SOMETHING = regex.compile(r"[\p{L}\p{N}\p{Extended_Pictographic}\p{RI}]")
 
 Unit = Literal["word", "character"]
@@ -74,6 +76,13 @@ Unit = Literal["word", "character"]
 
 class DataError(TaciturnError):
     """Text, words or a folder of them that cannot be used, and why."""
+
+
+def spell_for_display(word: str, language: str) -> str:
+    """Spell a word of a list, which has no capitals; English has one that is always used."""
+    if language == "en" and _FIRST_PERSON.match(word):
+        return word[:1].upper() + word[1:]
+    return word
 
 
 def without_long_runs(text: str) -> str:
@@ -223,7 +232,7 @@ def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> V
 
     Punctuation comes first; there are `size` entries at most.
     """
-    frequent = _list_frequent_words(language, max(size + size // 20, 1000))
+    frequent = list_frequent_words(language, max(size + size // 20, 1000))
     if unit == "character":
         return _vocabulary(
             _list_characters(frequent),
@@ -246,7 +255,8 @@ def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> V
     return vocabulary
 
 
-def _list_frequent_words(language: str, size: int) -> list[str]:
+def list_frequent_words(language: str, size: int) -> list[str]:
+    """Return the most frequent words of a language (wordfreq), the most frequent first."""
     # Imported only here: it makes a vocabulary, and is not needed to use one.
     import wordfreq
 

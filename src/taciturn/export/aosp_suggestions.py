@@ -21,9 +21,9 @@ def suggest_from(dictionary: Dictionary, source: str) -> Suggesting:
     """Return a dictionary as a keyboard suggests from it, in the one spelling that text has here.
 
     Words that differ only in capitals become one, as frequent as the more frequent of them, with
-    the followers of both; on a phone each would take a place of the strip. Left out is what is
-    several words here («e-mail»); neither suggested is what is not a word, nor what is offensive,
-    which keyboards block unless they are told not to.
+    the followers of both; on a phone each would take a place of the strip. What is several words
+    here («e-mail») is left out. What is not a word is not suggested, nor is what is offensive:
+    keyboards block that by default.
 
     Args:
         dictionary: as it was read.

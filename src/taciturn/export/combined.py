@@ -8,17 +8,22 @@ dicttool makes their dictionaries from them:
 
 f is a logarithm of a probability: 255 for certainty, and one less for each factor of 1.15. Nothing
 longer than bigrams is held.
+
+Keyboards compare the f of a bigram with the f of words that do not follow, and do not lower these
+as a back-off model does. So the f of a bigram is its probability divided by the weight of all that
+does not follow: then the order is the model's.
 """
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from taciturn.core import BEGIN, END
+from taciturn.core import BEGIN, END, UNKNOWN
+from taciturn.export.aosp_dictionary import from_level
 from taciturn.files import write_atomically
 from taciturn.models.ngram import NGram, split_keys
 
@@ -30,6 +35,9 @@ STEP = math.log(1.15)
 LONGEST = 47
 # Words after which a chain of words has forgotten its start.
 ROUNDS = 50
+
+# The words on a keyboard's strip; the first followers of a word are kept whatever their f.
+STRIP = 3
 
 LINE = re.compile(r" +(word|bigram)=([^,]*),f=(\d+)")
 
@@ -58,7 +66,7 @@ def write_combined(
     description: str,
     version: int,
     date: int,
-    bigrams_per_word: int = 3,
+    more: Sequence[ListedWord] = (),
 ) -> None:
     """Write a list.
 
@@ -70,7 +78,7 @@ def write_combined(
         description: for the people who choose among dictionaries.
         version: keyboards prefer a dictionary with a higher one, and some want more than 18.
         date: in seconds since 1970.
-        bigrams_per_word: how many words are kept that may follow another.
+        more: words that the model does not have.
     """
     header = make_header(
         language=language,
@@ -79,7 +87,7 @@ def write_combined(
         date=date,
     )
     lines = [",".join(f"{key}={value}" for key, value in header.items())]
-    for listed in list_words(model, words, bigrams_per_word):
+    for listed in list_words(model, words, more):
         lines.append(f" word={listed.word},f={listed.f}")
         for follower in listed.followers:
             lines.append(f"  bigram={follower.word},f={follower.f}")
@@ -113,14 +121,14 @@ def _put_plainly(description: str) -> str:
 
 
 def list_words(
-    model: NGram, words: Sequence[str], bigrams_per_word: int = 3
-) -> Iterator[ListedWord]:
-    """Yield the words of a list, the most frequent first, and those that may follow each.
+    model: NGram, words: Sequence[str], more: Iterable[ListedWord] = ()
+) -> list[ListedWord]:
+    """Return the words of a list, the most frequent first, and those that may follow each.
 
     Args:
         model: n-grams of these words.
         words: of the list.
-        bigrams_per_word: how many words are kept that may follow another.
+        more: words that the model does not have.
     """
     if len(words) != model.vocabulary:
         raise ValueError(
@@ -128,28 +136,26 @@ def list_words(
             " together"
         )
     is_listed = _find_listed(words)
-    frequency = _to_f(_word_frequencies(model))
-    followers = _find_followers(model, words, is_listed, bigrams_per_word)
-    for place in _order(np.flatnonzero(is_listed).tolist(), frequency):
-        yield ListedWord(
+    frequency = to_f(_word_frequencies(model))
+    followers = _find_followers(model, words, is_listed, frequency)
+    listed = [
+        ListedWord(
             word=words[place],
             f=int(frequency[place]),
             followers=followers.get(place, []),
         )
-
-
-def _order(places: list[int], frequency: np.ndarray) -> list[int]:
-    """Return the places of words in the order of a list: the most frequent first."""
-    return sorted(places, key=lambda place: (-frequency[place], place))
+        for place in np.flatnonzero(is_listed).tolist()
+    ]
+    return sorted([*listed, *more], key=lambda word: -word.f)
 
 
 def _find_listed(words: Sequence[str]) -> np.ndarray:
     """Return, for each word, whether a list has it; special tokens are not in it."""
     is_special = np.arange(len(words)) <= END
-    return np.array([_can_hold(word) for word in words]) & ~is_special
+    return np.array([can_hold(word) for word in words]) & ~is_special
 
 
-def _can_hold(word: str) -> bool:
+def can_hold(word: str) -> bool:
     """Tell whether a line of this format can hold the word."""
     has_letters = any(character.isalpha() for character in word)
     return len(word) <= LONGEST and has_letters and not re.search(r"[\s,]", word)
@@ -201,25 +207,48 @@ def _word_frequencies(model: NGram) -> np.ndarray:
 
 
 def _find_followers(
-    model: NGram, words: Sequence[str], is_listed: np.ndarray, most: int
+    model: NGram, words: Sequence[str], is_listed: np.ndarray, frequency: np.ndarray
 ) -> dict[int, list[ListedFollower]]:
-    """Return the likeliest words after each word."""
+    """Return the words after each word that are likelier there than elsewhere, likeliest first."""
     followers: dict[int, list[ListedFollower]] = {}
     if model.order == 1:
         return followers
     pairs = model.levels[1]
     firsts, seconds = split_keys(pairs.keys, model.vocabulary)
-    frequency = _to_f(np.exp(pairs.probability))
+    f_after = to_f(np.exp(score_followers(model, firsts, pairs.probability)))
     listed = np.flatnonzero(is_listed[firsts] & is_listed[seconds])
     likeliest_first = np.lexsort((-pairs.probability[listed], firsts[listed]))
     for pair in listed[likeliest_first]:
         after_first = followers.setdefault(int(firsts[pair]), [])
-        if len(after_first) < most:
-            follower = ListedFollower(word=words[int(seconds[pair])], f=int(frequency[pair]))
-            after_first.append(follower)
+        second = int(seconds[pair])
+        f = int(f_after[pair])
+        if len(after_first) < STRIP or _is_raised(int(frequency[second]), f):
+            after_first.append(ListedFollower(word=words[second], f=f))
     return followers
 
 
-def _to_f(probability: np.ndarray) -> np.ndarray:
+def score_followers(model: NGram, firsts: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return the scores of words after others as a keyboard compares them: at most certainty.
+
+    Args:
+        model: of the words.
+        firsts: the words before.
+        scores: the logarithms of the probabilities of the words after them.
+    """
+    return np.minimum(scores - model.levels[0].backoff[firsts], 0.0)
+
+
+def _is_raised(f: int, f_after: int) -> bool:
+    """Tell whether a dictionary, which has sixteen levels, can tell a follower from other words."""
+    return f_after >= (f + from_level(f, 0)) / 2
+
+
+def share_of_unknown_words(model: NGram) -> float:
+    """Return how often a word comes that the model does not have."""
+    return float(_word_frequencies(model)[UNKNOWN])
+
+
+def to_f(probability: np.ndarray) -> np.ndarray:
+    """Return the f of probabilities."""
     smallest = math.exp((LEAST - MOST) * STEP)
     return np.rint(MOST + np.log(np.maximum(probability, smallest)) / STEP).astype(int)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN, WordModel
-from taciturn.data.vocabulary import normalize
+from taciturn.data.vocabulary import normalize, spell_for_display
 from taciturn.export.aosp_dictionary_of_model import (
     find_probabilities,
     hold_score,
@@ -25,14 +25,27 @@ from taciturn.export.aosp_dictionary_of_model import (
 from taciturn.export.aosp_dictionary_reader import read_dictionary
 from taciturn.export.aosp_dictionary_writer import write_dictionary
 from taciturn.export.arpa import arpa_words, read_arpa, write_arpa
-from taciturn.export.combined import STEP, list_words, make_header, read_combined, write_combined
+from taciturn.export.combined import (
+    STEP,
+    ListedWord,
+    list_words,
+    make_header,
+    read_combined,
+    score_followers,
+    share_of_unknown_words,
+    write_combined,
+)
 from taciturn.export.javascript import (
     Published,
     check_javascript,
     javascript_model,
     javascript_ngram,
 )
+from taciturn.export.longer_list import list_rarer_words
 from taciturn.export.onnx import onnx_model, onnx_scores
+from taciturn.export.phone_folder import NEXT_WORDS, PAGE, write_next_words, write_page
+from taciturn.export.usage import FILE_NAME as USAGE
+from taciturn.export.usage import write_javascript_usage, write_onnx_usage
 from taciturn.export.word_model import LoadedModel
 from taciturn.files import new_folder
 from taciturn.models.ngram import NGram, katz, prune
@@ -41,7 +54,6 @@ from taciturn.models.stepping import Neural, Recurrent
 from taciturn.names import ExportFormat
 from taciturn.privacy.accounting.rounding_up import delta_text, epsilon_text
 from taciturn.privacy.ledger.guarantee import Guarantee
-from taciturn.privacy.ledger.signed_rows import copy_signed_rows
 from taciturn.privacy.ledger.signed_rows import copy_signed_rows
 from taciturn.progress import StageProgress, ignore_progress
 from taciturn.release.gate import ExportRefused, check_may_leave
@@ -65,6 +77,7 @@ LEAST_AGREEMENT = {
     "arpa": 0.99,
     "combined": 0.99,
     "dict": 0.99,
+    "phone": 0.99,
 }
 
 # A text → the log-probabilities at its start and after each word.
@@ -113,6 +126,8 @@ class Export:
     words: int = 2_000_000
     # How many n-grams above single words are then kept.
     entries: int = 300_000
+    # How many words of a public list a word list has, with those of the model.
+    public_words: int = 150_000
     progress: StageProgress = ignore_progress
 
     def write(self, out: Path) -> Exported:
@@ -123,7 +138,7 @@ class Export:
         self.card = self.loaded.card
         self.model = self.loaded.model
         with new_folder(out, "name a new folder") as folder:
-            self.blocked = self._normalize_blocklist()
+            self.blocked = self._normalize(self.blocklist)
             if self.blocked and not self._can_block():
                 raise ExportRefused(
                     f"a file of this kind cannot hold a blocklist (`to={self.to}`): leave it out,"
@@ -132,27 +147,27 @@ class Export:
             check = self._write_files(folder)
         return Exported(guarantee=self.guarantee, files=sorted(out.iterdir()), check=check)
 
-    def _normalize_blocklist(self) -> list[str]:
+    def _normalize(self, words: Iterable[str]) -> list[str]:
         language = self.loaded.vocabulary.language
-        return [normalize(word, language).strip() for word in self.blocklist]
+        return [normalize(word, language).strip() for word in words]
 
     def _can_block(self) -> bool:
         """Tell whether blocked words can be kept out of such a file."""
         if self.to == "model":
             return False
         is_counted = isinstance(self.model, NGram)
-        return not (self.to in ("arpa", "combined", "dict") and is_counted)
+        return not (self.to in ("arpa", "combined", "dict", "phone") and is_counted)
 
     def _write_files(self, out: Path) -> Check | None:
         self.statement = statement(self.guarantee, self.card.public_text)
         self.json = statement_json(self.guarantee, self.card.public_text)
-        self.loaded.vocabulary.save(out / "vocabulary.txt")
+        # A phone has no use for it.
+        if self.to != "phone":
+            self.loaded.vocabulary.save(out / "vocabulary.txt")
         (out / "guarantee.txt").write_text(self.statement, encoding="utf-8")
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
         match self.to:
             case "model":
-                # What lets the folder be opened where the ledger is not.
-                copy_signed_rows(self.loaded.path, out, self.guarantee.head)
                 # What lets the folder be opened where the ledger is not.
                 copy_signed_rows(self.loaded.path, out, self.guarantee.head)
                 # The parameters that were verified, not the file they came from.
@@ -171,6 +186,8 @@ class Export:
             case "dict":
                 language = self.loaded.vocabulary.language
                 return self._write_dictionary(out / f"main_{language}.dict")
+            case "phone":
+                return self._write_phone_folder(out)
 
     def _write_onnx(self, path: Path) -> Check:
         model = self.model
@@ -187,6 +204,8 @@ class Export:
         content = graph.SerializeToString()
         check = self._compare(lambda text: onnx_scores(content, text))
         path.write_bytes(content)
+        usage = write_onnx_usage(path.name, self.loaded.vocabulary)
+        path.with_name(USAGE).write_text(usage, encoding="utf-8")
         return self._require_agreement(check)
 
     def _write_javascript(self, path: Path) -> Check:
@@ -202,6 +221,8 @@ class Export:
         scores = iter(check_javascript(script, self._compared_texts, self.card.vocabulary))
         check = self._compare(lambda _: next(scores))
         path.write_text(script, encoding="utf-8")
+        usage = write_javascript_usage(self.card.run or "", self.loaded.vocabulary)
+        path.with_name(USAGE).write_text(usage, encoding="utf-8")
         return self._require_agreement(check)
 
     def _write_arpa(self, path: Path) -> Check:
@@ -247,30 +268,34 @@ class Export:
         return score
 
     def _write_combined(self, path: Path) -> Check:
-        distilled = self._distill(order=2)
+        distilled = self._distill_list()
+        rarer = self._list_rarer_words(distilled)
         write_combined(
             path,
             distilled.ngram,
             distilled.words,
             language=self.loaded.vocabulary.language,
-            description=self._describe_list(distilled),
+            description=self._describe_list(distilled, rarer),
             version=max(NEWER_THAN_THEIRS, self.card.round),
             date=int(datetime.now(UTC).timestamp()),
+            more=rarer,
         )
         words, followers = read_combined(path)
         self._require_agreement(_compare_followers(distilled, followers))
         score_list = functools.partial(self._score_listed, words, followers)
-        return self._compare(score_list, set(words))
+        return self._compare(score_list, set(self._normalize(words)))
 
     def _write_dictionary(self, path: Path) -> Check:
-        distilled = self._distill(order=2)
+        distilled = self._distill_list()
+        rarer = self._list_rarer_words(distilled)
         header = make_header(
             language=self.loaded.vocabulary.language,
-            description=self._describe_list(distilled),
+            description=self._describe_list(distilled, rarer),
             version=max(NEWER_THAN_THEIRS, self.card.round),
             date=int(datetime.now(UTC).timestamp()),
         )
-        dictionary = make_dictionary(header, list_words(distilled.ngram, distilled.words))
+        listed = list_words(distilled.ngram, distilled.words, rarer)
+        dictionary = make_dictionary(header, listed)
         write_dictionary(path, dictionary)
         written = read_dictionary(path)
         if written != dictionary:
@@ -279,12 +304,50 @@ class Export:
         hold = functools.partial(hold_score, written)
         self._require_agreement(_compare_followers(distilled, followers, hold))
         score_list = functools.partial(self._score_listed, words, followers)
-        return self._compare(score_list, set(words))
+        return self._compare(score_list, set(self._normalize(words)))
 
-    def _describe_list(self, distilled: Distilled) -> str:
+    def _write_phone_folder(self, out: Path) -> Check:
+        language = self.loaded.vocabulary.language
+        path = out / f"main_{language}.dict"
+        check = self._write_dictionary(path)
+        dictionary = read_dictionary(path)
+        page = write_page(
+            name=self.card.run or "",
+            dictionary=path.name,
+            summary=dictionary.header["description"],
+            statement=self.statement,
+        )
+        (out / PAGE).write_text(page, encoding="utf-8")
+        next_words = write_next_words(dictionary, language)
+        (out / NEXT_WORDS).write_text(next_words, encoding="utf-8")
+        return check
+
+    def _distill_list(self) -> Distilled:
+        """Return what a word list is made of."""
+        distilled = self._distill(order=2)
+        return distilled._replace(words=tuple(self._spell_for_list(distilled.words)))
+
+    def _list_rarer_words(self, distilled: Distilled) -> list[ListedWord]:
+        """Return words of a public list that the model does not have."""
+        return list_rarer_words(
+            self.loaded.vocabulary.language,
+            without={*self.card.vocabulary, *self.blocked},
+            share=share_of_unknown_words(distilled.ngram),
+            size=self.public_words,
+        )
+
+    def _spell_for_list(self, words: Iterable[str]) -> list[str]:
+        """Return words as people write them, «I'm» and not «i'm»."""
+        language = self.loaded.vocabulary.language
+        return [spell_for_display(word, language) for word in words]
+
+    def _describe_list(self, distilled: Distilled, rarer: Sequence[ListedWord]) -> str:
         """Return what the header of a word list says of it."""
         worth = _describe_guarantee(self.guarantee)
-        return f"Taciturn {self.card.run}; {worth}; {distilled.how}"
+        described = f"Taciturn {self.card.run}; {worth}; {distilled.how}"
+        if rarer:
+            described += f"; {len(rarer):,} rarer words are wordfreq's (CC BY-SA 4.0)"
+        return described
 
     def _require_agreement(self, check: Check) -> Check:
         """Return the check; refuse the file if it disagrees with the model."""
@@ -301,24 +364,27 @@ class Export:
     ) -> np.ndarray:
         """Return a word list's scores before the first word and after each.
 
-        Words have their frequency, and those that follow a word have a probability after it.
+        Words have their frequency, and those that follow a word have another one after it. They are
+        compared with each other, and made probabilities only here.
         """
-        ids = self.loaded.vocabulary.ids
-        spelled = self.card.vocabulary
-        rows = np.tile(self._list_frequencies(words), (len(text) + 1, 1))
+        spelled = self._spell_for_list(self.card.vocabulary)
+        places = {word: place for place, word in enumerate(spelled)}
+        rows = np.tile(self._list_frequencies(words, places), (len(text) + 1, 1))
         words_before = [spelled[word] for word in text]
         for row, word in zip(rows[1:], words_before, strict=True):
             for follower, probability in followers.get(word, {}).items():
-                place = ids[follower]
+                place = places[follower]
                 row[place] = max(probability, row[place])
+        rows /= rows.sum(axis=1, keepdims=True)
         with np.errstate(divide="ignore"):
             return np.log(rows)
 
-    def _list_frequencies(self, words: dict[str, float]) -> np.ndarray:
+    def _list_frequencies(self, words: dict[str, float], places: dict[str, int]) -> np.ndarray:
         """Return the frequency of each of the model's words, 0 where a list does not have it."""
-        frequencies = np.zeros(len(self.card.vocabulary))
+        frequencies = np.zeros(len(places))
         for word, frequency in words.items():
-            frequencies[self.loaded.vocabulary.ids[word]] = frequency
+            if word in places:
+                frequencies[places[word]] = frequency
         return frequencies
 
     def _distill(self, order: int) -> Distilled:
@@ -458,10 +524,14 @@ def _find_differences(
     """Yield by how much the logarithm of each probability differs."""
     ids = {word: place for place, word in enumerate(distilled.words)}
     for word, probabilities in followers.items():
+        if not probabilities:
+            continue
         # A list knows one word before, and no more.
-        scores = distilled.ngram.scores((ids[word],))
+        context = ids[word]
+        scores = distilled.ngram.scores((context,))
+        held = score_followers(distilled.ngram, np.array([context]), scores)
         for follower, probability in probabilities.items():
-            expected = hold(follower, float(scores[ids[follower]]))
+            expected = hold(follower, float(held[ids[follower]]))
             yield abs(math.log(probability) - expected)
 
 

@@ -26,6 +26,7 @@ from taciturn.data.vocabulary import (
     Vocabulary,
     is_word,
     normalize,
+    spell_for_display,
 )
 
 # Of the strip.
@@ -45,8 +46,6 @@ UNKNOWN_WORDS = math.log(1e5)
 _HALF_TYPED = regex.compile(r"[\p{L}\p{M}][\p{L}\p{M}'’‘ʼ`´·\u200c\u200d]*\Z|\d+\Z")
 # The letters before the caret among which it is looked for.
 _LONGEST_HALF_TYPED = 100
-# An «I» of English, also in «I'm».
-_FIRST_PERSON = regex.compile(r"i(?:'|\Z)")
 # No space follows them.
 _OPENING = "([{¿¡«“‘„"
 
@@ -348,11 +347,7 @@ class Predictor:
         return max(known, key=len, default="")
 
     def _spell(self, place: int) -> str:
-        """Spell a word of the list, which has no capitals; English has one that is always used."""
-        word = self.vocabulary.words[place]
-        if self.vocabulary.language == "en" and _FIRST_PERSON.match(word):
-            return self._capitalise(word)
-        return word
+        return spell_for_display(self.vocabulary.words[place], self.vocabulary.language)
 
     def _capitalise(self, word: str) -> str:
         return self._to_upper(word[:1]) + word[1:]
