@@ -40,6 +40,7 @@ WAITS = "taciturn keyboard open"  # for somebody to type
 QUICKER = {
     "data build": f"--vocabulary {WORDS}",
     "--to combined": "--samples 1000",
+    "--to phone": "--samples 1000 --public-words 2000",
     "--to arpa": "--samples 1000",
     "keyboard evaluate": "--people 10",
 }
