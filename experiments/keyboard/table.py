@@ -6,7 +6,8 @@
 Those type whose text is in the file and whom nothing was learned from: the population, on which all
 the models were trained, says who was trained on and who opted out. Every model is `name=path` and
 is typed with twice: as it is, and learning from what each person typed before. Like is compared
-with like: without history with the first model without, with history with the first model with. All
+with like: without history with the first model without, with history with the first model with. A
+phone's dictionary (.dict) suggests next words only and has no history: name it with --quick. All
 figures come a second time without the people whose text stands in the public text (--public). The
 result says which command made it, of which commit; a folder outside this one is named without where
 it lies.
@@ -210,7 +211,8 @@ def main() -> None:
         paths[name] = Path(path)
     rows = []
     for (name, path), has_history in product(paths.items(), (False, True)):
-        rows.append(Row(name, path, has_history))
+        if not (has_history and path.suffix == ".dict"):
+            rows.append(Row(name, path, has_history))
     vocabulary = Population(given.population).vocabulary
     messages = read_messages(given.population, given.text, vocabulary)
     given.keep.mkdir(parents=True, exist_ok=True)
