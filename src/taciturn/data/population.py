@@ -8,7 +8,8 @@
       text-<n>/         vocabulary, shards of tokens and hashed ids: of the users to train on, and
                         of the held-out users
       private/          salt with which user ids are hashed, and the rule by which spellings are
-                        one id; hashed ids of those who opted out; which ledger these users have
+                        one id; hashed ids of those who opted out; which ledger these users have,
+                        and the key that signs its runs
 
 A build writes a new text folder and then replaces the manifest in one step, so a population is
 complete or absent. Building again into the same folder keeps the ledger. Another folder of the same

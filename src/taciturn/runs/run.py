@@ -5,6 +5,7 @@ loop.py trains it. The folder of a run:
 RUN/
   recipe.toml, vocabulary.txt
   ledger.jsonl              this run's rows
+  signature.json            of them, by a key of the ledger
   canaries.json             where there are canaries
   audit_users.json, .npy    where there are audit users
   audit_noise.json, .npy    the estimates of the first rounds, where there are audit users
