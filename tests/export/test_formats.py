@@ -23,7 +23,7 @@ from taciturn.models.stepping import Recurrent
 from taciturn.release.gate import ExportRefused
 from taciturn.runs.finished import FinishedRun
 
-FEW = {"words": 16_000, "entries": 2000}
+FEW = {"words": 16_000, "entries": 2000, "public_words": 300}
 
 
 def test_a_word_list_made_by_a_simulation_says_so(copied_runs, tmp_path):
