@@ -200,6 +200,8 @@ def test_public_speeches_are_typed_without_the_people(away):
     command = ["keyboard", "evaluate", str(away), "--text", "sotu", "--people", "3", "--words", "9"]
     typed = CliRunner().invoke(app, command)
     assert typed.exit_code == 0, typed.output
+    refused = CliRunner().invoke(app, [*command, "--trust", "0" * 32])
+    assert "does not vouch" in str(refused.exception)
 
 
 def test_no_training_starts_from_a_run_whose_ledger_is_not_here(home, away, tmp_path):

@@ -106,7 +106,10 @@ def export(
     figures = f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}"
     if guarantee.is_noise_known:
         figures = f"ε = ∞, as its noise came from a seed (of the method: {figures})"
-    console.print(f"{figures}; ledger row {guarantee.head[:16]}…")
+    place = f"ledger row {guarantee.head[:16]}…"
+    if guarantee.ledger_key:
+        place = f"{place}, signed by ledger {guarantee.ledger_key}"
+    console.print(f"{figures}; {place}")
     for words in describe_standing(guarantee):
         say(words, style="yellow")
     if to == "phone":

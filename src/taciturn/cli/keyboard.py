@@ -117,6 +117,7 @@ def evaluate(
     text_column: Annotated[
         str | None, Option(help="column with the text (default: text, body, message …)")
     ] = None,
+    trust: Trust = None,
 ) -> dict[str, Any]:
     """Simulate people typing. It shows keystroke savings, accepted suggestions, corrections and
     words per minute.
@@ -144,6 +145,7 @@ def evaluate(
             most_people=people,
             most_words=words,
             progress=show,
+            trust=trust,
         )
     _print_people(results)
     _print_models(paths, history)

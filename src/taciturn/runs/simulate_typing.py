@@ -18,6 +18,7 @@ from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.export.word_model import LoadedModel, load_word_model
 from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
+from taciturn.privacy.ledger.trust import Trust, parse_trust
 from taciturn.progress import Progress, StageProgress, ignore_progress
 from taciturn.runs.folder import RunError
 from taciturn.runs.provenance import folder_known_to, guarantee_of
@@ -62,6 +63,7 @@ def simulate_typing(
     most_people: int,
     most_words: int,
     progress: StageProgress = ignore_progress,
+    trust: str | Sequence[str] | None = None,
 ) -> TypingResults:
     """Simulate the same people typing with each model.
 
@@ -73,6 +75,7 @@ def simulate_typing(
         most_people: how many people type, at most.
         most_words: of each person.
         progress: called with what is done, how much of it, and of how much.
+        trust: fingerprints, heads or files of ledgers: a run of another ledger is refused.
     """
     models = [load_word_model(path) for path in paths]
     vocabulary = models[0].vocabulary
@@ -81,9 +84,9 @@ def simulate_typing(
         _check_dictionaries(paths, models, history)
     else:
         _check_same_words(paths, models)
+    _check_guarantees(models, parse_trust(trust))
     if source is None:
         # Public speeches: it takes no list of the people on whom the models were trained.
-        _check_guarantees(models)
         people = People(held_out_messages(vocabulary)[:most_people], left_out=0, unknown_to=[])
     else:
         populations = _populations_known_to(models)
@@ -171,11 +174,11 @@ def _find_people(loaded: LoadedModel) -> Path:
         ) from None
 
 
-def _check_guarantees(models: Sequence[LoadedModel]) -> None:
-    """Refuse a model that was changed since its run."""
+def _check_guarantees(models: Sequence[LoadedModel], trust: Trust) -> None:
+    """Refuse a model that was changed since its run, or is of a ledger that is not trusted."""
     for loaded in models:
         if loaded.is_of_users and not loaded.is_personal:
-            guarantee_of(loaded)
+            guarantee_of(loaded, trust)
 
 
 def _limit_words(
