@@ -11,8 +11,10 @@ from taciturn.export.aosp_suggestions import suggest_from
 from taciturn.export.word_model import load_word_model
 from taciturn.keyboard.predictor import Predictor
 from taciturn.keyboard.typing_simulation import simulate_each
+from taciturn.release.gate import ExportRefused
 from taciturn.runs.folder import RunError
 from taciturn.runs.simulate_typing import simulate_typing
+from taciturn.runs.try_keyboard import make_keyboard_server
 
 WORDS = {
     "see": Entry(frequency=180, followers=(Follower("you", 12), Follower("they", 3))),
@@ -148,3 +150,8 @@ def test_a_dictionary_has_no_history_and_is_compared_within_its_language(files):
     with pytest.raises(RunError, match="compare models of one language"):
         evaluate(files, "ours.dict", "german.dict")
     assert load_word_model(files / "german.dict").vocabulary.language == "de"
+
+
+def test_a_dictionary_is_not_a_page_and_says_what_is(files):
+    with pytest.raises(ExportRefused, match="open the run that it was made from"):
+        make_keyboard_server([files / "ours.dict"], [], 0)

@@ -580,6 +580,11 @@ def page_script(
 
 
 def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:
+    if loaded.dictionary is not None:
+        return ExportRefused(
+            f"{loaded.path.name} is a phone's dictionary, and {what} needs a model: open the run"
+            " that it was made from, or put the dictionary on a phone"
+        )
     return ExportRefused(
         f"{what} is for models that read word by word (LSTM, CIFG, GRU); export {loaded.path.name}"
         " as n-grams: `to=arpa`"
