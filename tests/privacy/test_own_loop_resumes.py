@@ -245,8 +245,8 @@ OTHERS = {
     "a seed": ({"seed": 1}, "another `seed` than the loop"),
     "more users": ({"users": [*USERS, USERS[0]]}, "21 `users` who are not the 20 of the loop"),
     "users in another order": ({"users": USERS[::-1]}, "20 `users` who are not the 20 of the loop"),
-    "more noise": ({"algorithm": averaging(noise_multiplier=1.5)}, "another noise or particip"),
-    "larger cohorts": ({"algorithm": averaging(cohort=12)}, "another noise or participation"),
+    "more noise": ({"algorithm": averaging(noise_multiplier=1.5)}, "whose rounds cost otherwise"),
+    "larger cohorts": ({"algorithm": averaging(cohort=12)}, "whose rounds cost otherwise"),
     "another clip norm": ({"algorithm": averaging(clip_norm=2.0)}, "the user_update of|mechanism"),
     "another update": ({"algorithm": averaging(user_update=step_twice)}, "the user_update of"),
     "another server": ({"algorithm": averaging(server=optax.sgd(0.5))}, "the server_update of"),
@@ -418,6 +418,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
         opened(tmp_path)
     assert (tmp_path / "loop" / "thesis.txt").read_text() == "all of it"
     assert Ledger(tmp_path / "ledger.jsonl").runs() == []
+
+
+def test_a_ledger_does_not_lie_in_the_folder_of_a_loop(tmp_path):
+    with pytest.raises(OwnLoopError, match="`ledger` lies in `folder`"):
+        opened(tmp_path, ledger=tmp_path / "loop" / "ledger.jsonl")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_loop_that_is_refused_leaves_no_folder(tmp_path):

@@ -320,7 +320,7 @@ class Curator:
         raise LedgerError(
             f"the state of round {round} comes from another history than that of run"
             f" {self.account.terms.name!r}: continue from a state of this run, or start from"
-            " parameters"
+            " parameters. In another process your own loop resumes from the `folder` of its curator"
         )
 
     def close(self) -> None:

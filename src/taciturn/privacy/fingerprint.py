@@ -2,12 +2,13 @@
 
 An algorithm is Python, which cannot be compared; what JAX makes of it can. The fingerprint is of
 the traced programs, with all constants in them: a comment or a new name changes nothing, a step
-size does. Other versions of JAX trace otherwise, so fingerprints are compared within one.
+size does. Other versions trace otherwise, so fingerprints are compared within one.
 """
 
 import hashlib
 import re
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import jax
@@ -88,7 +89,9 @@ def describe_origin(
             describe_object(algorithm.participation),
         ),
         server_update=_trace(algorithm.server_update, known, released.estimate),
-        environment=f"jax {jax.__version__}, {jax.default_backend()}",
+        environment=(
+            f"taciturn {version('taciturn')}, jax {version('jax')}, {jax.default_backend()}"
+        ),
     )
     new_server = jax.eval_shape(algorithm.server_update, known, released.estimate)
     return origin, Shapes(server=new_server, mechanism=after, estimate=released.estimate)

@@ -64,7 +64,7 @@ class Settings(NamedTuple):
     users: int
     # The identity of their data.
     population: str
-    # What a release costs, and who takes part, in words.
+    # What a release costs.
     cost: str
 
 
@@ -209,9 +209,7 @@ class LoopFolder:
             if before != now:
                 raise self._differs(f"`{name}` = {now}, not {before} as", f"`{name}` = {before}")
         if made.cost != settings.cost:
-            raise self._differs(
-                "an `algorithm` with another noise or participation than", "the same"
-            )
+            raise self._differs("an `algorithm` whose rounds cost otherwise than in", "the same")
 
     def _differs(self, what: str, remedy: str) -> OwnLoopError:
         return OwnLoopError(

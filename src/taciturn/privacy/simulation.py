@@ -24,12 +24,17 @@ from taciturn.core import (
 )
 from taciturn.privacy.accounting.accountant import Budget
 from taciturn.privacy.accounting.events import event_to_json
-from taciturn.privacy.fingerprint import describe_object
 from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.cohort_log import CohortLog
 from taciturn.privacy.ledger.ledger import Ledger
 from taciturn.privacy.loop_folder import LoopFolder, Settings, find_loop, make_loop
-from taciturn.privacy.own_loop import check_algorithm, check_number, check_terms, check_users
+from taciturn.privacy.own_loop import (
+    OwnLoopError,
+    check_algorithm,
+    check_number,
+    check_terms,
+    check_users,
+)
 from taciturn.privacy.participation import default_delta, spare_rounds
 
 # The size of a model that is not known when its run is declared.
@@ -70,6 +75,11 @@ def prepare_simulation(
         epsilon=epsilon,
         delta=delta,
     )
+    if folder is not None and folder.resolve() in ledger.resolve().parents:
+        raise OwnLoopError(
+            f"`ledger` lies in `folder`, {folder}: name a file outside of it, as a ledger stays"
+            " when its loops are deleted"
+        )
     # They may be numbers of NumPy, which the ledger could not write.
     rounds = int(rounds)
     epsilon = None if epsilon is None else float(epsilon)
@@ -94,7 +104,7 @@ def prepare_simulation(
     )
     cost = algorithm.mechanism.event(algorithm.participation)
     account = Account(ledger=book, terms=terms, release=cost)
-    settings = _list_settings(account, algorithm.participation)
+    settings = _list_settings(account)
     if loop:
         loop.check_settings(settings, seeded_root)
     else:
@@ -147,10 +157,9 @@ def _identify_users(users: Sequence[UserData], root: bytes) -> str:
     return identity.hexdigest()[:16]
 
 
-def _list_settings(account: Account, participation: Participation) -> Settings:
-    """Return what a loop is made with, as its account and its claim say."""
+def _list_settings(account: Account) -> Settings:
+    """Return what a loop is made with, as its account says."""
     terms = account.terms
-    cost = json.dumps(event_to_json(account.release))
     return Settings(
         run=terms.name,
         ledger=account.ledger.id,
@@ -160,7 +169,7 @@ def _list_settings(account: Account, participation: Participation) -> Settings:
         is_seeded=terms.randomness == SEEDED,
         users=terms.people,
         population=terms.population,
-        cost=f"{cost} {describe_object(participation)}",
+        cost=json.dumps(event_to_json(account.release)),
     )
 
 
