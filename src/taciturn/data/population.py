@@ -555,9 +555,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest; refuse a folder that is not a population of this version."""
     if not (folder / "manifest.json").exists():
+        what = "name the folder of a population"
+        if not folder.exists():
+            what = (
+                "if these people had a population, bring its folder back, as its ledger knows what"
+                " was spent on them"
+            )
         raise DataError(
-            f"{not_a('a population', folder)}; if these people had one, bring its folder back: its"
-            " ledger knows what was spent on them. For people who never had one:"
+            f"{not_a('a population', folder)}; {what}. For people who never had one:"
             " `tt.build_population(TEXT, FOLDER)`"
         )
     manifest = read_manifest(folder)

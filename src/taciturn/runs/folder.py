@@ -138,7 +138,9 @@ def recipe_of(folder: Path) -> Recipe:
     path = folder / "recipe.toml"
     if not path.exists():
         hint = ""
-        if (folder / "model.safetensors").exists():
+        if (folder / "guarantee.json").exists():
+            hint = ", beside which its people are"
+        elif (folder / "model.safetensors").exists():
             hint = "; a pretrained model is measured as round 0 of a run that starts from it"
         raise RunError(f"{not_a('a run', folder)}; name a folder that `tt.train` has made{hint}")
     return load_recipe(path)

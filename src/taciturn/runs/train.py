@@ -195,7 +195,8 @@ def check_what(what: Path, for_people: Sequence[str]) -> None:
     if not what.is_dir() and for_people:
         raise RecipeError(
             f"{not_a('a population', what)}; `{for_people[0]}` needs a population, and a recipe has"
-            " its own settings. From text: `tt.build_population(TEXT, FOLDER)`"
+            " its own settings. From text of people who never had one:"
+            " `tt.build_population(TEXT, FOLDER)`"
         )
 
 
