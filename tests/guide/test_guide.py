@@ -149,7 +149,7 @@ def test_a_walk_leads_where_it_says(page, small):
     found = follow(page, here)
     made = {
         "in_a_hurry": "runs/people-1/guarantee.txt",
-        "word_list": "phone/main_en.combined",
+        "word_list": "phone/read_me.html",
         "own_algorithm": "ledger.jsonl",
     }
     assert Path(made[Path(page).stem]).exists()
