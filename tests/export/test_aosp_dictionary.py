@@ -149,8 +149,8 @@ def test_levels_are_near_and_never_below():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"": Entry(frequency=1)}, "1 to 48 letters"),
-        ({"x" * 49: Entry(frequency=1)}, "1 to 48 letters"),
+        ({"": Entry(frequency=1)}, "1 to 47 letters"),
+        ({"x" * 48: Entry(frequency=1)}, "1 to 47 letters"),
         ({"b": Entry(frequency=256)}, "not in 0 to 255"),
         ({"b": Entry(frequency=1, followers=(Follower("a", 16),))}, "not in 0 to 15"),
         ({"b": Entry(frequency=1, followers=(Follower("c", 1),))}, "not in the dictionary"),
@@ -198,7 +198,7 @@ def trie(*body: int) -> bytes:
         (trie(1, 0x14, 97, 9, 0x10, 9), "a word should begin there"),
         (trie(1, 0x04, 97, 0x10, 9), "not a word, and something follows"),
         (trie(1, 0x18, 97, 9, 0, 9, 1, 98, 0x1F), "shortcuts have 5 bytes, not 9"),
-        (trie(1, 0x30, *[97] * 49, 0x1F, 9), "more than the 48 letters"),
+        (trie(1, 0x30, *[97] * 48, 0x1F, 9), "more than the 47 letters"),
     ],
 )
 def test_what_is_not_a_dictionary_is_refused_with_its_place(tmp_path, content, why):

@@ -193,8 +193,8 @@ def public(
         Option(
             "--dict",
             help=(
-                "a keyboard's published dictionary (.dict of HeliBoard, AOSP): take its"
-                " --vocabulary most frequent words, in its language"
+                "a keyboard's published dictionary (.dict, .combined or .combined.gz of HeliBoard,"
+                " AOSP): take its --vocabulary most frequent words, in its language"
             ),
         ),
     ] = None,

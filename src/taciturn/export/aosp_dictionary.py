@@ -20,8 +20,8 @@ FIXED_HEADER = ">IHHI"
 
 MOST_FREQUENT = 255
 HIGHEST_LEVEL = 15
-# Keyboards hold a word in 48 characters.
-LONGEST_WORD = 48
+# AOSP's compiler leaves out longer words.
+LONGEST_WORD = 47
 # They read a header's strings into room for these, and lose their place after a longer one.
 LONGEST_KEY = 255
 LONGEST_VALUE = 2047

@@ -6,6 +6,7 @@ from pathlib import Path
 from taciturn.data.vocabulary import DataError, Vocabulary, listed_vocabulary
 from taciturn.export.aosp_dictionary import Dictionary
 from taciturn.export.aosp_dictionary_reader import read_dictionary
+from taciturn.export.combined_source import is_combined_source, read_combined_source
 
 # Of a dictionary whose header names none.
 DEFAULT_LANGUAGE = "en"
@@ -18,15 +19,22 @@ def read_dictionary_words(path: Path, size: int) -> Vocabulary:
     private.
 
     Args:
-        path: of the dictionary.
+        path: of the dictionary (.dict), or of its source (.combined, .combined.gz).
         size: the entries of the list at most, of which some are punctuation.
 
     Raises:
         DataError: it is not a dictionary, or has fewer words than are asked for.
     """
-    dictionary = read_dictionary(path)
+    read = read_combined_source if is_combined_source(path) else read_dictionary
+    dictionary = read(path)
+    words = rank_words(dictionary)
+    if not words:
+        raise DataError(
+            f"{path} suggests none of its {len(dictionary.words):,} words, as their frequency is 0"
+            " or they are marked: name its source (.combined), or another dictionary"
+        )
     return listed_vocabulary(
-        rank_words(dictionary),
+        words,
         size=size,
         source=path.name,
         language=_find_language(dictionary, path),
