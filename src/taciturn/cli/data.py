@@ -425,7 +425,7 @@ def _show_words(folder: Path) -> dict[str, Any]:
     words = load_words(folder)
     first = ", ".join(words.words[words.first_word :][:20])
     say(
-        f"{folder}: {len(words):,} public words, and punctuation among them ({words.source}):"
+        f"{folder}: {len(words):,} public words, punctuation included ({words.source}):"
         f" {first} …\nBuild people's text with them: taciturn data build TEXT --out FOLDER"
         f" --vocabulary {folder}",
         markup=False,
