@@ -39,7 +39,6 @@ WORDS = 300
 WAITS = "taciturn keyboard open"  # for somebody to type
 QUICKER = {
     "data build": f"--vocabulary {WORDS}",
-    "--to combined": "--samples 1000",
     "--to phone": "--samples 1000 --public-words 2000",
     "--to arpa": "--samples 1000",
     "keyboard evaluate": "--people 10",
@@ -136,7 +135,7 @@ def test_the_tutorial_and_what_continues_it(small):
 
     follow("tutorial.md", with_fewer_people)
     assert "(4.00, " in Path("runs/first/guarantee.txt").read_text()
-    assert "word=" in Path("for-phones/main_en.combined").read_text()
+    assert "(4.00, " in Path("for-phones/read_me.html").read_text()
     for page in AFTER_THE_TUTORIAL:
         follow(page, here)
     assert json.loads(Path("runs/watched/audit.json").read_text())
