@@ -83,6 +83,7 @@ def test_train_evaluate_ledger_and_export_from_the_command_line(population, reci
         "recipe.toml",
         "vocabulary.txt",
         "ledger.jsonl",
+        "signature.json",
         "metrics.jsonl",
         "metrics.csv",
         "model.safetensors",

@@ -17,6 +17,9 @@ from taciturn.runs.loop import resume_run, train_run
 from taciturn.runs.metrics import Metrics
 
 
+HASH_OR_KEY = rb"[0-9a-f]{10,}|([0-9a-f]{4}-){7}[0-9a-f]{4}"
+
+
 def train_with_pace(population, folder, monkeypatch, seconds):
     """Train as on people with whom every round takes so many seconds."""
     clock = itertools.count(0.0, seconds)
@@ -27,12 +30,12 @@ def train_with_pace(population, folder, monkeypatch, seconds):
 
 
 def published(run):
-    """Return what a run publishes, by name, without the hashes and the place of its ledger, which
-    is another.
+    """Return what a run publishes, by name, without the hashes, the key and the place of its
+    ledger, which is another.
     """
     home = str(run.parent).encode()
     files = {path.name: path.read_bytes().replace(home, b"") for path in run.iterdir()}
-    return {name: re.sub(rb"[0-9a-f]{10,}", b"", content) for name, content in files.items()}
+    return {name: re.sub(HASH_OR_KEY, b"", content) for name, content in files.items()}
 
 
 @pytest.fixture
