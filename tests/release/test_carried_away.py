@@ -216,7 +216,7 @@ def test_no_training_starts_from_a_run_whose_ledger_is_not_here(home, away, tmp_
     save_model(tmp_path / "nameless" / "model.safetensors", params, nameless)
     starts = {
         away: "bring that folder back",
-        tmp_path / "exported": "no ledger here knows",
+        tmp_path / "exported": "no ledger knows",
         tmp_path / "nameless": "not taken for public text",
     }
     for start, words in starts.items():

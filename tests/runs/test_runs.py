@@ -113,6 +113,8 @@ def test_train_evaluate_ledger_and_export_from_the_command_line(population, reci
     assert run_cli(*export, "--non-private").exit_code == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "model.safetensors",
+        "ledger.jsonl",
+        "signature.json",
         "vocabulary.txt",
         "guarantee.txt",
         "guarantee.json",

@@ -16,7 +16,6 @@ from taciturn.runs import loop, metrics
 from taciturn.runs.loop import resume_run, train_run
 from taciturn.runs.metrics import Metrics
 
-
 HASH_OR_KEY = rb"[0-9a-f]{10,}|([0-9a-f]{4}-){7}[0-9a-f]{4}"
 
 

@@ -53,7 +53,7 @@ def test_a_warm_start_of_unknown_parameters_under_a_runs_name_is_refused(finishe
     disguised = short_recipe(
         Population(finished_runs / "people"), model={"warm_start": str(tmp_path)}
     )
-    with pytest.raises(RecipeError, match="no ledger here knows"):
+    with pytest.raises(RecipeError, match="no ledger knows"):
         run.Run(tmp_path / "next", disguised, bytes(32))
 
 

@@ -164,7 +164,7 @@ def _look_up_history(params: Params, card: ModelCard, books: list[Ledger]) -> Wa
     is_known = any(book.model_row(digest) for book in books)
     if card.run is not None and not is_known:
         raise RecipeError(
-            f"[model] warm_start says run {card.run}, but no ledger here knows its parameters; name"
+            f"[model] warm_start says run {card.run}, but no ledger knows its parameters; name"
             " that run's folder, where its ledger is in reach"
         )
     return WarmStart(params=params, card=card)
