@@ -37,6 +37,7 @@ from taciturn.privacy.ledger.account import Account, BudgetExhausted
 from taciturn.privacy.ledger.adopt import adopt
 from taciturn.privacy.ledger.hash_chain import LedgerError
 from taciturn.privacy.ledger.ledger import Ledger
+from taciturn.privacy.ledger.population_budget import PopulationBudget
 from taciturn.privacy.ledger.releases import ReleaseError, Releases
 from taciturn.privacy.own_loop import OwnLoopError
 from taciturn.training import start as start_training
@@ -116,11 +117,10 @@ def test_a_loop_cut_at_every_single_step_charges_each_round_once(tmp_path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "seed"), CUT.values(), ids=CUT)
-def test_a_loop_killed_at_each_kind_of_step_charges_each_round_once(
-    tmp_path, monkeypatch, name, seed
-):
+@pytest.mark.parametrize("case", ["DP-FedAvg", "DP-FTRL with a tree and a seed"])
+def test_a_loop_killed_at_each_kind_of_step_charges_each_round_once(tmp_path, monkeypatch, case):
     """kill −9, for real: one loop, in one process after the other."""
+    name, seed = CUT[case]
     rounds = 90
     killer = Killer()
     with monkeypatch.context() as patched:
@@ -430,6 +430,15 @@ def test_a_loop_that_is_refused_leaves_no_folder(tmp_path):
     with pytest.raises(BudgetExhausted, match="does not allow a single release"):
         opened(tmp_path, epsilon=0.01)
     assert not (tmp_path / "loop").exists()
+
+
+def test_a_loop_that_the_budget_of_its_people_refuses_leaves_no_folder_either(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.set_budget(PopulationBudget(epsilon=1.0, delta=1e-3))
+    with pytest.raises(LedgerError, match="the budget of these people"):
+        opened(tmp_path)
+    assert not (tmp_path / "loop").exists()
+    assert opened(tmp_path, epsilon=0.9, delta=1e-4, algorithm=averaging(noise_multiplier=9.0))
 
 
 def test_fingerprints_see_constants_and_no_names():

@@ -25,6 +25,7 @@ import operator
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -186,29 +187,29 @@ class Curator:
             private = loop.private
         root = simulation.root
         records_key = randomness.derive(root, "records", 0)
-        curator = cls(
-            algorithm=algorithm,
-            fleet=simulation.fleet,
-            account=simulation.account,
-            root=root,
-            log=open_log(private, algorithm.participation, root),
-            records=Releases(private / "releases", records_key) if loop else None,
-        )
-        curator._secrets = secrets
-        curator._own = algorithm
-        curator._join(loop)
+        # An earlier curator of this process may be in a round.
+        with loop.mutex if loop else nullcontext():
+            curator = cls(
+                algorithm=algorithm,
+                fleet=simulation.fleet,
+                account=simulation.account,
+                root=root,
+                log=open_log(private, algorithm.participation, root),
+                records=Releases(private / "releases", records_key) if loop else None,
+            )
+            curator._secrets = secrets
+            curator._own = algorithm
+            curator._declare(loop)
         return curator
 
-    def _join(self, loop: LoopFolder | None) -> None:
+    def _declare(self, loop: LoopFolder | None) -> None:
         """Declare the run of your own loop, or reopen it where its folder has it already."""
         if loop is None:
             self.account.open()
             return
         self._loop = loop
         self._one_at_a_time = loop.mutex
-        # An earlier curator of this process may be in a round.
-        with loop.mutex:
-            loop.declare(self.account)
+        loop.declare(self.account)
 
     def private_mean(
         self, params: Params, state: MechanismState, round: int

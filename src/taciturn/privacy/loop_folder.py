@@ -23,7 +23,7 @@ import math
 import os
 import shutil
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -155,8 +155,6 @@ class LoopFolder:
         self.root = path.read_bytes()
         if len(self.root) != randomness.ROOT_BYTES:
             raise _explain_damage(path)
-        for incomplete in self.private.rglob(".*.partial"):
-            incomplete.unlink()
         self.saved = self._read_state()
         if self.saved:
             self.saved = self.saved._replace(arrays=[])
@@ -223,6 +221,8 @@ class LoopFolder:
         Raises:
             LedgerError: if the ledger lacks rows that the folder knows of.
         """
+        for incomplete in self.private.rglob(".*.partial"):
+            incomplete.unlink()
         marker = self.private / "opened"
         opened = marker.read_text() if marker.exists() else None
         rows = account.ledger.run_rows(self.settings.run)
@@ -232,7 +232,7 @@ class LoopFolder:
                 " was put back. Restore its newest copy"
             )
         if not rows:
-            account.open()
+            self._open_account(account)
         elif rows[0]["population"] != self.settings.population:
             raise OwnLoopError(
                 f"the loop in {self.path} was interrupted before its run was declared, and another"
@@ -245,6 +245,18 @@ class LoopFolder:
         if opened is None:
             # Before anything is charged, so that nothing charged is ever declared again.
             write_atomically(marker, account.rows[0]["hash"].encode(), 0o600)
+
+    def _open_account(self, account: Account) -> None:
+        """Declare the run; a refused one leaves nothing to resume."""
+        try:
+            account.open()
+        except LedgerError:
+            (self.path / ABOUT).unlink()
+            shutil.rmtree(self.private)
+            # Whatever else is there stays.
+            with suppress(OSError):
+                self.path.rmdir()
+            raise
 
     def begin(self, origin: Origin, round: int) -> None:
         """Refuse another algorithm, or other parameters, than those that the loop began with.
