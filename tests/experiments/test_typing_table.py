@@ -135,3 +135,20 @@ def test_a_committed_table_is_what_its_command_gives(path):
         assert list(found["models"]) == both
         assert found["from"] == both[0]
     assert result["overlap"]["without"]["people"] == result["people"] - result["overlap"]["people"]
+
+
+@pytest.mark.parametrize("text", ["blogs", "sms"])
+def test_the_guide_shows_what_dictionaries_saved(text):
+    """What docs/keyboard.md says of a phone's dictionaries is what was measured."""
+    path = run_lists.HERE / "keyboard" / "results" / f"typing-{text}-dictionary.json"
+    measured = json.loads(path.read_text())
+    page = (run_lists.HERE.parent / "docs" / "keyboard.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    for name, metrics in measured["models"].items():
+        value, margin = (100 * figure for figure in metrics["keystroke_saving"])
+        (row,) = [line for line in rows if line.startswith(f"| {name} |")]
+        assert f"| {value:.2f} ± {margin:.2f} |" in row
+    for name, metrics in measured["changes"].items():
+        value, margin = (100 * figure for figure in metrics["keystroke_saving"])
+        (row,) = [line for line in rows if line.startswith(f"| {name}, over theirs |")]
+        assert f"| {value:+.1f} ± {margin:.1f} % |" in row
