@@ -218,6 +218,7 @@ def test_no_training_starts_from_a_run_whose_ledger_is_not_here(home, away, tmp_
         away: "bring that folder back",
         tmp_path / "exported": "no ledger knows",
         tmp_path / "nameless": "not taken for public text",
+        tmp_path / "nameless" / "model.safetensors": "not taken for public text",
     }
     for start, words in starts.items():
         recipe = tiny_recipe(others, model={"warm_start": str(start)})

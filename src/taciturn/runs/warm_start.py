@@ -70,12 +70,7 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
     if earlier is not None:
         books.append(open_ledger(earlier))
     start = _look_up_history(params, card, books)
-    if not start.lineage and _is_signed_for_users(path, card) and not _is_known(start, books):
-        raise RecipeError(
-            f"[model] warm_start: {path} has the signed rows of a run on users, and no ledger here"
-            " knows its parameters, so they are not taken for public text; name the folder of that"
-            " run, where its ledger is in reach"
-        )
+    _check_not_nameless(path, start, books)
     # A run measures its model on held-out users, from round 0 on: none of them may be someone
     # whom this model protects.
     if start.lineage:
@@ -115,14 +110,17 @@ def _population_of_run(folder: Path) -> Population | None:
         raise RecipeError(str(error)) from None
 
 
-def _is_signed_for_users(folder: Path, card: ModelCard) -> bool:
-    """Tell whether a model that names no run comes with the rows of one."""
-    return card.run is None and folder.is_dir() and has_signature(folder)
-
-
-def _is_known(start: WarmStart, books: list[Ledger]) -> bool:
+def _check_not_nameless(path: Path, start: WarmStart, books: list[Ledger]) -> None:
+    """Refuse a model that names no run, comes with the signed rows of one, and is in no ledger."""
+    place = path if path.is_dir() else path.parent
+    is_nameless = start.card.run is None and has_signature(place)
     digest = params_digest(start.params)
-    return any(book.model_row(digest) for book in books)
+    if is_nameless and not any(book.model_row(digest) for book in books):
+        raise RecipeError(
+            f"[model] warm_start: {path} has the signed rows of a run on users, and no ledger here"
+            " knows its parameters, so they are not taken for public text; name the folder of that"
+            " run, where its ledger is in reach"
+        )
 
 
 def describe_differences(model: ModelSection, card: ModelCard) -> str:
