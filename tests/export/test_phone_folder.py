@@ -38,7 +38,7 @@ def test_the_page_names_the_files_that_are_there_and_holds_the_whole_statement(f
 
 def test_a_name_cannot_write_into_the_page():
     page = write_page(
-        name="<script>", dictionary="<b>", summary="<img src=x>", statement="</pre><script>"
+        name="<script>", dictionary="<b>", description="<img src=x>", statement="</pre><script>"
     )
     assert "<script" not in page
     assert "<img" not in page

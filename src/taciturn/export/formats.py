@@ -314,7 +314,7 @@ class Export:
         page = write_page(
             name=self.card.run or "",
             dictionary=path.name,
-            summary=dictionary.header["description"],
+            description=dictionary.header["description"],
             statement=self.statement,
         )
         (out / PAGE).write_text(page, encoding="utf-8")

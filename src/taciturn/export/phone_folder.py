@@ -19,13 +19,13 @@ MOST_WORDS = 900
 MOST_FOLLOWERS = 12
 
 
-def write_page(*, name: str, dictionary: str, summary: str, statement: str) -> str:
+def write_page(*, name: str, dictionary: str, description: str, statement: str) -> str:
     """Return the page that says which file goes where.
 
     Args:
         name: of the run.
         dictionary: the name of its file.
-        summary: what it is, in a sentence or two.
+        description: what the dictionary's header says of it.
         statement: what was promised, as guarantee.txt has it.
     """
     page = (files("taciturn.export") / "phone" / PAGE).read_text("utf-8")
@@ -33,7 +33,7 @@ def write_page(*, name: str, dictionary: str, summary: str, statement: str) -> s
         name=escape(name),
         dictionary=escape(dictionary),
         next_words=NEXT_WORDS,
-        summary=escape(summary),
+        description=escape(description),
         statement=escape(statement),
     )
 
