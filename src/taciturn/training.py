@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import jax
 
-from taciturn.core import Algorithm, Params, TrainState
+from taciturn.core import Algorithm, Params, ServerState, TrainState
 from taciturn.privacy.curator import Curator
 
 
@@ -68,7 +68,7 @@ def rounds(
         )
         state = TrainState(
             round=state.round + 1,
-            server=server_update(state.server, estimate),
+            server=_settle_types(server_update(state.server, estimate)),
             mechanism=mechanism,
             ledger_head=curator.account.head,
             estimate=estimate,
@@ -86,4 +86,22 @@ def _place(state: TrainState) -> TrainState:
     server, mechanism, estimate = jax.device_put(
         (state.server, state.mechanism, state.estimate), place
     )
-    return state._replace(server=server, mechanism=mechanism, estimate=estimate)
+    return state._replace(
+        server=_settle_types(server),
+        mechanism=mechanism,
+        estimate=estimate,
+    )
+
+
+def _settle_types(server: ServerState) -> ServerState:
+    """Give numbers of Python the type that they have in JAX, for good.
+
+    Their type gives way to others, and a state that is saved does not tell: the rounds after it
+    would have other types than without an interruption.
+    """
+
+    def settle(leaf: jax.Array) -> jax.Array:
+        is_settled = not getattr(leaf, "weak_type", False)
+        return leaf if is_settled else jax.lax.convert_element_type(leaf, leaf.dtype)
+
+    return jax.tree.map(settle, server)

@@ -224,6 +224,8 @@ class Curator:
         # Else two threads could make two releases of a round.
         with self._one_at_a_time:
             round = operator.index(round)
+            if self._loop is not None:
+                self._loop.check_held()
             self._check_state(params, state, round)
             if self._log is not None:
                 self._check_log(self._log)
@@ -282,25 +284,29 @@ class Curator:
             server=state.server,
             user=self._fleet.example,
         )
-        loop.begin(origin, state.round)
-        if state.round > 0:
-            return None
-        saved = loop.load(shapes)
-        if saved is None:
-            self.keep_state(state)
-            return None
-        self.check_history(saved.round, saved.ledger_head)
-        # The only one that noise may continue from.
-        self._states = {saved.round: saved.mechanism}
-        return saved
+        with self._one_at_a_time:
+            loop.begin(origin, state.round)
+            saved = loop.load(shapes)
+            if saved is None:
+                if state.round == 0:
+                    self._save_state(loop, state)
+                return None
+            self.check_history(saved.round, saved.ledger_head)
+            # The only one that noise may continue from.
+            self._states = {saved.round: saved.mechanism}
+        return saved if state.round == 0 else None
 
     def keep_state(self, state: TrainState) -> None:
         """Save a state, where your own loop has a folder; from then on it resumes there."""
         if self._loop is None:
             return
+        with self._one_at_a_time:
+            self._save_state(self._loop, state)
+
+    def _save_state(self, loop: LoopFolder, state: TrainState) -> None:
         # Else the state of another process would be overwritten.
         self.account.check_alone()
-        self._loop.save(state)
+        loop.save(state)
         self.forget_records(before=state.round)
 
     def check_history(self, round: int, head: str) -> None:
@@ -367,9 +373,12 @@ class Curator:
         return release, after
 
     def _name_noise(self, round: int) -> str:
-        """Return a name under which no noise was drawn before."""
+        """Return a name under which no noise was drawn before.
+
+        In a seeded simulation, whose noise is public, each try repeats the first.
+        """
         nonce = self.account.nonce.hex()
-        attempt = self._tries[round]
+        attempt = self._tries[round] if nonce else 0
         self._tries[round] += 1
         return f"{nonce}-{attempt}"
 

@@ -26,6 +26,7 @@ from taciturn.core import (
     ServerState,
     UserData,
 )
+from taciturn.privacy.own_loop import OwnLoopError
 
 # Where an object is in memory, in how it is printed: another place in each process.
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -49,6 +50,8 @@ class Origin(NamedTuple):
 class Shapes(NamedTuple):
     """The shapes and types of what one round hands to the next."""
 
+    # Before the first round; an optimiser may have less then.
+    first: ServerState
     server: ServerState
     mechanism: MechanismState
     estimate: Estimate
@@ -64,6 +67,9 @@ def describe_origin(
 ) -> tuple[Origin, Shapes]:
     """Return the fingerprints of a loop, and the shapes of its states. Nothing is computed.
 
+    Raises:
+        OwnLoopError: the server's state cannot be saved, or not be read again.
+
     Args:
         algorithm: what runs.
         program: what a device runs of it.
@@ -71,6 +77,7 @@ def describe_origin(
         server: its state; parameters before the first round are the start.
         user: of whose arrays only the shapes and types are used.
     """
+    _refuse_keys(server)
     state = algorithm.mechanism.init(server.params)
     # Of what is traced, only shapes and types count.
     known, user = jax.tree.map(_shape_of, (server, user))
@@ -94,7 +101,39 @@ def describe_origin(
         ),
     )
     new_server = jax.eval_shape(algorithm.server_update, known, released.estimate)
-    return origin, Shapes(server=new_server, mechanism=after, estimate=released.estimate)
+    _refuse_growth(
+        new_server, jax.eval_shape(algorithm.server_update, new_server, released.estimate)
+    )
+    shapes = Shapes(
+        first=known,
+        server=new_server,
+        mechanism=after,
+        estimate=released.estimate,
+    )
+    return origin, shapes
+
+
+def _refuse_keys(server: ServerState) -> None:
+    """Refuse a state with keys that JAX does not show as numbers."""
+    for leaf in jax.tree.leaves(server):
+        if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise OwnLoopError(
+                "the server's state has a key that cannot be saved: keep"
+                " jax.random.key_data(key) in it, and let server_update call"
+                " jax.random.wrap_key_data. Nothing was charged"
+            )
+
+
+def _refuse_growth(first: ServerState, second: ServerState) -> None:
+    """Refuse a state of which no saved one could be read, as each has another structure."""
+    is_same = jax.tree.structure(first) == jax.tree.structure(second)
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=False)
+    if not is_same or any(one.shape != other.shape for one, other in pairs):
+        raise OwnLoopError(
+            "server_update returns a state that has other arrays after the second round than after"
+            " the first, so a loop with a `folder` could not resume from it: keep arrays whose"
+            " shapes stay. Nothing was charged"
+        )
 
 
 def describe_object(value: object) -> str:

@@ -14,7 +14,8 @@ FOLDER/
 round's result is given out. It is read back only as it was written: a keyed checksum covers it, so
 noise never continues from damaged numbers, and it names the row of the ledger at which it was
 saved, so a ledger or a folder that was put back is refused. A folder whose run was declared is
-never declared again.
+never declared again. Nothing is written into one that was deleted, and perhaps made anew; no state
+takes the place of a later one.
 """
 
 import hmac
@@ -33,7 +34,7 @@ import numpy as np
 import safetensors.numpy
 
 from taciturn import randomness, trees
-from taciturn.core import TrainState
+from taciturn.core import Params, PyTree, TrainState
 from taciturn.files import FolderExists, lock_file, new_folder, sync_folder, write_atomically
 from taciturn.privacy.fingerprint import Origin, Shapes
 from taciturn.privacy.ledger.account import Account
@@ -81,7 +82,9 @@ class _SavedState(NamedTuple):
 
     def restore(self, shapes: Shapes) -> TrainState:
         """Return the state in the structure of these shapes."""
-        like = shapes if self.round else shapes._replace(estimate=None)
+        like: PyTree = (shapes.server, shapes.mechanism, shapes.estimate)
+        if not self.round:
+            like = (shapes.first, shapes.mechanism, None)
         leaves, structure = jax.tree.flatten(like)
         if [leaf.shape for leaf in leaves] != [array.shape for array in self.arrays]:
             raise OwnLoopError(
@@ -111,8 +114,16 @@ class _Hold:
         stack = ExitStack()
         file = stack.enter_context(lock_file(path / ABOUT, busy))
         # A folder that is deleted and made anew is another.
-        self.file_number = os.fstat(file.fileno()).st_ino
+        self._file_number = os.fstat(file.fileno()).st_ino
+        # A process that is forked inherits the file, and so its lock.
+        self._process = os.getpid()
         weakref.finalize(self, stack.close)
+
+    def is_of(self, path: Path) -> bool:
+        """Tell whether this process has the folder that is there now."""
+        about = path / ABOUT
+        is_there = about.exists() and about.stat().st_ino == self._file_number
+        return is_there and self._process == os.getpid()
 
 
 _HOLDS: weakref.WeakValueDictionary[Path, _Hold] = weakref.WeakValueDictionary()
@@ -121,7 +132,7 @@ _HOLDS: weakref.WeakValueDictionary[Path, _Hold] = weakref.WeakValueDictionary()
 def _hold(path: Path) -> _Hold:
     """Return the hold on a folder of this process, or take it."""
     hold = _HOLDS.get(path)
-    if hold is None or hold.file_number != (path / ABOUT).stat().st_ino:
+    if hold is None or not hold.is_of(path):
         hold = _Hold(path)
         _HOLDS[path] = hold
     return hold
@@ -163,6 +174,18 @@ class LoopFolder:
     def mutex(self) -> Lock:
         """Return what keeps two curators of this process apart."""
         return self._held.mutex
+
+    def check_held(self) -> None:
+        """Refuse to write into a folder that was deleted, or is another process's.
+
+        In its place may be the folder of a new loop, whose state would be lost.
+        """
+        if not self._held.is_of(self.path):
+            raise OwnLoopError(
+                f"the loop in {self.path} was deleted or moved while it ran, or this process was"
+                " forked from the one that runs it: call the same lines again, which resume what is"
+                " there now or start a new run"
+            )
 
     @property
     def is_closed(self) -> bool:
@@ -231,9 +254,12 @@ class LoopFolder:
                 f"{account.ledger.path} lacks the rows of the loop in {self.path}: an older copy"
                 " was put back. Restore its newest copy"
             )
+        # With one seed, two loops on the same users cannot be told apart by them.
+        is_charged = any(row["kind"] == "charge" for row in rows)
+        is_another = bool(rows) and rows[0]["population"] != self.settings.population
         if not rows:
             self._open_account(account)
-        elif rows[0]["population"] != self.settings.population:
+        elif is_another or (opened is None and is_charged):
             raise OwnLoopError(
                 f"the loop in {self.path} was interrupted before its run was declared, and another"
                 f" has taken its name, {self.settings.run!r}. Nothing was charged for it: delete"
@@ -268,6 +294,12 @@ class LoopFolder:
         self._origin = origin
         if self.saved is None:
             return
+        if round not in (0, self.saved.round):
+            raise OwnLoopError(
+                f"the state that is given is of round {round}, and the loop in {self.path} has"
+                f" round {self.saved.round}: give the parameters that it began with, and it resumes"
+                " from its own state"
+            )
         began = self.saved.origin
         # Another version traces one program otherwise, and another device rounds otherwise.
         is_comparable = began.environment == origin.environment
@@ -288,15 +320,26 @@ class LoopFolder:
                 )
 
     def save(self, state: TrainState) -> None:
-        """Save a state. It is on disk when this returns."""
+        """Save a state. It is on disk when this returns.
+
+        Raises:
+            OwnLoopError: a later one is saved already.
+        """
         assert self._origin is not None
+        self.check_held()
+        # The records that an older one needs are gone.
+        if self.saved and state.round < self.saved.round:
+            raise OwnLoopError(
+                f"the loop in {self.path} has round {self.saved.round} already, and this is round"
+                f" {state.round}, of another `rounds` of the same curator: stop one of the two"
+            )
         kept = (state.server, state.mechanism, state.estimate)
         leaves = jax.tree.leaves(jax.device_get(kept))
         saved = _SavedState(
             round=state.round,
             head=state.ledger_head,
             origin=self._origin,
-            parameters=trees.layer_names(state.server.params),
+            parameters=_name_parameters(state.server.params),
             arrays=[np.asarray(leaf, order="C") for leaf in leaves],
         )
         content = [_write_header(saved), *map(_as_bytes, saved.arrays)]
@@ -313,7 +356,21 @@ class LoopFolder:
         return saved.restore(shapes) if saved else None
 
     def close(self) -> None:
-        """Keep the last parameters, and delete all secrets."""
+        """Keep the last parameters, and delete all secrets.
+
+        A second call, after one that was interrupted, deletes what is left.
+        """
+        self.check_held()
+        if not self.is_closed:
+            self._keep_parameters()
+            # First, so that a crash leaves a closed loop, never one that could resume without a
+            # record.
+            (self.private / "root").unlink()
+            sync_folder(self.private)
+        if self.private.exists():
+            shutil.rmtree(self.private)
+
+    def _keep_parameters(self) -> None:
         saved = self._read_state()
         arrays = {}
         if saved:
@@ -321,10 +378,6 @@ class LoopFolder:
             arrays = dict(zip(names, saved.arrays, strict=False))
         # Nothing here knows whether they may be published.
         write_atomically(self.path / PARAMETERS, safetensors.numpy.save(arrays), 0o600)
-        # First, so that a crash leaves a closed loop, never one that could resume without a record.
-        (self.private / "root").unlink()
-        sync_folder(self.private)
-        shutil.rmtree(self.private)
 
     def _read_state(self) -> _SavedState | None:
         path = self.private / "state"
@@ -376,6 +429,16 @@ def _read_settings(path: Path) -> Settings:
         return Settings(**json.loads(path.read_text()))
     except (ValueError, TypeError):
         raise _explain_damage(path) from None
+
+
+def _name_parameters(params: Params) -> list[str]:
+    """Return a name for each: that of its layer, unless two would have one name."""
+    names = trees.layer_names(params)
+    if len(set(names)) == len(names):
+        return names
+    # {"a/b": …} and {"a": {"b": …}} differ.
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [jax.tree_util.keystr(path) for path, _ in leaves]
 
 
 def _write_header(state: _SavedState) -> bytes:

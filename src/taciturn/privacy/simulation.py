@@ -153,7 +153,9 @@ def _identify_users(users: Sequence[UserData], root: bytes) -> str:
     key = randomness.derive(root, "population", 0)
     identity = hmac.new(key, digestmod=hashlib.sha256)
     for leaf in jax.tree.leaves(list(users)):
-        identity.update(np.asarray(leaf).tobytes())
+        array = np.asarray(leaf)
+        identity.update(f"{array.dtype} {array.shape}\n".encode())
+        identity.update(array.tobytes())
     return identity.hexdigest()[:16]
 
 
