@@ -8,6 +8,8 @@ from taciturn.export.aosp_dictionary import Dictionary
 from taciturn.export.aosp_dictionary_reader import read_dictionary
 from taciturn.export.combined_source import is_combined_source, read_combined_source
 
+# How the description of a dictionary begins that was made from a model of people's text.
+MADE_FROM_MODEL = "Taciturn "
 # Of a dictionary whose header names none.
 DEFAULT_LANGUAGE = "en"
 
@@ -23,10 +25,17 @@ def read_dictionary_words(path: Path, size: int) -> Vocabulary:
         size: the entries of the list at most, of which some are punctuation.
 
     Raises:
-        DataError: it is not a dictionary, or has fewer words than are asked for.
+        DataError: it is not a dictionary, was made from a model of people's text, or has fewer
+            words than are asked for.
     """
     read = read_combined_source if is_combined_source(path) else read_dictionary
     dictionary = read(path)
+    if dictionary.header.get("description", "").startswith(MADE_FROM_MODEL):
+        raise DataError(
+            f"{path} was made from a run's model, and the order of its words learned from people"
+            " whom only that run's ledger knows: it is not public. Name a dictionary that somebody"
+            " published"
+        )
     words = rank_words(dictionary)
     if not words:
         raise DataError(

@@ -23,6 +23,7 @@ from taciturn.export.aosp_dictionary_of_model import (
     make_dictionary,
 )
 from taciturn.export.aosp_dictionary_reader import read_dictionary
+from taciturn.export.aosp_dictionary_words import MADE_FROM_MODEL
 from taciturn.export.aosp_dictionary_writer import write_dictionary
 from taciturn.export.arpa import arpa_words, read_arpa, write_arpa
 from taciturn.export.combined import (
@@ -344,7 +345,7 @@ class Export:
     def _describe_list(self, distilled: Distilled, rarer: Sequence[ListedWord]) -> str:
         """Return what the header of a word list says of it."""
         worth = _describe_guarantee(self.guarantee)
-        described = f"Taciturn {self.card.run}; {worth}; {distilled.how}"
+        described = f"{MADE_FROM_MODEL}{self.card.run}; {worth}; {distilled.how}"
         if rarer:
             described += f"; {len(rarer):,} rarer words are wordfreq's (CC BY-SA 4.0)"
         return described

@@ -15,6 +15,7 @@ from taciturn.export.arpa import read_arpa
 from taciturn.models.ngram import NGram
 from taciturn.models.registry import ModelKind, model_kind
 from taciturn.models.suggestion_dictionary import SuggestionDictionary
+from taciturn.privacy.ledger.signed_rows import SIGNATURE
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelCard, ModelFileError, load_model
@@ -48,7 +49,7 @@ class LoadedModel:
         """Tell whether users' text went into it: its card says so, or its folder does."""
         if self.card is not None and self.card.run is not None:
             return True
-        return any((self.path / name).exists() for name in (COUNTED_ON, "recipe.toml"))
+        return is_of_users(self.path)
 
     @cached_property
     def model(self) -> WordModel:
@@ -71,6 +72,11 @@ class LoadedModel:
             return model_kind(self.card.architecture["kind"])
         except ValueError as error:
             raise ModelFileError(f"{self.path}: {error}") from None
+
+
+def is_of_users(folder: Path) -> bool:
+    """Tell whether a folder is of a model of users, whatever the model's card says."""
+    return any((folder / name).exists() for name in (COUNTED_ON, "recipe.toml", SIGNATURE))
 
 
 def load_word_model(path: Path) -> LoadedModel:

@@ -67,16 +67,10 @@ def stated_guarantee(
         signed: the rows that came with the model.
         trust: what the reader knows of the ledger. Where it is something, nothing else passes.
     """
+    check_signed_for(params, card, signed)
+    check_trust(signed, trust)
     run, head = _place_in_ledger(card)
     signature = signed.signature
-    model = signed.rows[-1]
-    stated = {"run": run, "hash": head, "params": params_digest(params), "card": card_digest(card)}
-    if not stated.items() <= model.items():
-        raise ExportRefused(
-            f"{signed.path} is signed for another model than this one, of run {signature.run}: the"
-            " model file was changed, or belongs to another run"
-        )
-    check_trust(signed, trust)
     elsewhere = SignedElsewhere(row=signature.row, date=signature.date, is_trusted=bool(trust))
     try:
         guarantee = promise(signed, run, head)
@@ -87,6 +81,23 @@ def stated_guarantee(
             " rely on this model"
         ) from None
     return replace(guarantee, ledger_key=signature.fingerprint, elsewhere=elsewhere)
+
+
+def check_signed_for(params: Params, card: ModelCard, signed: SignedRows) -> None:
+    """Refuse a model that is not exactly the one whose rows were signed."""
+    stated = {
+        "run": card.run,
+        "hash": card.ledger_head,
+        "round": card.round,
+        "params": params_digest(params),
+        "card": card_digest(card),
+    }
+    model = signed.rows[-1]
+    if not stated.items() <= model.items():
+        raise ExportRefused(
+            f"{signed.path} is signed for another model than this one, of run"
+            f" {signed.signature.run}: the model file was changed, or belongs to another run"
+        )
 
 
 def check_trust(signed: SignedRows, trust: Trust) -> None:

@@ -69,7 +69,8 @@ REBUILT = (
 NOT_HERE = (
     "The people of this run are not here, nor is their ledger. So this page has no figures for"
     " groups of people, no other models beside this one, and nothing of what these people have"
-    " spent in all. The curves are those that the run wrote itself; no signature covers them."
+    " spent in all. Settings, curves and audits are as the folder has them; no signature covers"
+    " them."
 )
 # Columns of metrics.csv that a run may have, and the titles of their curves.
 CURVES = {

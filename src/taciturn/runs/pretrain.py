@@ -43,7 +43,7 @@ from taciturn.release.model_file import (
     save_model,
     save_state,
 )
-from taciturn.runs.warm_start import describe_differences
+from taciturn.runs.warm_start import describe_differences, is_nameless
 
 CHECKPOINT = "pretraining.safetensors"
 # Called with steps done, of how many, and how well it goes.
@@ -214,7 +214,7 @@ def _load_public_start(
     differences = describe_differences(settings, card)
     if differences:
         raise RecipeError(f"{start} is another model: {differences}; set the same with `settings`")
-    is_of_people = card.run is not None or card.personal
+    is_of_people = card.run is not None or card.personal or is_nameless(start, card)
     if is_of_people:
         raise RecipeError(
             f"{start} learned from people; pretraining must start from a model of public text: name"

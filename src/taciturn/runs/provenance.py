@@ -33,6 +33,7 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.release.gate import (
     ExportRefused,
     check_not_personal,
+    check_signed_for,
     check_trust,
     stated_guarantee,
     verified_guarantee,
@@ -106,10 +107,15 @@ def _is_their_place(folder: Path, place: Path) -> bool:
     By the id of the ledger: one that is lost or damaged is refused when it is opened, and the rows
     in the run's folder do not stand in for it.
     """
-    named = read_named_ledger(place) if place.is_dir() else None
     signature = _find_signature(folder)
+    try:
+        named = read_named_ledger(place) if place.is_dir() else None
+        is_population = named is not None or (place / "manifest.json").exists()
+    # Of another account, or no path on this machine.
+    except OSError:
+        return False
     if signature is None:
-        return named is not None or (place / "manifest.json").exists()
+        return is_population
     return named is not None and named.id == signature.ledger
 
 
@@ -128,9 +134,10 @@ def _say_where_people_were(folder: Path, purpose: str) -> str:
             f"{purpose}, and {folder} is an export, without the people and their ledger: name the"
             " folder of its run, where those are"
         )
-    what_now = "is not here"
-    if place.exists():
-        what_now = "has another ledger than theirs"
+    try:
+        what_now = "has another ledger than theirs" if place.exists() else "is not here"
+    except OSError as error:
+        what_now = f"cannot be read here ({error.strerror})"
     bring = "bring that folder back"
     if (folder / "recipe.toml").exists():
         bring += f", or set population in {folder / 'recipe.toml'} to where it is now"
@@ -185,7 +192,10 @@ def guarantee_in(
     """
     guarantee = verified_guarantee(params, card, ledger)
     if trust:
-        check_trust(read_signed_rows(folder), trust)
+        signed = read_signed_rows(folder)
+        # Else the rows of a trusted run could lie beside the model of an invented ledger.
+        check_signed_for(params, card, signed)
+        check_trust(signed, trust)
     return replace(guarantee, ledger_key=_find_key(folder, ledger, guarantee.head))
 
 

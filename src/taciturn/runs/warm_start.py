@@ -12,11 +12,11 @@ from taciturn.core import Params
 from taciturn.data.population import Population
 from taciturn.data.same_people import check_same_split, check_strangers, has_same_split
 from taciturn.data.vocabulary import Vocabulary
+from taciturn.export.word_model import is_of_users
 from taciturn.people import open_ledger
 from taciturn.privacy.ledger.early_end import promised_cost
 from taciturn.privacy.ledger.guarantee import is_noise_known
 from taciturn.privacy.ledger.ledger import Ledger, Row
-from taciturn.privacy.ledger.signed_rows import has_signature
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
@@ -111,16 +111,21 @@ def _population_of_run(folder: Path) -> Population | None:
 
 
 def _check_not_nameless(path: Path, start: WarmStart, books: list[Ledger]) -> None:
-    """Refuse a model that names no run, comes with the signed rows of one, and is in no ledger."""
-    place = path if path.is_dir() else path.parent
-    is_nameless = start.card.run is None and has_signature(place)
+    """Refuse a model that names no run, lies in the folder of one, and is in no ledger."""
     digest = params_digest(start.params)
-    if is_nameless and not any(book.model_row(digest) for book in books):
+    if is_nameless(path, start.card) and not any(book.model_row(digest) for book in books):
         raise RecipeError(
-            f"[model] warm_start: {path} has the signed rows of a run on users, and no ledger here"
+            f"[model] warm_start: {path} lies in the folder of a run on users, and no ledger here"
             " knows its parameters, so they are not taken for public text; name the folder of that"
-            " run, where its ledger is in reach"
+            " run as it was, where its ledger is in reach"
         )
+
+
+def is_nameless(path: Path, card: ModelCard) -> bool:
+    """Tell whether a model that names no run lies in the folder of one."""
+    # Of the start that comes with the package it is neither.
+    folder = path.parent if path.is_file() else path
+    return card.run is None and is_of_users(folder)
 
 
 def describe_differences(model: ModelSection, card: ModelCard) -> str:

@@ -80,6 +80,8 @@ def open_key(ledger: Ledger) -> LedgerKey:
 
 def _record(key: LedgerKey, ledger: Ledger) -> None:
     """Write the key's row, unless it is the ledger's newest of a key."""
+    # Another run may have written it.
+    ledger.refresh()
     known = list_keys(ledger.run_rows(None))
     if known and known[-1] == key.public:
         return

@@ -14,6 +14,7 @@ sign any rows: they are then stated by an unknown maker, and nobody else.
 """
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -34,6 +35,22 @@ ADJACENCIES = (
     "add or remove one user",
     "replace one user by another",
     "zero out one user",
+)
+# Pieces of public text that play users, as units name them.
+PLAYERS = re.compile(
+    r" \((pieces of public text of \d+ tokens play the users"
+    r"|pieces of \d+ tokens play the users; no real person's messages are here)\)"
+)
+# What costs of correlated noise claim: the noise, who takes part, and what else is released.
+CLAIMS = re.compile(
+    r"noise: (independent|tree|tree with Honaker's variance reduction|BLT|BLT with \d+ buffers"
+    r"|\d+-banded Toeplitz)(, restarted after \d+(, \d+)* rounds)?"
+    r"; (at least \d+ rounds between two participations of a user, at most \d+ participations"
+    r"|a user has a turn every \d+ rounds and takes it with probability [\d.e-]+, drawn by the"
+    r" curator)"
+    r"(; each round also releases how many updates were within the clip norm, at no further cost"
+    r" \(z_Δ > z\))?",
+    re.ASCII,
 )
 # Far more than any run has: what comes from elsewhere may be anything.
 MOST_BYTES = 2**28
@@ -113,8 +130,12 @@ def read_signature(folder: Path) -> Signature:
         public = bytes.fromhex(signature.key)
         # It is printed, so it must be a date.
         date.fromisoformat(signature.date)
-        is_whole = signature.format == FORMAT and type(signature.row) is int
-    except (ValueError, TypeError, KeyError, AttributeError):
+        # So is the name, and an escape sequence would rule a terminal.
+        is_readable = signature.run.isprintable()
+        is_number = type(signature.row) is int and signature.row > 0
+        is_whole = signature.format == FORMAT and is_readable and is_number
+    # JSON that is nested too deep is a RecursionError.
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise SignatureError(
             f"{path} is damaged, or of another version of Taciturn: ask the run's maker for the"
             " folder again, or open it with that version"
@@ -135,12 +156,11 @@ def read_signed_rows(folder: Path) -> SignedRows:
     """
     signature = read_signature(folder)
     path = folder / FILE_NAME
-    lines = _read(path).splitlines()
     rows = []
     try:
-        rows = [json.loads(line) for line in lines]
+        rows = [json.loads(line) for line in _read(path).splitlines()]
         problem = _find_problem(rows, signature)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
         problem = "they cannot be read"
     if problem:
         raise SignatureError(
@@ -204,10 +224,22 @@ def _has_known_terms(opening: Row) -> bool:
     """Tell whether a run declares terms of ours: they stand in statements word for word."""
     unit = opening["unit"]
     is_of_people = unit in ("one user", "one device")
-    is_of_nobody = unit.startswith(SIMULATED_USER)
-    return (
+    is_of_nobody = unit.startswith(SIMULATED_USER) and PLAYERS.fullmatch(
+        unit.removeprefix(SIMULATED_USER)
+    )
+    has_delta = isinstance(opening["delta"], float) and 0 < opening["delta"] < 1
+    return bool(
         opening["adjacency"] in ADJACENCIES
         and opening["randomness"] in (SECRET, SEEDED)
         and opening["accountant"] in get_args(AccountantName)
         and (is_of_people or is_of_nobody)
+        and _has_known_claim(opening["release"])
+        and has_delta
     )
+
+
+def _has_known_claim(release: Row) -> bool:
+    """Tell whether the words are ours that a cost may bring with it."""
+    while "of" in release:
+        release = release["of"]
+    return "claim" not in release or CLAIMS.fullmatch(release["claim"]) is not None

@@ -17,6 +17,7 @@ from taciturn.privacy.ledger.ledger_key import FINGERPRINT_DIGITS, fingerprint_o
 from taciturn.privacy.ledger.signed_rows import SignedRows
 
 HEAD_DIGITS = 64
+DIGITS = re.compile(f"[0-9a-f]{{{FINGERPRINT_DIGITS}}}|[0-9a-f]{{{HEAD_DIGITS}}}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +60,12 @@ def parse_trust(named: str | Path | Sequence[str | Path] | None) -> Trust:
     heads = set()
     ledgers = []
     for item in map(str, each):
-        content = _read_file(item)
-        digits = re.sub(r"[\s:-]", "", content).lower()
-        if re.fullmatch(f"[0-9a-f]{{{FINGERPRINT_DIGITS}}}", digits):
+        # First as it is: a file with that name may come with the folder that is opened.
+        content = item if _find_digits(item) else _read_file(item)
+        digits = _find_digits(content)
+        if len(digits) == FINGERPRINT_DIGITS:
             fingerprints.add("-".join(re.findall("....", digits)))
-        elif re.fullmatch(f"[0-9a-f]{{{HEAD_DIGITS}}}", digits):
+        elif digits:
             heads.add(digits)
         else:
             ledgers.append(_read_ledger(item, content))
@@ -75,14 +77,22 @@ def parse_trust(named: str | Path | Sequence[str | Path] | None) -> Trust:
     )
 
 
+def _find_digits(text: str) -> str:
+    """Return the digits of a fingerprint or of a head; none where a text is neither."""
+    digits = re.sub(r"[\s:-]", "", text).lower()
+    return digits if DIGITS.fullmatch(digits) else ""
+
+
 def _read_file(item: str) -> str:
-    """Return what a file says; what names no file stands for itself."""
+    """Return what a file says."""
     path = Path(item)
     if not path.is_file():
-        return item
+        raise _not_to_trust(item)
     try:
         content = path.read_text(encoding="utf-8")
-        return json.loads(content)["head"] if path.suffix == ".head" else content
+        # An anchor may have such a name too, and holds nothing but the head.
+        has_more = path.suffix == ".head" and not _find_digits(content)
+        return json.loads(content)["head"] if has_more else content
     except (ValueError, TypeError, KeyError):
         raise _not_to_trust(item) from None
 
