@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from harness import lettered_words
 from taciturn.core import END
-from taciturn.export.usage import FILE_NAME
+from taciturn.export.usage import FILE_NAME, write_javascript_usage
 from taciturn.runs.finished import FinishedRun
 
 
@@ -58,3 +59,13 @@ def test_the_lines_beside_a_script_print_what_a_keyboard_suggests(finished_runs,
     loaded = 'globalThis.window = globalThis; eval(require("fs").readFileSync("model.js", "utf8"));'
     assert name == "private"
     run_in(tmp_path / "out", "node", "-e", f"{loaded}\n{script}")
+
+
+def test_the_name_of_a_run_ends_no_script_of_a_page():
+    """A run may have come from anywhere."""
+    name = "</script><script>alert(1)</script>"
+    usage = write_javascript_usage(name, lettered_words())
+    assert usage.count("</script>") == write_javascript_usage("run", lettered_words()).count(
+        "</script>"
+    )
+    assert json.loads(re.search(r"taciturn\.models\[(.*)\]", usage)[1]) == name

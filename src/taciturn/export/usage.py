@@ -71,8 +71,13 @@ def write_javascript_usage(name: str, vocabulary: Vocabulary) -> str:
         name: that pages know the model by.
         vocabulary: the words of the model.
     """
-    text = json.dumps(" ".join([*_choose_words(vocabulary), ""]), ensure_ascii=False)
-    return _JAVASCRIPT.substitute(name=json.dumps(name, ensure_ascii=False), text=text)
+    text = " ".join([*_choose_words(vocabulary), ""])
+    return _JAVASCRIPT.substitute(name=_write_string(name), text=_write_string(text))
+
+
+def _write_string(text: str) -> str:
+    """Return text as a string of a script that nothing ends early, whoever named the run."""
+    return json.dumps(text, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def _choose_words(vocabulary: Vocabulary) -> tuple[str, ...]:
