@@ -74,6 +74,8 @@ def test_a_new_process_does_not_continue_from_noise_that_was_not_saved(tmp_path)
     forged = state._replace(mechanism=state.mechanism._replace(noise=noise))
     with pytest.raises(ValueError, match="does not continue from the state"):
         train(opened(tmp_path, CORRELATED), 3, CORRELATED, forged)
+    with pytest.raises(ValueError, match="does not continue from the state"):
+        opened(tmp_path, CORRELATED).private_mean(START, forged.mechanism, 2)
     assert charges(tmp_path) == 2
     # The twin: its own state is taken.
     assert train(opened(tmp_path, CORRELATED), 3, CORRELATED, state).round == 3

@@ -401,8 +401,10 @@ class Curator:
         elif round == 0:
             expected = self._mechanism.init(params)
         else:
-            # A later one of a process that knows the states of its rounds comes from none of them.
-            expected = None if self._states else state
+            # A later one of a process that knows the states of its rounds comes from none of them;
+            # nor does one that is not what `rounds` has read from the folder of the loop.
+            is_saved = self._loop is not None and self._loop.saved is not None
+            expected = None if self._states or is_saved else state
         if int(state.round) != round or not _are_equal(expected, state):
             raise ValueError(
                 f"round {round} does not continue from the state that the round before it left"

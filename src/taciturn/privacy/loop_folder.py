@@ -367,6 +367,7 @@ class LoopFolder:
             # record.
             (self.private / "root").unlink()
             sync_folder(self.private)
+        self.saved = None
         if self.private.exists():
             shutil.rmtree(self.private)
 

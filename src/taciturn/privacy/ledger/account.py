@@ -352,7 +352,9 @@ class Account:
     def _check_rows(self, rows: list[Row]) -> None:
         if len(self.ledger.run_rows(self.terms.name)) != len(self._declared_rows):
             raise LedgerError(
-                f"another process is at work on run {self.terms.name!r}: stop one of the two"
+                f"another process is at work on run {self.terms.name!r}: stop one of the two. Or"
+                " this one has opened the run twice, or was interrupted while it wrote a row: then"
+                " resume the run again"
             )
         if self.ledger.is_closed(self.terms.name):
             raise LedgerError(
