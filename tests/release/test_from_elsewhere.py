@@ -94,6 +94,14 @@ def test_rows_of_a_trusted_run_vouch_for_no_model_of_an_invented_ledger(
         _ = FinishedRun(run, trust=fingerprint(home)).guarantee
 
 
+def test_nobody_types_with_a_run_of_another_ledger_than_they_named(home, away):
+    launder(away, THEIRS)
+    FinishedRun(away).predictor()
+    for use in (FinishedRun.predictor, lambda run: run.params, lambda run: run.model):
+        with pytest.raises(ExportRefused, match="does not vouch"):
+            use(FinishedRun(away, trust=fingerprint(home)))
+
+
 def test_an_anchor_vouches_whatever_it_is_called(away, tmp_path):
     anchor = tmp_path / "people.head"
     anchor.write_text(FinishedRun(away).guarantee.head)
@@ -103,8 +111,10 @@ def test_an_anchor_vouches_whatever_it_is_called(away, tmp_path):
         _ = FinishedRun(away, trust=anchor).guarantee
 
 
-@pytest.mark.parametrize("nothing", ["", " ", "-", "gone.head"])
-def test_a_reader_who_names_nothing_is_told_so(away, nothing):
+@pytest.mark.parametrize("nothing", ["", " ", "-", "gone.head", "odd.head"])
+def test_a_reader_who_names_nothing_is_told_so(away, nothing, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("odd.head").write_text('{"head": 5}')
     with pytest.raises(LedgerError, match="ask the run's maker"):
         FinishedRun(away, trust=nothing)
 

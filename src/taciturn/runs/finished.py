@@ -111,7 +111,11 @@ class FinishedRun:
     @cached_property
     def model(self) -> LoadedModel:
         """Return the model, with what its file says about it."""
-        return load_word_model(self.folder)
+        loaded = load_word_model(self.folder)
+        # Who names a ledger types with no run of another, either.
+        if self._trust:
+            guarantee_of(loaded, self._trust)
+        return loaded
 
     @property
     def params(self) -> Params:

@@ -92,7 +92,7 @@ def _read_file(item: str) -> str:
         content = path.read_text(encoding="utf-8")
         # An anchor may have such a name too, and holds nothing but the head.
         has_more = path.suffix == ".head" and not _find_digits(content)
-        return json.loads(content)["head"] if has_more else content
+        return str(json.loads(content)["head"]) if has_more else content
     except (ValueError, TypeError, KeyError):
         raise _not_to_trust(item) from None
 
