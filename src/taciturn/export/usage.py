@@ -76,7 +76,7 @@ def write_javascript_usage(name: str, vocabulary: Vocabulary) -> str:
 
 
 def _write_string(text: str) -> str:
-    """Return text as a string of a script that nothing ends early, whoever named the run."""
+    """Return text as a string that ends no script, whatever it says."""
     return json.dumps(text, ensure_ascii=False).replace("<", "\\u003c")
 
 
