@@ -158,6 +158,22 @@ def test_users_of_the_same_bytes_and_another_type_or_shape_are_others(tmp_path, 
     opened(tmp_path, users=users)
 
 
+def test_nothing_lies_where_it_would_be_deleted_with_a_loop(tmp_path):
+    opened(tmp_path)
+    private = tmp_path / "loop" / "private"
+    for places in (
+        {"ledger": private / "ledger.jsonl", "folder": tmp_path / "other"},
+        {"folder": private / "other"},
+        {"folder": private / "other", "ledger": tmp_path / "new.jsonl"},
+    ):
+        with pytest.raises(OwnLoopError, match="lies in the secrets of another loop"):
+            opened(tmp_path, **places)
+    with pytest.raises(OwnLoopError, match="`ledger` lies in `folder`"):
+        opened(tmp_path, ledger=tmp_path / "one", folder=tmp_path / "one")
+    kept = ["ledger.head", "ledger.jsonl", "loop"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+
+
 # Full disks.
 
 

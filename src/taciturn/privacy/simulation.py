@@ -27,7 +27,7 @@ from taciturn.privacy.accounting.events import event_to_json
 from taciturn.privacy.ledger.account import Account, RunTerms
 from taciturn.privacy.ledger.cohort_log import CohortLog
 from taciturn.privacy.ledger.ledger import Ledger
-from taciturn.privacy.loop_folder import LoopFolder, Settings, find_loop, make_loop
+from taciturn.privacy.loop_folder import ABOUT, LoopFolder, Settings, find_loop, make_loop
 from taciturn.privacy.own_loop import (
     OwnLoopError,
     check_algorithm,
@@ -75,11 +75,7 @@ def prepare_simulation(
         epsilon=epsilon,
         delta=delta,
     )
-    if folder is not None and folder.resolve() in ledger.resolve().parents:
-        raise OwnLoopError(
-            f"`ledger` lies in `folder`, {folder}: name a file outside of it, as a ledger stays"
-            " when its loops are deleted"
-        )
+    _check_places(ledger, folder)
     # They may be numbers of NumPy, which the ledger could not write.
     rounds = int(rounds)
     epsilon = None if epsilon is None else float(epsilon)
@@ -112,6 +108,22 @@ def prepare_simulation(
     if folder is not None and loop is None:
         loop = make_loop(folder, settings, root)
     return Simulation(fleet=fleet, account=account, root=root, loop=loop)
+
+
+def _check_places(ledger: Path, folder: Path | None) -> None:
+    """Refuse a ledger, or a folder, that would be deleted with a loop."""
+    if folder is not None and folder.resolve() in (ledger.resolve(), *ledger.resolve().parents):
+        raise OwnLoopError(
+            f"`ledger` lies in `folder`, {folder}: name a file outside of it, as a ledger stays"
+            " when its loops are deleted"
+        )
+    for name, place in {"ledger": ledger, "folder": folder}.items():
+        parents = place.resolve().parents if place else ()
+        if any(parent.name == "private" and (parent.parent / ABOUT).exists() for parent in parents):
+            raise OwnLoopError(
+                f"`{name}` lies in the secrets of another loop, {place}, which are deleted when it"
+                " is closed: name a place outside of it"
+            )
 
 
 def _check_delta(delta: float, users: int) -> None:
