@@ -14,6 +14,7 @@ from pages import REFUSED, script_on_page
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.data.population import Population, write_population
 from taciturn.data.public import PublicCorpus
+from taciturn.data.state_of_the_union import simulated_users
 from taciturn.data.token_shards import Texts
 from taciturn.data.vocabulary import DataError
 from taciturn.export.aosp_dictionary import Dictionary
@@ -23,10 +24,13 @@ from taciturn.export.aosp_dictionary_writer import write_dictionary
 from taciturn.export.combined_source import read_combined_source
 from taciturn.people import open_ledger
 from taciturn.privacy.accounting.events import claim_of
+from taciturn.privacy.bounding.adaptive_clip import AdaptiveClip
+from taciturn.privacy.ledger.guarantee import SIMULATED_USER
 from taciturn.privacy.ledger.hash_chain import LedgerError
 from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger
 from taciturn.privacy.ledger.ledger_key import LedgerKey, open_key
-from taciturn.privacy.ledger.signed_rows import CLAIMS, SIGNATURE
+from taciturn.privacy.ledger.signed_rows import CLAIMS, PLAYERS, SIGNATURE
+from taciturn.privacy.noise.mechanism import adaptive_mechanism
 from taciturn.privacy.noise.registry import NOISES, Segment
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation
 from taciturn.recipe.sections import ModelSection
@@ -37,6 +41,8 @@ from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
 from taciturn.runs.pretrain import pretrain_model
+from taciturn.runs.run import unit_of
+from taciturn.runs.tuning import Size, deal_text
 
 THEIRS = LedgerKey(bytes(32))
 
@@ -183,6 +189,29 @@ def test_every_claim_that_a_run_makes_is_known_elsewhere(name, segments):
         claim = claim_of(scheme.event(1.0, strategy))
         assert CLAIMS.fullmatch(claim)
         assert not CLAIMS.fullmatch(f"{claim}, as was verified")
+
+
+def test_a_claim_about_clip_norms_is_known_elsewhere():
+    noise = NOISES["tree"].draw(1.0, [Segment(rows=4, coefficients={})])
+    mechanism = adaptive_mechanism(AdaptiveClip(start=1.0, count_stddev=5.0), 100.0, noise, 200)
+    scheme = MinSeparation(size=3, min_separation=2, max_participations=2, rounds=4)
+    claim = claim_of(mechanism.event(scheme))
+    assert "clip norm" in claim
+    assert CLAIMS.fullmatch(claim)
+
+
+@pytest.mark.parametrize("play", ["speeches", "dealt text"])
+def test_everyone_who_plays_a_user_is_known_elsewhere(tmp_path, play):
+    words = lettered_words()
+    if play == "speeches":
+        people = simulated_users(tmp_path / "people", words)
+    else:
+        texts = Texts.of(made_up_users(100, least=40).values(), len(words))
+        corpus = PublicCorpus(texts, words, "made-up text")
+        people = deal_text(corpus, tmp_path / "people", Size(10, 20))
+    unit = unit_of(people)
+    assert PLAYERS.fullmatch(unit.removeprefix(SIMULATED_USER))
+    assert not PLAYERS.fullmatch(f"{unit.removeprefix(SIMULATED_USER)} verified")
 
 
 @pytest.mark.parametrize("name", [FILE_NAME, SIGNATURE])
