@@ -202,7 +202,7 @@ def test_a_transformer_leaves_as_n_grams(made, tmp_path):
 
 
 def test_a_blocked_word_is_in_no_word_list(made, tmp_path):
-    few = {"words": 16_000, "entries": 2000}
+    few = {"words": 16_000, "entries": 2000, "public_words": 300}
     for blocklist, there in (([], True), (["Home"], False)):
         out = tmp_path / f"out-{there}"
         FinishedRun(made / "private-run").export(out, "combined", blocklist=blocklist, **few)
