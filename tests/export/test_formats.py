@@ -3,7 +3,7 @@ what is written.
 """
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -18,12 +18,36 @@ from taciturn.export.aosp_dictionary_writer import write_dictionary
 from taciturn.export.arpa import read_arpa, write_arpa
 from taciturn.export.combined import write_combined
 from taciturn.export.onnx import onnx_model
+from taciturn.export.options import OPTIONS
 from taciturn.export.word_model import load_word_model
 from taciturn.models.stepping import Recurrent
 from taciturn.release.gate import ExportRefused
 from taciturn.runs.finished import FinishedRun
 
 FEW = {"words": 16_000, "entries": 2000, "public_words": 300}
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ({"to": "onyx"}, r"`to` must be one of model, onnx, .*, js, not 'onyx'"),
+        ({"to": ["onnx"]}, r"`to` must be one of model, onnx, .*, js, not \['onnx'\]"),
+        ({"to": "arpa", "samples": 9}, r"no argument 'samples'; .* it takes blocklist, words, ent"),
+        ({"loaded": None}, r"no argument 'loaded'"),
+    ],
+)
+def test_what_no_export_has_is_refused_before_anything_is_written(
+    finished_runs, tmp_path, asked, answer
+):
+    with pytest.raises(ExportRefused, match=answer):
+        FinishedRun(finished_runs / "private").export(tmp_path / "out", **asked)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_argument_of_an_export_is_named_in_its_refusal():
+    of_the_run = {"loaded", "guarantee", "learned_from"}
+    own = {field.name for field in fields(formats.Export)} - of_the_run - {"to", "non_private"}
+    assert set(OPTIONS) == own
 
 
 def test_a_word_list_made_by_a_simulation_says_so(copied_runs, tmp_path):

@@ -25,6 +25,7 @@ from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import Scores, evaluate, evaluate_each, evaluate_steps
 from taciturn.evaluation.intervals import Interval
 from taciturn.export.formats import Export, Exported
+from taciturn.export.options import check_options
 from taciturn.export.word_model import LoadedModel, load_word_model
 from taciturn.keyboard.predictor import Predictor
 from taciturn.names import ExportFormat
@@ -156,6 +157,7 @@ class FinishedRun:
             The files, the guarantee, and how well the file agrees with the model. Nothing is
             written before ledger and model agree.
         """
+        check_options(to, how)
         export = Export(
             loaded=self.model,
             guarantee=self.guarantee,
@@ -239,9 +241,7 @@ class FinishedRun:
         """Open the model, and what it is measured on; refuse people who know it already."""
         params, card = _load_model_to_measure(self.folder)
         recipe = self.recipe
-        own = population_of(
-            self.folder, f"{self.folder} is measured only beside the people it was trained on"
-        )
+        own = self._open_people()
         ledger = open_ledger(own)
         guarantee = guarantee_in(ledger, self.folder, params, card, self._trust)
         population = Population(Path(on)) if on else own
@@ -270,6 +270,11 @@ class FinishedRun:
             is_rebuilt=opening["population"] != own.id,
         )
 
+    def _open_people(self) -> Population:
+        return population_of(
+            self.folder, f"{self.folder} is measured only beside the people it was trained on"
+        )
+
     def compare(
         self,
         other: "FinishedRun",
@@ -290,7 +295,7 @@ class FinishedRun:
                 f"{self.folder} and {other.folder} know different words, so their figures cannot be"
                 " compared"
             )
-        on = on or self.recipe.data.population
+        on = on or self._open_people().folder
         ours = self.evaluate(on, partial(progress, "measuring A"))
         theirs = other.evaluate(on, partial(progress, "measuring B"))
         if not np.array_equal(ours.scores.tokens, theirs.scores.tokens):
