@@ -78,6 +78,8 @@ def compare(
     Example: taciturn compare runs/first runs/second
     """
     begin(f"reading {first} and {second}")
+    from taciturn.runs.provenance import population_of
+
     with stages() as show:
         one = tt.FinishedRun(first)
         other = tt.FinishedRun(second)
@@ -85,8 +87,10 @@ def compare(
     _print_epsilon("A", first, before)
     _print_epsilon("B", second, after)
     # Of people on whom both were trained, both count.
-    recipes = {run.recipe.data.population: run.recipe for run in (one, other)}
-    totals = [print_total(recipe) for recipe in recipes.values()]
+    purpose = "what all runs on these people cost is in their ledger"
+    populations = [population_of(run.folder, purpose) for run in (one, other)]
+    each = {people.folder.resolve(): people for people in populations}
+    totals = [print_total(people) for people in each.values()]
     print_metrics(NAMES, [before.scores, after.scores])
     console.print("On the same held-out users, paired; bold where the interval excludes no change.")
     changes: dict[str, Any] = {"all_runs": totals}

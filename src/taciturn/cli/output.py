@@ -14,8 +14,8 @@ from rich.table import Table
 from taciturn.privacy.accounting.rounding_up import pair_text
 
 if TYPE_CHECKING:
+    from taciturn.data.population import Population
     from taciturn.evaluation.intervals import Interval, Sums
-    from taciturn.recipe.recipe import Recipe
     from taciturn.runs.loop import TrainedRun
 
 # A pipe has no width to wrap at.
@@ -103,10 +103,12 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
         finished: the run.
         gain: of its model over where it started, where that is known.
     """
+    from taciturn.recipe.build import population
+
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
     say((finished.folder / "guarantee.txt").read_text())
-    total = print_total(finished.recipe)
+    total = print_total(population(finished.recipe))
     _print_noise_and_clip_norm(finished)
     accuracy = finished.scores["accuracy_top1"]
     perplexity = finished.scores["perplexity"]
@@ -138,12 +140,10 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
     }
 
 
-def print_total(recipe: "Recipe") -> dict[str, Any]:
-    """Print what all runs on a recipe's people cost together, which is what matters to a person."""
+def print_total(people: "Population") -> dict[str, Any]:
+    """Print what all runs on people cost together, which is what matters to each of them."""
     from taciturn.people import open_ledger
-    from taciturn.recipe.build import population
 
-    people = population(recipe)
     ledger = open_ledger(people)
     runs = len(ledger.runs())
     usual = ledger.usual_delta(len(people))

@@ -52,8 +52,8 @@ def rows_of(folder: Path) -> Ledger | SignedRows:
         SignatureError: the rows in the folder are not as their maker signed them.
     """
     check_not_a_file(folder)
-    place = _place_of_people(folder)
-    if place is not None and _is_their_place(folder, place):
+    place = _find_people(folder)
+    if place is not None:
         return open_ledger(Population(place))
     if not has_signature(folder):
         raise RunError(_say_where_people_were(folder, f"nothing in {folder} is signed"))
@@ -87,9 +87,28 @@ def population_of(folder: Path, purpose: str) -> Population:
         RunError: they are not in reach.
     """
     ledger_of(folder, purpose)
-    place = _place_of_people(folder)
+    place = _find_people(folder)
     assert place is not None
     return Population(place)
+
+
+def _find_people(folder: Path) -> Path | None:
+    """Return where a model's users are, if that is in reach."""
+    return next((place for place in _list_places(folder) if _is_their_place(folder, place)), None)
+
+
+def _list_places(folder: Path) -> list[Path]:
+    """Return where a model's users may be: as seen from here, and from the folders above it.
+
+    Who trained it stood in one of those, as a rule. Only a signature tells the right people there
+    from others, so without one they are looked for here alone.
+    """
+    place = _place_of_people(folder)
+    if place is None:
+        return []
+    if place.is_absolute() or _find_signature(folder) is None:
+        return [place]
+    return [place, *(above / place for above in folder.resolve().parents)]
 
 
 def _place_of_people(folder: Path) -> Path | None:
@@ -134,17 +153,28 @@ def _say_where_people_were(folder: Path, purpose: str) -> str:
             f"{purpose}, and {folder} is an export, without the people and their ledger: name the"
             " folder of its run, where those are"
         )
-    try:
-        what_now = "has another ledger than theirs" if place.exists() else "is not here"
-    except OSError as error:
-        what_now = f"cannot be read here ({error.strerror})"
     bring = "bring that folder back"
     if (folder / "recipe.toml").exists():
         bring += f", or set population in {folder / 'recipe.toml'} to where it is now"
     return (
-        f"{purpose}, and its people were in {place}, which {what_now}: {bring}. Their ledger knows"
-        " what was spent on them, and no new one would"
+        f"{purpose}, and its people were in '{place}', {_say_what_is_there(folder)}: {bring}. Their"
+        " ledger knows what was spent on them, and no new one would"
     )
+
+
+def _say_what_is_there(folder: Path) -> str:
+    """Say where a model's users were looked for, and what is there instead."""
+    places = _list_places(folder)
+    for place in places:
+        try:
+            is_other = place.exists()
+        except OSError as error:
+            return f"which cannot be read here ({error.strerror})"
+        if is_other:
+            return f"and {place} here is not theirs (another ledger, or none); theirs is not here"
+    if len(places) == 1:
+        return "which is not here"
+    return f"which is neither here nor in a folder above {folder}"
 
 
 def guarantee_of(loaded: LoadedModel, trust: Trust = NO_TRUST) -> Guarantee:
