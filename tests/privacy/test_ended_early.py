@@ -12,6 +12,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent, PoissonSa
 from taciturn.privacy.accounting.accountant import Budget
 from taciturn.privacy.accounting.events import CorrelatedDpEvent, repeat
 from taciturn.privacy.ledger.account import Account, RunTerms
+from taciturn.privacy.ledger.early_end import promise
 from taciturn.privacy.ledger.ledger import Ledger
 
 ROUNDS = 32
@@ -149,3 +150,26 @@ def test_sampled_rounds_too(tmp_path):
     charge_all = open_account(tmp_path / "other.jsonl", release)
     assert early.epsilon == charge(charge_all, ROUNDS).guarantee().epsilon
     assert early.epsilon > account.guarantee().epsilon
+
+
+def test_a_model_of_a_run_that_went_on_promises_what_all_that_was_released_costs(tmp_path):
+    account = charge(open_account(tmp_path / "ledger.jsonl"), 2)
+    head = account.head
+    at_head = account.ledger.guarantee("run", head)
+    account.charge(2, "record")
+    of_model = promise(account.ledger, "run", head)
+    assert of_model.head == head
+    assert of_model.releases == 3
+    assert of_model.epsilon == account.promise().epsilon
+    # The twin: what the ledger counted at the model's own row.
+    assert at_head.releases == 2
+    assert at_head.epsilon < of_model.ended_early.epsilon_of_made < of_model.epsilon
+
+
+def test_a_model_from_before_the_first_release_of_a_run_promises_no_less(tmp_path):
+    """Of a run that was killed, or that still goes on, the first model is there to be exported."""
+    account = open_account(tmp_path / "ledger.jsonl")
+    head = account.head
+    assert promise(account.ledger, "run", head).epsilon == 0.0
+    charge(account, 5)
+    assert promise(account.ledger, "run", head).epsilon == account.promise().epsilon

@@ -23,17 +23,23 @@ from taciturn.privacy.ledger.run_rows import RunRows
 def promise(ledger: RunRows, run: str, head: str | None = None) -> Guarantee:
     """Return what holds for what a run released, whatever decided when it ended.
 
+    It counts all that the run has released, also after the row of this model: who reads the model
+    may have later ones, and the statement speaks of them, too.
+
     Args:
         ledger: of the run, or the run's own rows.
         run: its name.
-        head: up to which row (default: its last).
+        head: the row of a model (default: the run's last).
 
     Raises:
         LedgerError: if the ledger has no such run, or the run no such row.
     """
-    spent = ledger.guarantee(run, head)
-    made = ledger.cost(run, spent.head)
-    all_declared = promised_cost(ledger, run, spent.head)
+    spent = ledger.guarantee(run)
+    last = spent.head
+    if head is not None and head != last:
+        spent = replace(spent, head=ledger.guarantee(run, head).head)
+    made = ledger.cost(run, last)
+    all_declared = promised_cost(ledger, run, last)
     if all_declared == made:
         return spent
 
