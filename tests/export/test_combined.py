@@ -177,7 +177,7 @@ def test_words_of_a_longer_list_come_where_their_f_puts_them(tmp_path):
 @pytest.mark.parametrize(
     ("description", "expected"),
     [
-        ("English, by us: ε=8\nsmall", "English by us ε 8 small"),
+        ("English, by us: ε=8\nsmall", "English by us - ε 8 small"),
         ("", "-"),
         (" , ", "-"),
         ("#1 (US)", "#1 (US)"),

@@ -86,6 +86,11 @@ def test_every_export_works_without_the_people_and_says_who_states_its_guarantee
     # Lines are wrapped.
     page = " ".join((tmp_path / "out" / "guarantee.txt").read_text().split())
     assert "As its maker states: signed by ledger" in page
+    if to == "combined":
+        (words,) = (tmp_path / "out").glob("*.combined")
+        header = words.read_text().partition("\n")[0]
+        assert "As its maker states - signed by ledger" in header
+        assert "nobody here vouches for its maker; differentially private;" in header
     if to not in ("model", "arpa"):
         written = b"".join(path.read_bytes() for path in exported.files if path.stem != "guarantee")
         assert b"stated" in written or b"As its maker states" in written
@@ -98,6 +103,12 @@ def test_an_exported_model_opens_as_its_run_does(home, tmp_path):
     assert "As its maker states" in script_on_page(tmp_path / "out")
     opened.export(tmp_path / "again")
     assert FinishedRun(tmp_path / "again").guarantee == opened.guarantee
+
+
+def test_an_export_has_no_page_and_says_so(home, tmp_path):
+    FinishedRun(home / "first").export(tmp_path / "out")
+    with pytest.raises(RunError, match="an export has neither the recipe of its run nor figures"):
+        FinishedRun(tmp_path / "out").report()
 
 
 def test_the_page_of_a_run_without_its_people_shows_what_is_there(away):
@@ -216,7 +227,7 @@ def test_no_training_starts_from_a_run_whose_ledger_is_not_here(home, away, tmp_
     save_model(tmp_path / "nameless" / "model.safetensors", params, nameless)
     starts = {
         away: "bring that folder back",
-        tmp_path / "exported": "no ledger knows",
+        tmp_path / "exported": "that run's ledger is out of reach, or the model was changed",
         tmp_path / "nameless": "not taken for public text",
         tmp_path / "nameless" / "model.safetensors": "not taken for public text",
     }

@@ -32,9 +32,9 @@ def read_dictionary_words(path: Path, size: int) -> Vocabulary:
     dictionary = read(path)
     if dictionary.header.get("description", "").startswith(MADE_FROM_MODEL):
         raise DataError(
-            f"{path} was made from a run's model, and the order of its words learned from people"
-            " whom only that run's ledger knows: it is not public. Name a dictionary that somebody"
-            " published"
+            f"{path} was made from a run's model, and the order of its words was learned"
+            " from people whom only that run's ledger knows: it is not public. Name a dictionary"
+            " that somebody published"
         )
     words = rank_words(dictionary)
     if not words:

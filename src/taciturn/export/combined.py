@@ -117,7 +117,9 @@ def make_header(*, language: str, description: str, version: int, date: int) -> 
 
 def _put_plainly(description: str) -> str:
     """Return a description as a line can hold it: without these characters, and not empty."""
-    return re.sub(r"[\s,=:]+", " ", description).strip() or "-"
+    # A colon joins two halves of a sentence, which would read on as one.
+    halves = re.sub(r":\s+", " - ", description)
+    return re.sub(r"[\s,=:]+", " ", halves).strip() or "-"
 
 
 def list_words(

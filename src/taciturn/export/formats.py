@@ -491,7 +491,7 @@ def _describe_guarantee(guarantee: Guarantee) -> str:
     else:
         worth = "NO privacy"
     # Who says so comes before what is said.
-    worth = " ".join([*describe_standing(guarantee), worth])
+    worth = "; ".join([*(words.rstrip(".") for words in describe_standing(guarantee)), worth])
     return (
         f"{worth}; epsilon {epsilon_text(guarantee.epsilon)} at delta"
         f" {delta_text(guarantee.delta)}; ledger row {guarantee.head}"

@@ -62,8 +62,12 @@ def save_root(folder: Path, root: bytes, seeded: bool) -> None:
     write_atomically(private / "root", origin + root, 0o600)
 
 
-def load_root(folder: Path) -> tuple[bytes, bool]:
+def load_root(folder: Path, has_people: bool) -> tuple[bytes, bool]:
     """Load the root of a run's randomness, and whether it comes from a seed.
+
+    Args:
+        folder: of the run.
+        has_people: whether its people are in reach; nothing starts from it without them.
 
     Raises:
         RunError: if the run has ended, or the root is damaged.
@@ -72,13 +76,13 @@ def load_root(folder: Path) -> tuple[bytes, bool]:
     if not path.exists():
         # A crash may have left some of the other secrets.
         delete_secrets(folder)
+        further = ""
+        if has_people:
+            further = f"; to train further, start a run with model.warm_start={folder}"
         page = f". Its page is missing: `tt.FinishedRun({str(folder)!r}).report()`"
         if (folder / "report.html").exists():
             page = ""
-        raise RunError(
-            f"{folder} is finished, and its secrets are deleted; to train further, start a run with"
-            f" model.warm_start={folder}{page}"
-        )
+        raise RunError(f"{folder} is finished, and its secrets are deleted{further}{page}")
     content = path.read_bytes()
     origin = content[: len(FROM_SEED)]
     root = content[len(FROM_SEED) :]
@@ -139,7 +143,7 @@ def recipe_of(folder: Path) -> Recipe:
     if not path.exists():
         hint = ""
         if (folder / "guarantee.json").exists():
-            hint = ", beside which its people are"
+            hint = ": an export has neither the recipe of its run nor figures of its rounds"
         elif (folder / "model.safetensors").exists():
             hint = "; a pretrained model is measured as round 0 of a run that starts from it"
         raise RunError(f"{not_a('a run', folder)}; name a folder that `tt.train` has made{hint}")

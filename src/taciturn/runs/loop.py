@@ -55,6 +55,7 @@ from taciturn.runs.folder import (
 )
 from taciturn.runs.metrics import Metrics, RoundTimes, Row, measure_row
 from taciturn.runs.page import STOPPED, write_report
+from taciturn.runs.provenance import has_people
 from taciturn.runs.run import Run
 from taciturn.runs.watch import KeptModel, Sightings, Watch, explain
 from taciturn.training import TrainState, rounds, start
@@ -182,7 +183,7 @@ def resume_run(
     recipe = recipe_of(folder)
     with lock_run(folder):
         _close_if_finished(folder, recipe)
-        root, seeded = load_root(folder)
+        root, seeded = load_root(folder, has_people(folder))
         run = Run(folder, recipe, root, seeded=seeded, connected=connected)
         return _Training(run, _reopen(run), progress).complete()
 

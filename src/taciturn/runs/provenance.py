@@ -92,6 +92,22 @@ def population_of(folder: Path, purpose: str) -> Population:
     return Population(place)
 
 
+def check_has_people(folder: Path, purpose: str) -> None:
+    """Refuse a run whose people are not in reach.
+
+    Args:
+        folder: of the run.
+        purpose: what takes them, as the beginning of a sentence.
+    """
+    if not has_people(folder):
+        raise RunError(_say_where_people_were(folder, purpose))
+
+
+def has_people(folder: Path) -> bool:
+    """Tell whether the people of a run are in reach."""
+    return _find_people(folder) is not None
+
+
 def _find_people(folder: Path) -> Path | None:
     """Return where a model's users are, if that is in reach."""
     return next((place for place in _list_places(folder) if _is_their_place(folder, place)), None)

@@ -167,8 +167,9 @@ def _look_up_history(params: Params, card: ModelCard, books: list[Ledger]) -> Wa
     is_known = any(book.model_row(digest) for book in books)
     if card.run is not None and not is_known:
         raise RecipeError(
-            f"[model] warm_start says run {card.run}, but no ledger knows its parameters; name"
-            " that run's folder, where its ledger is in reach"
+            f"[model] warm_start is a model of run {card.run}, and no ledger knows its parameters"
+            " here: that run's ledger is out of reach, or the model was changed. Name the folder of"
+            " that run, whose people are where its recipe says"
         )
     return WarmStart(params=params, card=card)
 
