@@ -3,6 +3,7 @@ or cut off.
 """
 
 import contextlib
+import io
 import shutil
 
 import jax
@@ -28,9 +29,11 @@ from taciturn.privacy.ledger.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.recipe.text import RecipeError, save_recipe
 from taciturn.release.model_file import load_model
 from taciturn.runs import loop, run
+from taciturn.runs.display import LineDisplay
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.ngram_baselines import count_population
+from taciturn.runs.train import resume
 
 
 @pytest.mark.parametrize("door", ["a run", "a warm start", "n-grams"])
@@ -91,6 +94,31 @@ def test_secrets_half_deleted_by_a_crash_are_deleted_when_the_run_is_next_touche
     with pytest.raises(RunError, match="finished"):
         loop.resume_run(folder, cut_at(0))
     assert not (folder / "private").exists()
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_run_without_its_people_is_told_where_they_were_before_anything_is_compiled(
+    population, tmp_path, is_finished
+):
+    folder = tmp_path / "run"
+    recipe = tiny_recipe(population, run={"rounds": 2, "seed": None})
+    with contextlib.nullcontext() if is_finished else pytest.raises(Cut):
+        loop.train_run(recipe, folder, quietly if is_finished else cut_at(1))
+    moved = population.folder.rename(tmp_path / "moved")
+    output = io.StringIO()
+    with pytest.raises(RunError) as refused:
+        resume(folder, LineDisplay(output))
+    assert not output.getvalue()
+    if is_finished:
+        assert "is finished" in str(refused.value)
+        assert "warm_start" not in str(refused.value)
+    else:
+        assert "set population in" in str(refused.value)
+        assert "who never had one" not in str(refused.value)
+    # The twin: where they are back, a finished run is one to start from, and the other goes on.
+    moved.rename(population.folder)
+    with pytest.raises(RunError, match="warm_start") if is_finished else contextlib.nullcontext():
+        resume(folder, LineDisplay(output))
 
 
 def test_a_run_is_not_resumed_with_a_truncated_ledger(population, tmp_path):

@@ -24,6 +24,7 @@ from taciturn.runs.for_people import (
     pretrain_for,
 )
 from taciturn.runs.loop import TrainedRun, resume_run, train_run
+from taciturn.runs.provenance import check_has_people
 
 # What may be asked for, from the least to the most.
 EPSILONS = (0.01, 100.0)
@@ -169,6 +170,8 @@ def resume(
     """
     folder = Path(folder)
     was_interrupted = (folder / "private" / "root").exists()
+    if was_interrupted:
+        check_has_people(folder, f"{folder} goes on only beside its people")
     # Any other is refused, and nothing is compiled for it.
     display = choose_display(progress) if was_interrupted else Display()
     with display.training(folder) as show:
