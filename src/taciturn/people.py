@@ -97,9 +97,11 @@ def check_population_folder(folder: Path, replace: bool) -> None:
     """Refuse a folder in which no population can be built."""
     if (folder / "manifest.json").exists() and not replace:
         raise DataError(
-            f"{folder} is a population already: put new text into it with `replace=True` (its"
-            " ledger stays). For other people name another `folder`; for other text of the same"
-            f" people too, with `same_people_as={folder}`, so that what both cost them is added up"
+            f"{folder} is a population already: use it as it is"
+            f" (`tt.train({str(folder)!r}, epsilon=4)`), or put new text into it with"
+            " `replace=True` (its ledger stays). For other people name another `folder`; for other"
+            f" text of the same people too, with `same_people_as={folder}`, so that what both cost"
+            " them is added up"
         )
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file: name a new folder with `folder`")

@@ -138,6 +138,7 @@ def test_a_keyboards_dictionary_lends_its_words(tmp_path, table):
     asked = ("--dict", tmp_path / "main.dict", "--vocabulary", 19)
     out = " ".join(run("data", "public", *asked, "--out", tmp_path / "words").split())
     assert "19 public words, punctuation included (main.dict): the, quick, messages" in out
+    assert f"taciturn data public BOOKS --vocabulary {tmp_path / 'words'} --out PUBLIC" in out
     assert "19 public words" in run("data", "show", tmp_path / "words")
     (tmp_path / "book.txt").write_text("The quick messages are rare.\n")
     run("data", "public", tmp_path / "book.txt", *asked, "--out", tmp_path / "book")

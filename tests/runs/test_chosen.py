@@ -14,6 +14,7 @@ from harness import Cut, lettered_words, made_up_users
 from stated_deltas import bare_in_output
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
+from taciturn.cli.command_classes import name_flags
 from taciturn.core import END
 from taciturn.data.population import LEAST_HELD_OUT, Population, write_population
 from taciturn.data.public import PublicCorpus
@@ -272,6 +273,19 @@ def test_a_start_with_other_words_is_refused(people, timed):
         plan_recipe(people, 4.0, SHIPPED, minutes=10)
 
 
+def test_a_start_of_other_words_is_named_where_people_are_to_be_built_with_them(
+    start, people, tmp_path, timed
+):
+    params, card = load_model(Path(start))
+    other = replace(card, vocabulary=(*card.vocabulary[:-1], "elsewhere"))
+    (tmp_path / "other").mkdir()
+    save_model(tmp_path / "other" / "model.safetensors", params, other)
+    with pytest.raises(RecipeError, match=r"vocabulary=.*other\)`\), or keep theirs") as refused:
+        plan_recipe(people, 4.0, str(tmp_path / "other"), minutes=10)
+    command = name_flags(str(refused.value), "train")
+    assert f"(taciturn data build TEXT --out FOLDER --vocabulary {tmp_path / 'other'})" in command
+
+
 def test_a_start_that_learned_from_people_is_refused(people, finished_runs, timed):
     with pytest.raises(RecipeError, match="learned from people"):
         plan_recipe(people, 4.0, str(finished_runs / "private"), minutes=10)
@@ -380,14 +394,14 @@ def test_a_dry_run_writes_a_recipe_and_never_over_another(
         ),
         (
             ["recipe.toml", "--epsilon", "4"],
-            "recipe.toml does not exist; --epsilon needs a population",
+            "there is no folder recipe.toml, and --epsilon needs one of people",
         ),
         ([], "name a recipe, or people and an ε"),
         (["--resume", "--run", "runs/1", "--epsilon", "4"], "--resume uses the run's own recipe"),
         (["--resume", "--run", "runs/1", "--dry-run"], "--resume uses the run's own recipe"),
         (
             ["recipe.toml", "--minutes", "5"],
-            "recipe.toml does not exist; --minutes needs a population",
+            "there is no folder recipe.toml, and --minutes needs one of people",
         ),
         (
             ["people", "--epsilon", "4", "--dry-run", "--set", "run.rounds=3"],
@@ -500,9 +514,20 @@ def test_learning_public_text_first_goes_on_where_it_was_interrupted(
     def pretrain(*, resume, start, **_):
         begun.append((resume, start))
 
+    announced = []
+
+    class Announced(Display):
+        def pretraining(self, out, about):
+            announced.append(about)
+            return super().pretraining(out, about)
+
     monkeypatch.setattr(for_people, "pretrain_model", pretrain)
     out = tmp_path / "out"
-    pretrain_for(people, public, out, Display())
+    pretrain_for(people, public, out, Announced())
+    (about,) = announced
+    assert re.search(
+        r"which `minutes` does not count: made-up text, [\d,]+ tokens, up to 10", about
+    )
     out.mkdir()
     (out / CHECKPOINT).touch()
     pretrain_for(people, public, out, Display())

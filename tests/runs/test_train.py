@@ -3,6 +3,7 @@
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -157,7 +158,24 @@ def test_the_command_line_and_the_library_have_the_same_limits():
         ("people", {"epsilon": 4, "folder": "/proc/run"}, "/proc/"),
         ("recipe.toml", {"epsilon": 4}, r"`epsilon` needs a population, and a recipe has its own"),
         ("recipe.toml", {"minutes": 5}, r"`minutes` needs a population, and a recipe has its own"),
-        ("nowhere", {"epsilon": 4}, r"nowhere does not exist; `epsilon` needs a population"),
+        (
+            "nowhere",
+            {"epsilon": 4},
+            r"there is no folder nowhere, and `epsilon` needs one of people",
+        ),
+        ("people", {"epsilon": "4"}, r"`epsilon` must be a number, for example 4, not '4'"),
+        ("people", {"epsilon": True}, r"`epsilon` must be a number, for example 4, not True"),
+        ("people", {"epsilon": 4, "minutes": "5"}, r"`minutes` must be a number, .*, not '5'"),
+        ("people", {"epsilon": 4, "users": "50"}, r"`users` must be a whole number, .*, not '50'"),
+        ("people", {"epsilon": 4, "users": 50.5}, r"`users` must be a whole number, .*, not 50.5"),
+        ("people", {"folder": 4}, r"`folder` must be a path, not 4; .* for example `epsilon=4`"),
+        (4, {"epsilon": 4}, r"`what` must be a path, not 4"),
+        (
+            "recipe.toml",
+            {"settings": "run.rounds=5"},
+            r"`settings` must be a list of .* not 'run.rounds=5'",
+        ),
+        ("people", {"epsilon": 4, "settings": [5]}, r"`settings` must be a list of .* not \[5\]"),
         ("a recipe", {"epsilon": 4}, r"`epsilon` needs a population, and a recipe has its own"),
         ("a recipe", {"settings": ["run.rounds=3"]}, "change a recipe that is made in Python by"),
     ],
@@ -211,6 +229,18 @@ def test_what_a_line_shows_states_its_delta_and_covers_the_line_before():
     first, last = stream.getvalue().rstrip("\n").split("\r")[-2:]
     assert first.startswith("a: 0 of 9 rounds, compiling a round")
     assert last == "a: 4 of 9 rounds, Top1 20.00%, ε = 1.50 at δ = 1e-08 after round 4"
+
+
+def test_public_text_is_announced_before_it_is_learned_with_how_long_that_may_take():
+    stream = Terminal()
+    with LineDisplay(stream).pretraining(Path("runs/a-start"), "Learning first.") as show:
+        assert stream.getvalue().startswith("Learning first.\n")
+        show(4, 9, "fast")
+
+
+def test_an_epsilon_of_numpy_is_a_number_as_any_other(people, start):
+    run = tt.train("people", epsilon=np.float64(8), minutes=np.float64(5), public=start)
+    assert run.guarantee.epsilon <= 8
 
 
 def test_completion_shows_the_names_of_the_door_and_nothing_else():

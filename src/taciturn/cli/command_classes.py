@@ -29,6 +29,7 @@ COMMANDS = {
         "taciturn data build TEXT --out FOLDER --vocabulary WORDS"
     ),
     "tt.train(RECIPE)": "taciturn train RECIPE",
+    "tt.train(PEOPLE, epsilon=EPSILON)": "taciturn train PEOPLE --epsilon EPSILON",
     "tt.resume(RUN)": "taciturn train --resume --run RUN",
     "tt.FinishedRun(RUN).report()": "taciturn report RUN",
     "tt.FinishedRun(RUN).export(FOLDER, to=FORMAT)": "taciturn export RUN --to FORMAT --out FOLDER",
@@ -64,7 +65,8 @@ def _find_call(call: str) -> re.Pattern[str]:
     return re.compile(f"`{with_places}`")
 
 
-CALLS = {call: _find_call(call) for call in COMMANDS}
+# Those with more arguments first: what stands for an argument finds several of them too.
+CALLS = {call: _find_call(call) for call in sorted(COMMANDS, key=len, reverse=True)}
 
 
 class Commands(typer.Typer):
@@ -172,6 +174,8 @@ def name_flags(sentence: str, command: str | None) -> str:
     'put new text into it with --replace, or name another --out'
     >>> name_flags("resume it: `tt.resume('runs/first')`", "train")
     'resume it: taciturn train --resume --run runs/first'
+    >>> name_flags("use it: `tt.train('people', epsilon=4)`", "build")
+    'use it: taciturn train people --epsilon 4'
     """
     flags = {**FLAGS, **FLAGS_OF.get(command or "", {})}
     for call, pattern in CALLS.items():

@@ -426,8 +426,10 @@ def _show_words(folder: Path) -> dict[str, Any]:
     first = ", ".join(words.words[words.first_word :][:20])
     say(
         f"{folder}: {len(words):,} public words, punctuation included ({words.source}):"
-        f" {first} …\nBuild people's text with them: taciturn data build TEXT --out FOLDER"
-        f" --vocabulary {folder}",
+        f" {first} …\nBuild people's text with them: taciturn data build TEXT --out PEOPLE"
+        f" --vocabulary {folder}\nTraining then starts from public text in the same words: taciturn"
+        f" data public BOOKS --vocabulary {folder} --out PUBLIC; taciturn train PEOPLE --public"
+        " PUBLIC --epsilon 4",
         markup=False,
     )
     return {**words.about, "words": len(words)}

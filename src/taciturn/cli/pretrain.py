@@ -169,7 +169,8 @@ def pretraining_bar(out: Path, again: str) -> Iterator["PretrainingProgress"]:
     except KeyboardInterrupt:
         from taciturn.runs.pretrain import CHECKPOINT
 
-        kept = "No epoch was finished, so nothing is kept"
-        if (out / CHECKPOINT).exists():
-            kept = "All finished epochs are kept"
-        leave_interrupted(f"{kept}; continue with the same command{again}")
+        if not (out / CHECKPOINT).exists():
+            leave_interrupted(
+                "No epoch was finished, so nothing is kept: the same command begins again"
+            )
+        leave_interrupted(f"All finished epochs are kept; continue with the same command{again}")

@@ -65,7 +65,7 @@ def train(
             min=1,
             max=100_000,
             callback=finite,
-            help="with PEOPLE: most time to take (default: 30)",
+            help="with PEOPLE: most time to take (default: 30), besides learning --public text",
         ),
     ] = None,
     dry_run: Annotated[
@@ -245,7 +245,8 @@ class _Bars(Display):
     """Progress bars, and what to do after Ctrl-C."""
 
     @contextmanager
-    def pretraining(self, out: Path) -> Iterator["PretrainingProgress"]:
+    def pretraining(self, out: Path, about: str) -> Iterator["PretrainingProgress"]:
+        say(name_flags(about, "train"), markup=False)
         with pretraining_bar(out, again="") as show:
             yield show
 

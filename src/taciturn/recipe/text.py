@@ -88,9 +88,20 @@ def parse_recipe(
         where: they are; errors begin with it.
         settings: `section.key=value`, which are written into the content.
     """
+    check_settings(settings)
     for setting in settings:
         _apply_setting(content, setting)
     return _build_section(Recipe, content, where=f"{where}: ")
+
+
+def check_settings(settings: Sequence[str]) -> None:
+    """Refuse what is not a list of texts; a text by itself is a list of its letters."""
+    is_list = isinstance(settings, Sequence) and not isinstance(settings, str)
+    if not is_list or not all(isinstance(setting, str) for setting in settings):
+        raise RecipeError(
+            "`settings` must be a list of section.key=value, for example"
+            f' ["run.rounds=500"], not {settings!r}'
+        )
 
 
 def model_settings(settings: list[str]) -> ModelSection:

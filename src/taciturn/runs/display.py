@@ -35,8 +35,13 @@ class Display:
     """
 
     @contextmanager
-    def pretraining(self, out: Path) -> Iterator[PretrainingProgress]:
-        """Yield what is called while public text is learned, whose model goes to `out`."""
+    def pretraining(self, out: Path, about: str) -> Iterator[PretrainingProgress]:
+        """Yield what is called while public text is learned.
+
+        Args:
+            out: where its model goes.
+            about: what is learned and how long it takes, in a sentence to show first.
+        """
         yield ignore_progress
 
     @contextmanager
@@ -73,10 +78,11 @@ class LineDisplay(Display):
         self._width = 0
 
     @contextmanager
-    def pretraining(self, out: Path) -> Iterator[PretrainingProgress]:
+    def pretraining(self, out: Path, about: str) -> Iterator[PretrainingProgress]:
         def show(done: int, all: int, pace: str) -> None:
             self._show(f"learning public text: step {done:,} of {all:,}, {pace}")
 
+        self._stream.write(f"{about}\n")
         with self._line():
             self._show("learning public text: compiling")
             yield show

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from taciturn import trees
-from taciturn.algorithms.pretraining import Schedule
+from taciturn.algorithms.pretraining import Schedule, fit_schedule
 from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.public import PublicCorpus
@@ -280,11 +280,13 @@ def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ..
             f"{start} is not a neural model: private training starts from one; name another"
         )
     if card.vocabulary != words:
+        # Those of the start that comes with the package need no name.
+        named = "" if start == SHIPPED else f", vocabulary={start}"
         raise RecipeError(
             f"{start} knows other words than {folder}. Build the people with its words"
-            " (`tt.build_population(TEXT, FOLDER, vocabulary=…)`; by default they are those of the"
-            " start that comes with taciturn), or name public text with the words of the people:"
-            " `public=FOLDER`"
+            f" (`tt.build_population(TEXT, FOLDER{named})`), or keep theirs, and prepare public"
+            f" text in them, to learn first: taciturn data public TEXT --vocabulary {folder} --out"
+            " PUBLIC, then `public=PUBLIC`"
         )
 
 
@@ -427,11 +429,11 @@ def pretrain_for(people: Path, public: Path, out: Path, display: Display) -> Pat
     if words != Population(people).vocabulary.words:
         raise RecipeError(
             f"{public} and {people} have different vocabularies: make it with taciturn data public"
-            f" … --vocabulary {people}"
+            f" TEXT --vocabulary {people} --out FOLDER"
         )
     was_interrupted = (out / CHECKPOINT).exists()
     if was_interrupted or not (out / "model.safetensors").exists():
-        with display.pretraining(out) as show:
+        with display.pretraining(out, describe_pretraining(corpus, out)) as show:
             pretrain_model(
                 corpus=corpus,
                 settings=ModelSection(kind="cifg"),
@@ -452,6 +454,19 @@ def pretrain_for(people: Path, public: Path, out: Path, display: Display) -> Pat
 
 
 # What was chosen, in sentences.
+
+
+def describe_pretraining(corpus: PublicCorpus, out: Path) -> str:
+    """Say what is learned before a recipe is worked out, and how long that takes."""
+    tokens = corpus.documents.tokens
+    # Its epochs do not depend on how the model is scaled.
+    epochs = fit_schedule(Schedule(), tokens, unit_norm=False).epochs
+    return (
+        f"Learning public text first, which `minutes` does not count: {corpus.source},"
+        f" {tokens:,} tokens, up to {epochs} times. Without a GPU that can take an hour; the time"
+        " left is shown once the first steps are done. What was learned is kept in"
+        f" {out}, and used again."
+    )
 
 
 def describe_plan(auto_plan: AutoPlan, is_counted: bool, minutes: float) -> list[str]:

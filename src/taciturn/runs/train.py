@@ -1,7 +1,9 @@
 """Train for people and an ε, or from a recipe: what `tt.train` and the command line call."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 
 from taciturn.data.population import Population
@@ -11,7 +13,7 @@ from taciturn.privacy.accounting.rounding_up import pair_text
 from taciturn.recipe.autoplan import commented_toml
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.solve import with_noise
-from taciturn.recipe.text import RecipeError, load_recipe
+from taciturn.recipe.text import RecipeError, check_settings, load_recipe
 from taciturn.release.model_file import SHIPPED
 from taciturn.runs.display import Display, Progress, choose_display
 from taciturn.runs.folder import check_new_run
@@ -107,7 +109,8 @@ def train(
             published with the recipe, rounded down.
         public: public text to learn first, or a model of it. By default training starts from the
             model that comes with the package.
-        minutes: the most time to take for people and an ε; 30, unless you name another.
+        minutes: the most time to take for people and an ε, besides learning public text; 30, unless
+            you name another.
         settings: `section.key=value`, which win over the recipe.
 
     Returns:
@@ -120,6 +123,8 @@ def train(
         run = tt.train("recipe.toml", "runs/first", show)
         assert run.guarantee.is_private
     """
+    _check_paths(folder=folder, public=public)
+    check_settings(settings or ())
     given = {"epsilon": epsilon, "users": users, "public": public, "minutes": minutes}
     for_people = [name for name, value in given.items() if value is not None]
     display = choose_display(progress)
@@ -128,6 +133,7 @@ def train(
         recipe = what
         folder = Path(folder or choose_folder(Path(recipe.data.population)))
     else:
+        _check_paths(what=what.folder if isinstance(what, Population) else what)
         what = what.folder if isinstance(what, Population) else Path(what)
         folder = Path(folder or choose_folder(what))
         check_what(what, for_people)
@@ -136,10 +142,10 @@ def train(
         else:
             request = Request(
                 people=what,
-                epsilon=epsilon,
-                users=users,
+                epsilon=_read_number("epsilon", epsilon),
+                users=None if users is None else _read_whole_number("users", users),
                 public=Path(public) if public is not None else None,
-                minutes=USUAL_MINUTES if minutes is None else minutes,
+                minutes=USUAL_MINUTES if minutes is None else _read_number("minutes", minutes),
                 settings=settings,
             )
             recipe = _solve_noise(plan_training(request, folder, display))
@@ -195,12 +201,40 @@ def check_what(what: Path, for_people: Sequence[str]) -> None:
         raise RecipeError(
             f"{what} is a population: say what its people are promised, for example `epsilon=4`"
         )
+    if not what.exists() and for_people:
+        raise RecipeError(
+            f"there is no folder {what}, and `{for_people[0]}` needs one of people: build it from"
+            " their text (`tt.build_population(TEXT, FOLDER)`), or name another"
+        )
     if not what.is_dir() and for_people:
         raise RecipeError(
             f"{not_a('a population', what)}; `{for_people[0]}` needs a population, and a recipe has"
             " its own settings. From text of people who never had one:"
             " `tt.build_population(TEXT, FOLDER)`"
         )
+
+
+def _check_paths(**paths: object) -> None:
+    """Refuse what is not a path; most often it is an ε without its name."""
+    for name, path in paths.items():
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise RecipeError(
+                f"`{name}` must be a path, not {path!r}; arguments for people have names, for"
+                " example `epsilon=4`"
+            )
+
+
+def _read_number(name: str, value: object) -> float:
+    """Return a number of any kind, NumPy's too; True and False are none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise RecipeError(f"`{name}` must be a number, for example 4, not {value!r}")
+    return float(value)
+
+
+def _read_whole_number(name: str, value: object) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise RecipeError(f"`{name}` must be a whole number, for example 5000, not {value!r}")
+    return int(value)
 
 
 def _check_whole_recipe(for_people: Sequence[str], settings: Sequence[str]) -> None:
