@@ -166,8 +166,8 @@ def test_the_command_line_and_the_library_have_the_same_limits():
         ("people", {"epsilon": "4"}, r"`epsilon` must be a number, for example 4, not '4'"),
         ("people", {"epsilon": True}, r"`epsilon` must be a number, for example 4, not True"),
         ("people", {"epsilon": 4, "minutes": "5"}, r"`minutes` must be a number, .*, not '5'"),
-        ("people", {"epsilon": 4, "users": "50"}, r"`users` must be a whole number, .*, not '50'"),
-        ("people", {"epsilon": 4, "users": 50.5}, r"`users` must be a whole number, .*, not 50.5"),
+        ("people", {"epsilon": 4, "users": "50"}, r"`users` must be an integer, .*, not '50'"),
+        ("people", {"epsilon": 4, "users": 50.5}, r"`users` must be an integer, .*, not 50.5"),
         ("people", {"folder": 4}, r"`folder` must be a path, not 4; .* for example `epsilon=4`"),
         (4, {"epsilon": 4}, r"`what` must be a path, not 4"),
         (

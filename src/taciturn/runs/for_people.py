@@ -56,6 +56,8 @@ ACCELERATOR_SAMPLE = 1000
 # Of all held-out users, between the first and the last; fewer, where these would take more than a
 # tenth of the time.
 MORE_MEASUREMENTS = 4
+# Of public text that two CPU cores learn, which is only said beforehand.
+TWO_CORES_TOKENS_PER_S = 20_000
 # Share of the time kept in reserve.
 UNFORESEEN = 0.1
 # To work out how much noise plans need.
@@ -461,11 +463,12 @@ def describe_pretraining(corpus: PublicCorpus, out: Path) -> str:
     tokens = corpus.documents.tokens
     # Its epochs do not depend on how the model is scaled.
     epochs = fit_schedule(Schedule(), tokens, unit_norm=False).epochs
+    minutes = math.ceil(epochs * tokens / TWO_CORES_TOKENS_PER_S / 60)
     return (
         f"Learning public text first, which `minutes` does not count: {corpus.source},"
-        f" {tokens:,} tokens, up to {epochs} times. Without a GPU that can take an hour; the time"
-        " left is shown once the first steps are done. What was learned is kept in"
-        f" {out}, and used again."
+        f" {tokens:,} tokens, up to {epochs} times. On two CPU cores that takes about"
+        f" {minutes} min; the time left here is shown once the first steps are done. What was"
+        f" learned is kept in {out}, and used again."
     )
 
 

@@ -143,7 +143,7 @@ def train(
             request = Request(
                 people=what,
                 epsilon=_read_number("epsilon", epsilon),
-                users=None if users is None else _read_whole_number("users", users),
+                users=None if users is None else _read_integer("users", users),
                 public=Path(public) if public is not None else None,
                 minutes=USUAL_MINUTES if minutes is None else _read_number("minutes", minutes),
                 settings=settings,
@@ -177,7 +177,7 @@ def resume(
     folder = Path(folder)
     was_interrupted = (folder / "private" / "root").exists()
     if was_interrupted:
-        check_has_people(folder, f"{folder} goes on only beside its people")
+        check_has_people(folder, f"{folder} can be resumed only beside its people")
     # Any other is refused, and nothing is compiled for it.
     display = choose_display(progress) if was_interrupted else Display()
     with display.training(folder) as show:
@@ -225,15 +225,15 @@ def _check_paths(**paths: object) -> None:
 
 
 def _read_number(name: str, value: object) -> float:
-    """Return a number of any kind, NumPy's too; True and False are none."""
+    """Return a number of any kind, NumPy's too; refuse others, and truth values."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise RecipeError(f"`{name}` must be a number, for example 4, not {value!r}")
     return float(value)
 
 
-def _read_whole_number(name: str, value: object) -> int:
+def _read_integer(name: str, value: object) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise RecipeError(f"`{name}` must be a whole number, for example 5000, not {value!r}")
+        raise RecipeError(f"`{name}` must be an integer, for example 5000, not {value!r}")
     return int(value)
 
 
