@@ -31,7 +31,7 @@ Trust = Annotated[
     Option(
         help=(
             "fingerprint of the ledger's key, a head or a file of the ledger, which you have from"
-            " its owner; a run of another ledger is refused; repeatable"
+            " its owner; a run of another ledger is refused; repeatable: one of them must fit"
         )
     ),
 ]

@@ -54,7 +54,23 @@ def _open(place: Path) -> "Ledger":
     from taciturn.privacy.ledger.ledger import Ledger
 
     file = _find_made_from_python(place)
-    return Ledger(file) if file else open_ledger(Population(place))
+    if file:
+        return Ledger(file)
+    _check_not_a_run(place)
+    return open_ledger(Population(place))
+
+
+def _check_not_a_run(place: Path) -> None:
+    """Refuse a run and its ledger.jsonl: there are only its own rows in it."""
+    from taciturn.privacy.ledger.signed_rows import has_signature
+    from taciturn.runs.provenance import population_of
+
+    run = place.parent if place.is_file() else place
+    if not (run / "recipe.toml").exists() and not has_signature(run):
+        return
+    what = f"{run} is a run, and its ledger.jsonl has only the rows of that run"
+    people = population_of(run, what).folder
+    raise TaciturnError(f"{what}: name the folder of its people, {people}")
 
 
 @ledger_app.command()
@@ -202,7 +218,10 @@ def _explain(book: "Ledger") -> Iterator[str]:
     for number, row in enumerate(book.rows, start=1):
         if row["kind"] == "key":
             fingerprint = fingerprint_of(bytes.fromhex(row["public"]))
-            yield f"Its runs are signed by the key {fingerprint} from row {number} on."
+            yield (
+                f"From row {number} on, its runs are signed by the key with the fingerprint"
+                f" {fingerprint} (`--trust` takes it)."
+            )
     if book.anchor:
         yield f"Anchored in {book.anchor}."
 

@@ -117,7 +117,7 @@ def _list_places(folder: Path) -> list[Path]:
     """Return where a model's users may be: as seen from here, and from the folders above it.
 
     Who trained it stood in one of those, as a rule. Only a signature tells the right people there
-    from others, so without one they are looked for here alone.
+    from others, so without one those folders are left out.
     """
     place = _place_of_people(folder)
     if place is None:

@@ -100,17 +100,27 @@ def _read_file(item: str) -> str:
 def _read_ledger(item: str, content: str) -> list[Row]:
     """Return the rows of a copy of a ledger, which fit one another from the first."""
     previous = GENESIS
-    rows = []
+    rows: list[Row] = []
     try:
         for line in content.splitlines():
             row = json.loads(line)
             if row["hash"] != hash_row(row) or row["previous"] != previous:
+                if not rows and row["kind"] == "open":
+                    raise _of_one_run(item)
                 raise _not_to_trust(item)
             previous = row["hash"]
             rows.append(row)
     except (ValueError, TypeError, KeyError):
         raise _not_to_trust(item) from None
     return rows
+
+
+def _of_one_run(item: str) -> LedgerError:
+    return LedgerError(
+        f"{item} has only the rows of one run, as the folder of every run has, real or not: they"
+        " prove nothing; ask the run's maker for the fingerprint of the ledger's key"
+        " (`taciturn ledger show` prints it), or for a copy of the whole ledger"
+    )
 
 
 def _not_to_trust(item: str) -> LedgerError:
