@@ -10,6 +10,7 @@ from harness import lettered_words, made_up_users, quietly, tiny_recipe
 from taciturn.cli import app
 from taciturn.data.population import write_population
 from taciturn.people import open_ledger
+from taciturn.privacy.accounting.rounding_up import pair_text
 from taciturn.privacy.ledger.ledger import FILE_NAME
 from taciturn.privacy.ledger.signed_rows import SIGNATURE
 from taciturn.runs.finished import FinishedRun
@@ -46,6 +47,17 @@ def test_a_run_finds_its_people_from_whichever_folder_one_stands_in(project, pla
         assert finished.compare(finished)
         compared = CliRunner().invoke(app, ["compare", str(run), str(run)])
         assert compared.exit_code == 0, compared.output
+
+
+def test_a_run_is_printed_with_the_figures_that_its_folder_states(project, monkeypatch):
+    monkeypatch.chdir(project)
+    run = FinishedRun("runs/phone")
+    stated = pair_text(run.guarantee.epsilon, run.guarantee.delta)
+    assert repr(run) == f"FinishedRun('runs/phone', guarantee.json: {stated})"
+    for nothing in ("{}", "[", '{"private": true, "epsilon": "\\u001b[2J", "delta": 1}'):
+        Path("runs/phone/guarantee.json").write_text(nothing)
+        assert repr(run) == "FinishedRun('runs/phone')"
+    assert repr(FinishedRun("runs/none")) == "FinishedRun('runs/none')"
 
 
 @pytest.mark.parametrize("others", ["here", "above the run"])

@@ -27,9 +27,11 @@ from taciturn.evaluation.intervals import Interval
 from taciturn.export.formats import Export, Exported
 from taciturn.export.options import check_options
 from taciturn.export.word_model import LoadedModel, load_word_model
+from taciturn.files import from_json
 from taciturn.keyboard.predictor import Predictor
 from taciturn.names import ExportFormat
 from taciturn.people import open_ledger
+from taciturn.privacy.accounting.rounding_up import pair_text
 from taciturn.privacy.ledger.guarantee import Guarantee
 from taciturn.privacy.ledger.ledger import Ledger, Row
 from taciturn.privacy.ledger.signed_rows import SignedRows
@@ -103,6 +105,9 @@ class FinishedRun:
         """
         self.folder = Path(folder)
         self._trust = parse_trust(trust)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.folder)!r}{_quote_figures(self.folder)})"
 
     @property
     def recipe(self) -> Recipe:
@@ -362,6 +367,20 @@ class _Test:
     def score(self, params: Params, progress: Progress) -> Scores:
         """Return the scores of these parameters, a column for each of the people."""
         return evaluate_each(self.model, params, self.texts, self.cut, progress)
+
+
+def _quote_figures(folder: Path) -> str:
+    """Return the ε and δ in a run's guarantee.json, which nobody has compared with the ledger."""
+    try:
+        stated = from_json((folder / "guarantee.json").read_text("utf-8"))
+        # Else its figures describe a method, and promise nothing.
+        if stated["private"] is not True:
+            return ""
+        figures = pair_text(float(stated["epsilon"]), float(stated["delta"]))
+    # JSON that is nested too deep is a RecursionError.
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
+        return ""
+    return f", guarantee.json: {figures}"
 
 
 def _load_start(recipe: Recipe, opening: Row) -> Params | None:
