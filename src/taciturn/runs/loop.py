@@ -163,22 +163,7 @@ def resume_run(
     progress: Progress = ignore_progress,
     connected: ConnectedDevices | None = None,
 ) -> TrainedRun:
-    """Resume an interrupted run; it ends with the same model as if it had not been interrupted.
-
-    Args:
-        folder: of the run, with its own recipe and secrets in it.
-        progress: as for a new run.
-        connected: as for a new run.
-
-    Returns:
-        The finished run.
-
-    Example:
-        try:
-            run = tt.resume("runs/first")
-        except tt.TaciturnError as error:
-            print(error)  # it is already finished
-    """
+    """Resume an interrupted run and show nothing; `tt.resume` describes the arguments."""
     folder = Path(folder)
     recipe = recipe_of(folder)
     with lock_run(folder):
